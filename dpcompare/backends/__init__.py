@@ -1,0 +1,138 @@
+"""The only door to a framework: the table of modes, and `load_backend`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
+
+from dpcompare.errors import RequestError, did_you_mean
+
+if TYPE_CHECKING:
+    from dpcompare.backends.base import Backend
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One row of FRAMEWORKS."""
+
+    packages: tuple[str, ...]
+    """Import names that must be installed; the extra of dpcompare has the framework's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One row of MODES: what a mode is and can do, as data."""
+
+    target: str
+    """`module:class` of its backend, below dpcompare.backends."""
+    summary: str
+    launch: Literal["plain", "torchrun", "tf_config"] = "plain"
+    """How its processes are started and find each other; see dpcompare.planning."""
+    process_per: Literal["node", "device"] = "node"
+    multi_device: bool = True
+    multi_node: bool = False
+    collective: Mapping[str, str] = field(default_factory=dict)
+    """Device type -> what carries the gradients between replicas."""
+    emulated_on: frozenset[str] = frozenset()
+    """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    "torch": Framework(packages=("torch", "timm")),
+    "tensorflow": Framework(packages=("tensorflow", "keras")),
+}
+
+MODES: dict[tuple[str, str], Mode] = {
+    ("torch", "single"): Mode(
+        target="torch.single:SingleDevice",
+        summary="one device, the baseline",
+        multi_device=False,
+    ),
+    ("torch", "dp"): Mode(
+        target="torch.dp:DataParallel",
+        summary="torch.nn.DataParallel: one process drives the devices of one node",
+        collective={"cpu": "threads", "gpu": "nccl"},
+        emulated_on=frozenset({"cpu"}),
+    ),
+    ("torch", "ddp"): Mode(
+        target="torch.ddp:DistributedDataParallel",
+        summary="DistributedDataParallel under torchrun: one process per device, any number of nodes",
+        launch="torchrun",
+        process_per="device",
+        multi_node=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
+    ),
+    ("tensorflow", "single"): Mode(
+        target="tensorflow.single:SingleDevice",
+        summary="one device, the baseline",
+        multi_device=False,
+    ),
+    ("tensorflow", "mirrored"): Mode(
+        target="tensorflow.mirrored:Mirrored",
+        summary="MirroredStrategy: one process drives the devices of one node",
+        collective={"cpu": "ring", "gpu": "nccl"},
+    ),
+    ("tensorflow", "multiworker"): Mode(
+        target="tensorflow.multiworker:MultiWorkerMirrored",
+        summary="MultiWorkerMirroredStrategy with a generated TF_CONFIG: one process per node",
+        launch="tf_config",
+        multi_node=True,
+        collective={"cpu": "ring", "gpu": "nccl"},
+    ),
+}
+
+
+def load_backend(framework: str, mode: str) -> type[Backend]:
+    """Import the framework and return the backend class of one of its modes.
+
+    Raises:
+        RequestError: there is no such mode, or the framework is not installed.
+    """
+    if (framework, mode) not in MODES:
+        known = [f"{known_framework} {known_mode}" for known_framework, known_mode in MODES]
+        received = f"{framework} {mode}"
+        raise RequestError(
+            f"unknown mode {received!r}; expected one of {', '.join(known)}.{did_you_mean(received, known)}"
+        )
+    require_framework(framework)
+    module, name = MODES[framework, mode].target.split(":")
+    backend: type[Backend] = getattr(import_module(f"dpcompare.backends.{module}"), name)
+    return backend
+
+
+def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
+    """The packages of a framework that an interpreter cannot find; nothing is imported.
+
+    Raises:
+        RequestError: there is no such interpreter.
+    """
+    packages = FRAMEWORKS[framework].packages
+    if python == sys.executable:
+        return [package for package in packages if find_spec(package) is None]
+    packages = ("dpcompare", *packages)
+    code = "import sys\nfrom importlib.util import find_spec\nprint(*[p for p in sys.argv[1:] if not find_spec(p)])"
+    try:
+        # -P: a folder named like a framework in the current directory is not the framework.
+        answer = subprocess.run(
+            [python, "-P", "-c", code, *packages], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise RequestError(
+            f"the interpreter {python!r} for {framework} cannot be used: {error}; expected the path of a Python 3.11 "
+            f"or newer, in the environment that holds dpcompare[{framework}]"
+        ) from None
+    return answer.stdout.split()
+
+
+def require_framework(framework: str, python: str = sys.executable) -> None:
+    """Raise RequestError, naming the extra to install, unless `python` has the framework."""
+    if missing := missing_packages(framework, python):
+        raise RequestError(
+            f"{framework} is not usable: {', '.join(missing)} not installed for {python}; "
+            f"install the extra with: {python} -m pip install 'dpcompare[{framework}]'"
+        )

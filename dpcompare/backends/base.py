@@ -1,0 +1,97 @@
+"""What the training loop calls on a backend, and nothing else."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcompare.config import Inputs, RunConfig
+from dpcompare.data.batches import DeviceBatch, HostBatch
+from dpcompare.errors import RequestError
+
+State = dict[str, npt.NDArray[Any]]
+
+
+class Backend(ABC):
+    """One framework's way of training on several devices.
+
+    A backend reads no clock and writes no file. It is used in this order: `setup`, then any number of
+    `train_step` and `evaluate_step` on batches that came through `feed`, then `teardown`.
+    """
+
+    process_rank: int = 0
+    """Rank of this process among `num_processes`, from 0."""
+    num_processes: int = 1
+    num_replicas: int = 1
+    """Replicas over all processes, as the framework itself counts them after `setup`."""
+
+    packages: ClassVar[tuple[str, ...]]
+    """Distributions whose versions belong into every result."""
+
+    def __init__(self, config: RunConfig) -> None:
+        if config.inputs is None:
+            raise RequestError(
+                "this config has no inputs yet; pass it through dpcompare.prepare_inputs(config) first, which "
+                "prepares the dataset and the initial weights"
+            )
+        self.config = config
+        self.workload = config.workload
+        self.inputs: Inputs = config.inputs
+
+    @property
+    def collective(self) -> str:
+        """What carries the gradients between the replicas of this run."""
+        if self.config.cluster.num_replicas == 1:
+            return "none"
+        return self.config.mode_row.collective[self.config.cluster.device_type]
+
+    @abstractmethod
+    def setup(self) -> None:
+        """Join the other processes and build the model, from the shared initial weights, and its optimizer."""
+
+    @abstractmethod
+    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
+        """This process's host batches as device batches, prepared ahead of their use."""
+
+    @abstractmethod
+    def train_step(self, batch: DeviceBatch) -> Any:
+        """One optimizer step on a global batch.
+
+        Returns a handle of the sum of the losses of this process's samples; never waits for the device.
+        """
+
+    @abstractmethod
+    def evaluate_step(self, batch: DeviceBatch) -> Any:
+        """Returns a handle of (sum of losses, correct, count) over this process's samples."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has finished what it was given."""
+
+    @abstractmethod
+    def read(self, handles: Sequence[Any]) -> npt.NDArray[np.float64]:
+        """The values of several handles at once: one row per handle."""
+
+    @abstractmethod
+    def state(self) -> State:
+        """The model's tensors by their framework-neutral names, BatchNorm statistics of replica 0 included."""
+
+    @abstractmethod
+    def load_state(self, state: State) -> None:
+        """Replace the model's tensors on every replica; all names must be there."""
+
+    @abstractmethod
+    def teardown(self) -> None:
+        """Leave the other processes in good order."""
+
+    def devices(self) -> list[str]:
+        """Names of this process's devices, as the framework reports them."""
+        return []
+
+    def peak_device_memory_bytes(self) -> int | None:
+        """Most device memory this process held at once; None where the device is the host itself."""
+        return None

@@ -1,0 +1,1 @@
+"""The TensorFlow side: one file per mode, and what the modes share in backend.py."""

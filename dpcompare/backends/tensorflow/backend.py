@@ -1,0 +1,210 @@
+"""What the TensorFlow modes share: model, data, one training step, one evaluation step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+from safetensors.numpy import load_file
+
+from dpcompare.backends.base import Backend, State
+from dpcompare.backends.tensorflow.model import build_model, mapped_variables
+from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
+from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+
+
+class TensorFlowBackend(Backend):
+    """One process with the replicas of `self.strategy`; the modes say which strategy."""
+
+    packages = ("tensorflow", "keras")
+
+    strategy: tf.distribute.Strategy
+
+    def make_strategy(self) -> tf.distribute.Strategy:
+        """The mode's strategy over this process's devices; called once they are configured."""
+        raise NotImplementedError
+
+    def setup(self) -> None:
+        self._training: bool | None = None
+        self._step = 0
+        self._configure_devices()
+        workload = self.workload
+        # TF32 keeps 10 bits of the mantissa; torch's switches are set the same way.
+        tf.config.experimental.enable_tensor_float_32_execution(workload.profile == "native")
+        keras.config.set_floatx("float64" if workload.precision == "float64" else "float32")
+        if workload.precision == "bfloat16":
+            keras.config.set_dtype_policy("mixed_bfloat16")
+        self._dtype = tf.float64 if workload.precision == "float64" else tf.float32
+        self.strategy = self.make_strategy()
+        self.num_replicas = self.strategy.num_replicas_in_sync
+        with self.strategy.scope():
+            self.model = build_model(workload.model, workload.image_size, self.inputs.num_classes)
+            self._parameters = [variable.value for variable in self.model.trainable_variables]
+            self._statistics = [variable.value for variable in self.model.non_trainable_variables]
+            self.optimizer = OPTIMIZERS[workload.optimizer](self._parameters, workload.learning_rate)
+        self.load_state(load_file(self.inputs.weights))
+        # XLA fails under the strategies on the CPU, and Keras would compile the one-device run alone.
+        # autograph: the functions have no Python control flow to translate.
+        function = tf.function(autograph=False, jit_compile=False)
+        self._train = function(self._train_global_batch)
+        self._evaluate = function(self._evaluate_global_batch)
+        self._share_statistics = function(self._copy_statistics_of_replica_0)
+
+    def _configure_devices(self) -> None:
+        replicas = self.config.replicas_per_process
+        threads = self.config.threads_per_process
+        # Operations run beside each other, one per replica, and share the threads of the process.
+        tf.config.threading.set_inter_op_parallelism_threads(max(2, replicas))
+        tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+        if self.config.cluster.device_type == "cpu":
+            host = tf.config.list_physical_devices("CPU")[0]
+            tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * replicas)
+
+    def local_devices(self) -> list[str]:
+        """This process's devices as TensorFlow names them, one per replica."""
+        kind = "GPU" if self.config.cluster.device_type == "gpu" else "CPU"
+        return [f"/device:{kind}:{index}" for index in range(self.config.replicas_per_process)]
+
+    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
+        return prefetch(batches, self._to_device)
+
+    def _to_device(self, batch: HostBatch) -> DeviceBatch:
+        return DeviceBatch(
+            images=self._split(batch.images, self._dtype),
+            labels=self._split(batch.labels, tf.int32),
+            weights=self._split(batch.weights, self._dtype),
+            global_count=batch.global_count,
+        )
+
+    def _split(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
+        """Contiguous shares of this process's rows, one on each of its replicas."""
+        replicas = self.config.replicas_per_process
+        share = len(rows) // replicas
+
+        def of_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
+            rank = context.replica_id_in_sync_group % replicas
+            return tf.cast(tf.constant(rows[rank * share : (rank + 1) * share]), dtype)
+
+        return self.strategy.experimental_distribute_values_from_function(of_replica)
+
+    def train_step(self, batch: DeviceBatch) -> Any:
+        self._enter(training=True)
+        self._step += 1
+        constants = tf.constant(self.optimizer.step_constants(self._step), tf.float64)
+        count = tf.constant(batch.global_count, self._dtype)
+        return self._train(batch.images, batch.labels, batch.weights, count, constants)
+
+    def _train_global_batch(self, images: Any, labels: Any, weights: Any, count: Any, constants: Any) -> Any:
+        sums = self.strategy.run(self._train_replica, (images, labels, weights, count, constants))
+        return self._local_sum(sums)
+
+    def _train_replica(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor, constants: tf.Tensor
+    ) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            _, losses = self._losses(images, labels, weights, training=True)
+            loss_sum = tf.reduce_sum(losses)
+            loss = loss_sum / count
+        gradients = tape.gradient(loss, self._parameters)
+        if self.num_replicas > 1:
+            replica = tf.distribute.get_replica_context()
+            gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        self.optimizer.apply(gradients, constants)
+        return loss_sum
+
+    def evaluate_step(self, batch: DeviceBatch) -> Any:
+        self._enter(training=False)
+        return self._evaluate(batch.images, batch.labels, batch.weights)
+
+    def _evaluate_global_batch(self, images: Any, labels: Any, weights: Any) -> Any:
+        return self._local_sum(self.strategy.run(self._evaluate_replica, (images, labels, weights)))
+
+    def _evaluate_replica(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        logits, losses = self._losses(images, labels, weights, training=False)
+        hits = tf.cast(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels, weights.dtype)
+        return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits * weights), tf.reduce_sum(weights)])
+
+    def _losses(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, *, training: bool
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Logits, and the loss of each row: 0 for rows that only fill up."""
+        logits = tf.cast(self.model(images, training=training), weights.dtype)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        return logits, losses * weights
+
+    def _local_sum(self, per_replica: Any) -> tf.Tensor:
+        """The sum over this process's replicas; the processes are added up when results are collected."""
+        return tf.add_n(self.strategy.experimental_local_results(per_replica))
+
+    def _enter(self, *, training: bool) -> None:
+        """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
+        if training == self._training:
+            return
+        self._training = training
+        if not training and self.num_replicas > 1 and self._statistics:
+            self._share_statistics()
+
+    def _copy_statistics_of_replica_0(self) -> None:
+        """Under the strategies each replica keeps BatchNorm statistics of its own (aggregation NONE)."""
+
+        def copy() -> None:
+            replica = tf.distribute.get_replica_context()
+            is_first = tf.cast(replica.replica_id_in_sync_group == 0, self._dtype)
+            # One exchange for all: everyone but replica 0 adds zeros.
+            flat = tf.concat([tf.reshape(value, [-1]) for value in self._statistics], axis=0) * is_first
+            flat = replica.all_reduce(tf.distribute.ReduceOp.SUM, flat)
+            parts = tf.split(flat, [int(np.prod(value.shape)) for value in self._statistics])
+            for value, part in zip(self._statistics, parts, strict=True):
+                value.assign(tf.reshape(part, value.shape))
+
+        self.strategy.run(copy)
+
+    def synchronize(self) -> None:
+        """Wait for the devices: on the CPU a step has ended when its call returns."""
+        if self.config.cluster.device_type == "gpu":
+            tf.test.experimental.sync_devices()
+
+    def read(self, handles: Sequence[tf.Tensor]) -> npt.NDArray[np.float64]:
+        return np.array([handle.numpy() for handle in handles], np.float64)
+
+    def state(self) -> State:
+        self._enter(training=False)
+        return {
+            mapped.name: np.ascontiguousarray(mapped.to_neutral(mapped.variable.numpy()))
+            for mapped in mapped_variables(self.model)
+        }
+
+    def load_state(self, state: State) -> None:
+        variables = {mapped.name: mapped for mapped in mapped_variables(self.model)}
+        if state.keys() != variables.keys():
+            raise ValueError(
+                f"state does not fit {self.workload.model}: missing {sorted(variables.keys() - state.keys())}, "
+                f"unknown {sorted(state.keys() - variables.keys())}"
+            )
+        for name, mapped in variables.items():
+            mapped.variable.assign(mapped.from_neutral(state[name]))
+        self._training = None
+
+    def teardown(self) -> None:
+        """Nothing to leave in one process."""
+
+    def devices(self) -> list[str]:
+        if self.config.cluster.device_type == "cpu":
+            node = self.config.cluster.nodes[self.process_rank]
+            return list(node.devices)
+        gpus = tf.config.list_physical_devices("GPU")
+        return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+
+    def peak_device_memory_bytes(self) -> int | None:
+        if self.config.cluster.device_type == "cpu":
+            return None
+        return sum(
+            tf.config.experimental.get_memory_info(device.removeprefix("/device:"))["peak"]
+            for device in self.local_devices()
+        )

@@ -1,0 +1,46 @@
+"""tensorflow multiworker: MultiWorkerMirroredStrategy, one process per node, found through TF_CONFIG."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
+
+from dpcompare.backends.tensorflow.backend import TensorFlowBackend
+
+
+class MultiWorkerMirrored(TensorFlowBackend):
+    """The launcher has set TF_CONFIG; every worker is a node."""
+
+    def make_strategy(self) -> tf.distribute.Strategy:
+        implementations = tf.distribute.experimental.CommunicationImplementation
+        options = tf.distribute.experimental.CommunicationOptions(
+            implementation=implementations[self.config.mode_row.collective[self.config.cluster.device_type].upper()]
+        )
+        if self.config.cluster.device_type == "cpu":
+            _use_all_cpu_devices(self.config.replicas_per_process)
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+        resolver = strategy.cluster_resolver
+        self.process_rank = resolver.task_id
+        self.num_processes = len(resolver.cluster_spec().as_dict()["worker"])
+        return strategy
+
+    def teardown(self) -> None:
+        """Wait for the other workers: one that leaves early takes the cluster's coordinator or peers with it."""
+        self.strategy.run(
+            lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
+        )
+
+
+def _use_all_cpu_devices(count: int) -> None:
+    """The stock strategy takes CPU:0 of each worker only and would silently train on a part of the devices.
+
+    `count` devices per worker need one private override; the worker checks the number of replicas against the
+    plan before anything is measured, so a TensorFlow that ignores the override is noticed.
+    """
+
+    def devices_of_worker(self: Any, cluster_resolver: Any, worker_device: str) -> tuple[tuple[str, ...], str]:
+        return tuple(f"{worker_device}/device:CPU:{index}" for index in range(count)), "CPU"
+
+    CollectiveAllReduceExtended._initialize_local_devices = devices_of_worker

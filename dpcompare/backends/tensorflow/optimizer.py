@@ -1,0 +1,95 @@
+"""The optimizers by the formulas that both frameworks share, as TensorFlow's fused update kernels."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+import tensorflow as tf
+
+from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
+
+
+class Optimizer(ABC):
+    """Updates variables in place from gradients that are already summed over all replicas.
+
+    Not Keras's optimizers: those keep the learning rate inside SGD's momentum buffer, round their constants to
+    float32 in a float64 run, and spend a dozen graph operations per variable where the kernels spend one, which
+    nearly doubles the time to trace a step of EfficientNet-B2 on two replicas.
+    """
+
+    slot_names: ClassVar[tuple[str, ...]]
+
+    def __init__(self, variables: Sequence[tf.Variable], learning_rate: float) -> None:
+        """Create the slots; call it inside the strategy's scope."""
+        self.variables = list(variables)
+        self.learning_rate = learning_rate
+        self.slots = {
+            name: [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
+            for name in self.slot_names
+        }
+
+    def step_constants(self, step: int) -> list[float]:
+        """What changes from step to step (from 1), computed on the host in float64."""
+        return [self.learning_rate]
+
+    def apply(self, gradients: Sequence[tf.Tensor], constants: tf.Tensor) -> None:
+        """Update this replica's copy of every variable; call it in a replica context."""
+        slots = zip(*self.slots.values(), strict=True)
+        for variable, gradient, own in zip(self.variables, gradients, slots, strict=True):
+            self.update(
+                variable.handle, [slot.handle for slot in own], gradient, tf.cast(constants, variable.dtype)
+            )
+
+    @abstractmethod
+    def update(
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+    ) -> None:
+        """Update one variable, given by its resource handle."""
+
+
+class Sgd(Optimizer):
+    """buffer = momentum * buffer + gradient; variable -= learning_rate * buffer (as torch.optim.SGD)."""
+
+    slot_names = ("momentum",)
+
+    def update(
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+    ) -> None:
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable,
+            accum=slots[0],
+            lr=constants[0],
+            grad=gradient,
+            momentum=tf.constant(SGD_MOMENTUM, gradient.dtype),
+        )
+
+
+class Adam(Optimizer):
+    """Adam with epsilon added before the bias correction (Kingma and Ba 2015, section 2, "epsilon hat")."""
+
+    slot_names = ("exp_avg", "exp_avg_sq")
+
+    def step_constants(self, step: int) -> list[float]:
+        return [self.learning_rate, ADAM_BETAS[0] ** step, ADAM_BETAS[1] ** step]
+
+    def update(
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+    ) -> None:
+        dtype = gradient.dtype
+        tf.raw_ops.ResourceApplyAdam(
+            var=variable,
+            m=slots[0],
+            v=slots[1],
+            lr=constants[0],
+            beta1_power=constants[1],
+            beta2_power=constants[2],
+            beta1=tf.constant(ADAM_BETAS[0], dtype),
+            beta2=tf.constant(ADAM_BETAS[1], dtype),
+            epsilon=tf.constant(ADAM_EPSILON, dtype),
+            grad=gradient,
+        )
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}

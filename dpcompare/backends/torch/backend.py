@@ -1,0 +1,169 @@
+"""What the torch modes share: model, data, one training step, one evaluation step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import load_file
+from torch import nn
+from torch.nn import functional
+
+from dpcompare.backends.base import Backend, State
+from dpcompare.backends.torch.batchnorm import RunningVariance
+from dpcompare.backends.torch.model import build_model
+from dpcompare.backends.torch.optimizer import build_optimizer
+from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+
+
+class TorchBackend(Backend):
+    """One process that trains on `self.device`; the modes say how replicas are made and connected."""
+
+    packages = ("torch", "timm")
+
+    device: torch.device
+    model: nn.Module
+    """The model itself, whose tensors are those of replica 0 in this process."""
+    replicated: nn.Module
+    """The model as the mode trains it."""
+
+    gradient_average_over = 1
+    """Processes over which the mode averages gradients, where a sum is wanted."""
+
+    def connect(self) -> None:
+        """Join the other processes and choose `self.device`."""
+        self.device = torch.device("cuda" if self.config.cluster.device_type == "gpu" else "cpu")
+
+    def replicate(self, model: nn.Module) -> nn.Module:
+        """The model on all devices of this mode."""
+        return model
+
+    def broadcast_buffers(self) -> None:
+        """Give every replica the BatchNorm statistics of replica 0."""
+
+    def setup(self) -> None:
+        self._training: bool | None = None
+        workload = self.workload
+        native = workload.profile == "native"
+        torch.set_num_threads(self.config.threads_per_process)
+        # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
+        torch.backends.cuda.matmul.allow_tf32 = native
+        torch.backends.cudnn.allow_tf32 = native
+        self.connect()
+        model = build_model(workload.model, workload.image_size, self.inputs.num_classes)
+        if workload.precision == "float64":
+            model = model.double()
+        self._memory_format = torch.channels_last if native else torch.contiguous_format
+        self.model = model.to(self.device, memory_format=self._memory_format)
+        self._running_variance = RunningVariance(self.model)
+        self.load_state(load_file(self.inputs.weights))
+        self.replicated = self.replicate(self.model)
+        self.optimizer = build_optimizer(
+            workload.optimizer, self.model.parameters(), workload.learning_rate, fused=native
+        )
+
+    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
+        return prefetch(batches, self._to_device)
+
+    def _to_device(self, batch: HostBatch) -> DeviceBatch:
+        images = torch.from_numpy(batch.images).permute(0, 3, 1, 2)
+        dtype = torch.float64 if self.workload.precision == "float64" else torch.float32
+        images = images.to(dtype).contiguous(memory_format=self._memory_format)
+        return DeviceBatch(
+            images=self._move(images),
+            labels=self._move(torch.from_numpy(batch.labels).long()),
+            weights=self._move(torch.from_numpy(batch.weights).to(dtype)),
+            global_count=batch.global_count,
+        )
+
+    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+    def train_step(self, batch: DeviceBatch) -> Any:
+        self._enter(training=True)
+        loss_sum = self._losses(self.replicated, batch)[1].sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        (loss_sum * (self.gradient_average_over / batch.global_count)).backward()
+        self.optimizer.step()
+        self._running_variance.count_step()
+        return loss_sum.detach()
+
+    def evaluate_step(self, batch: DeviceBatch) -> Any:
+        self._enter(training=False)
+        # The model itself, not the replicated one: every process evaluates its own rows, without an exchange.
+        with torch.no_grad():
+            logits, losses = self._losses(self.model, batch)
+            correct = (logits.argmax(1) == batch.labels) * batch.weights
+        return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
+
+    def _enter(self, *, training: bool) -> None:
+        """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
+        if training == self._training:
+            return
+        self._training = training
+        self.replicated.train(training)
+        if training:
+            self._running_variance.use_for_training()
+        else:
+            self._running_variance.use_for_evaluation()
+            self.broadcast_buffers()
+
+    def _losses(self, model: nn.Module, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits, and the loss of each row: 0 for rows that only fill up."""
+        with torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.workload.precision == "bfloat16"
+        ):
+            logits = model(batch.images)
+        logits = logits.to(batch.weights.dtype)
+        return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            for index in range(torch.cuda.device_count()):
+                torch.cuda.synchronize(index)
+
+    def read(self, handles: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
+        return torch.stack(list(handles)).double().cpu().numpy()
+
+    def state(self) -> State:
+        self._enter(training=False)
+        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._tensors().items()}
+
+    def load_state(self, state: State) -> None:
+        tensors = self._tensors()
+        if state.keys() != tensors.keys():
+            raise ValueError(
+                f"state does not fit {self.workload.model}: missing {sorted(tensors.keys() - state.keys())}, "
+                f"unknown {sorted(state.keys() - tensors.keys())}"
+            )
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(torch.from_numpy(state[name]))
+        self._running_variance.restart()
+        self._training = None
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        # num_batches_tracked counts steps and has no twin in TensorFlow.
+        return {
+            name: tensor
+            for name, tensor in self.model.state_dict().items()
+            if not name.endswith("num_batches_tracked")
+        }
+
+    def teardown(self) -> None:
+        """Nothing to leave in one process."""
+
+    def devices(self) -> list[str]:
+        if self.device.type == "cpu":
+            return list(self.config.cluster.devices[: self.config.replicas_per_process])
+        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+    def peak_device_memory_bytes(self) -> int | None:
+        if self.device.type == "cpu":
+            return None
+        return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))

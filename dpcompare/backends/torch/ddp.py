@@ -1,0 +1,60 @@
+"""torch ddp: DistributedDataParallel under torchrun, one process per device."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+from torch import distributed, nn
+
+from dpcompare.backends.torch.backend import TorchBackend
+
+# The default of half an hour makes a lost process look like a hang.
+EXCHANGE_TIMEOUT = timedelta(minutes=10)
+
+
+class DistributedDataParallel(TorchBackend):
+    """Rank and world size come from torchrun's environment."""
+
+    def connect(self) -> None:
+        super().connect()
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
+        distributed.init_process_group(
+            self.config.mode_row.collective[self.config.cluster.device_type], timeout=EXCHANGE_TIMEOUT
+        )
+        self.process_rank = distributed.get_rank()
+        self.num_processes = self.num_replicas = self.gradient_average_over = distributed.get_world_size()
+
+    def replicate(self, model: nn.Module) -> nn.Module:
+        native = self.workload.profile == "native"
+        return nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=[self.device] if self.device.type == "cuda" else None,
+            # Running statistics do not enter a training step; they are exchanged when they are read.
+            broadcast_buffers=False,
+            gradient_as_bucket_view=native,
+            static_graph=native,
+        )
+
+    def broadcast_buffers(self) -> None:
+        for buffer in self.model.buffers():
+            distributed.broadcast(buffer, src=0)
+
+    def devices(self) -> list[str]:
+        if self.device.type == "cpu":
+            return [self.config.cluster.devices[self.process_rank]]
+        return [torch.cuda.get_device_name(self.device)]
+
+    def peak_device_memory_bytes(self) -> int | None:
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else None
+
+    def synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def teardown(self) -> None:
+        distributed.barrier()
+        distributed.destroy_process_group()

@@ -1,0 +1,99 @@
+"""torch dp: nn.DataParallel on GPUs; on the CPU its algorithm on threads, which is an emulation."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from dpcompare.backends.torch.backend import TorchBackend
+
+
+class DataParallel(TorchBackend):
+    """One process that drives all devices of its node."""
+
+    def connect(self) -> None:
+        super().connect()
+        self.num_replicas = (
+            torch.cuda.device_count() if self.device.type == "cuda" else self.config.cluster.num_replicas
+        )
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", 0)  # where DataParallel scatters from and gathers to
+
+    def replicate(self, model: nn.Module) -> nn.Module:
+        if self.num_replicas == 1:
+            return model
+        if self.device.type == "cuda":
+            return nn.DataParallel(model)
+        return ThreadedDataParallel(model, self.num_replicas, self.config.threads_per_process)
+
+
+class ThreadedDataParallel(nn.Module):
+    """DataParallel's scatter, replicate, parallel_apply and gather, with threads in the place of GPUs.
+
+    nn.DataParallel itself silently runs the plain module when there is no GPU, and its parts refuse CPU tensors.
+    As there, the parameters of a replica are differentiable copies, so that backward sums their gradients, and
+    only the buffers of replica 0 outlive the step.
+    """
+
+    def __init__(self, module: nn.Module, num_replicas: int, num_threads: int) -> None:
+        super().__init__()
+        self.module = module
+        self._num_replicas = num_replicas
+        self._threads_per_replica = max(1, num_threads // num_replicas)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        shares = images.chunk(self._num_replicas)
+        replicas = [_replica(self.module, rank) for rank in range(len(shares))]
+
+        def run(rank: int) -> torch.Tensor:
+            # A setting of the calling thread: the replicas share the cores instead of each taking all.
+            torch.set_num_threads(self._threads_per_replica)
+            return replicas[rank](shares[rank])
+
+        return torch.cat(_in_threads(run, len(shares)))
+
+
+def _replica(module: nn.Module, rank: int) -> nn.Module:
+    """A copy of the module tree whose tensors are those of replica `rank`."""
+    copies = {original: original._replicate_for_data_parallel() for original in module.modules()}
+    for original, copy in copies.items():
+        for name, child in original._modules.items():
+            copy._modules[name] = None if child is None else copies[child]
+        for name, parameter in original._parameters.items():
+            # A clone is no nn.Parameter but a plain attribute: gradients flow through it to the original.
+            setattr(copy, name, parameter if parameter is None or rank == 0 else parameter.clone())
+        for name, buffer in original._buffers.items():
+            copy._buffers[name] = buffer if buffer is None or rank == 0 else buffer.clone()
+    return copies[module]
+
+
+def _in_threads(run: Callable[[int], torch.Tensor], count: int) -> list[torch.Tensor]:
+    """run(0) ... run(count - 1), each in a thread of its own; the first error is raised."""
+    outputs: list[torch.Tensor | None] = [None] * count
+    errors: list[BaseException] = []
+    # Gradient and autocast modes are settings of a thread too.
+    grad_enabled = torch.is_grad_enabled()
+    autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+
+    def work(rank: int) -> None:
+        try:
+            with torch.set_grad_enabled(grad_enabled), torch.autocast("cpu", autocast[1], enabled=autocast[0]):
+                outputs[rank] = run(rank)
+        except BaseException as error:  # raised in the calling thread below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return _complete(outputs)
+
+
+def _complete(outputs: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [output for output in outputs if output is not None]

@@ -1,0 +1,66 @@
+"""The models as torch modules; parameter names are the framework-neutral ones."""
+
+from __future__ import annotations
+
+import timm
+import torch
+from torch import nn
+from torch.nn import functional
+
+from dpcompare.arithmetic import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM
+from dpcompare.models import IMAGE_CHANNELS
+
+
+def build_model(name: str, image_size: int, num_classes: int) -> nn.Module:
+    """A model whose weights are still to be loaded."""
+    if name == "toy-cnn":
+        return ToyCnn(image_size, num_classes)
+    if name == "mlp":
+        return Mlp(image_size, num_classes)
+    # tf_: padding as TensorFlow's "same"; torchvision's model pads strided convolutions differently.
+    model = timm.create_model(
+        f"tf_{name.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
+    )
+    for norm in batch_norms(model).values():
+        norm.eps, norm.momentum = BATCH_NORM_EPSILON, 1 - BATCH_NORM_MOMENTUM
+    return model
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+
+
+class ToyCnn(nn.Module):
+    """conv(5)-pool-conv(5)-pool and three dense layers, with valid padding."""
+
+    def __init__(self, image_size: int, num_classes: int) -> None:
+        super().__init__()
+        side = ((image_size - 4) // 2 - 4) // 2
+        self.conv1 = nn.Conv2d(IMAGE_CHANNELS, 6, 5)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(side * side * 16, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
+        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
+        x = functional.relu(self.fc1(_flatten(x)))
+        return self.fc3(functional.relu(self.fc2(x)))
+
+
+class Mlp(nn.Module):
+    """One hidden layer of 512 units on the flattened pixels."""
+
+    def __init__(self, image_size: int, num_classes: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(image_size * image_size * IMAGE_CHANNELS, 512)
+        self.fc2 = nn.Linear(512, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.fc2(functional.relu(self.fc1(_flatten(images))))
+
+
+def _flatten(features: torch.Tensor) -> torch.Tensor:
+    """(batch, channels, height, width) flattened in the order of the shared weights: height, width, channel."""
+    return features.permute(0, 2, 3, 1).flatten(1)

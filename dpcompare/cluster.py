@@ -1,0 +1,226 @@
+"""What a run trains on: the visible devices, split evenly into (simulated) nodes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from dpcompare.errors import RequestError
+
+DeviceType = Literal["cpu", "gpu"]
+
+
+class Node(BaseModel):
+    """One (simulated) machine: its share of the devices and of the cores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int
+    """Position among the nodes, from 0."""
+    devices: tuple[str, ...]
+    """GPUs as CUDA_VISIBLE_DEVICES names them (index, UUID or MIG id); CPU devices as `cpu:0`, `cpu:1`, ..."""
+    num_cores: int
+    """CPU cores that the processes of this node may use together, at least 1."""
+
+
+class Cluster(BaseModel):
+    """The nodes of a run. Every device holds one replica of the model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device_type: DeviceType
+    nodes: tuple[Node, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def devices_per_node(self) -> int:
+        return len(self.nodes[0].devices)
+
+    @property
+    def num_replicas(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(device for node in self.nodes for device in node.devices)
+
+    @model_validator(mode="after")
+    def _check(self) -> Cluster:
+        sizes = {len(node.devices) for node in self.nodes}
+        if len(sizes) != 1 or 0 in sizes:
+            raise ValueError(
+                f"nodes must hold the same number of devices, at least 1, got {sorted(sizes)}; "
+                "build a cluster with Cluster.partition()"
+            )
+        if self.device_type == "gpu":
+            _refuse_shared_gpus(self.devices)
+        return self
+
+    @classmethod
+    def partition(
+        cls,
+        num_nodes: int = 1,
+        devices_per_node: int | None = None,
+        *,
+        device: Literal["auto", "cpu", "gpu"] = "auto",
+        gpus: Sequence[str] | None = None,
+        num_cores: int | None = None,
+    ) -> Cluster:
+        """Split the devices of this machine evenly into nodes.
+
+        Args:
+            num_nodes: how many nodes to simulate.
+            devices_per_node: default: all GPUs shared out evenly, or one CPU device per node.
+            device: `auto` takes the GPUs where there are any.
+            gpus: the GPUs to plan for, in order; they need not exist on this machine.
+            num_cores: CPU cores to share among the nodes; default: what this process may use.
+
+        Raises:
+            RequestError: the devices cannot be split as asked.
+        """
+        if num_nodes < 1:
+            raise RequestError(f"nodes: received {num_nodes}, expected at least 1")
+        if devices_per_node is not None and devices_per_node < 1:
+            raise RequestError(f"devices per node: received {devices_per_node}, expected at least 1")
+        if gpus is not None and device == "cpu":
+            raise RequestError(
+                "received both a list of GPUs and the device type cpu; leave one of them out "
+                "(--gpus implies --device gpu)"
+            )
+        device_type, devices = _devices_to_split(device, gpus, num_nodes * (devices_per_node or 1))
+        per_node = devices_per_node or _even_share(devices, num_nodes)
+        if num_nodes * per_node > len(devices):
+            raise RequestError(
+                f"{num_nodes} nodes x {per_node} devices need {num_nodes * per_node} {device_type} devices, "
+                f"but {len(devices)} are visible ({', '.join(devices)}); ask for fewer nodes or devices per "
+                "node, or simulate devices with --device cpu"
+            )
+        cores = max(1, (num_cores or available_cores()) // num_nodes)
+        nodes = tuple(
+            Node(rank=rank, devices=tuple(devices[rank * per_node : (rank + 1) * per_node]), num_cores=cores)
+            for rank in range(num_nodes)
+        )
+        return cls(device_type=device_type, nodes=nodes)
+
+
+def _devices_to_split(
+    device: str, gpus: Sequence[str] | None, num_cpu_devices: int
+) -> tuple[DeviceType, list[str]]:
+    """The device type and the devices to split; CPU devices are made up, as many as are asked for."""
+    if gpus is not None:
+        if not gpus:
+            raise RequestError("GPUs: received an empty list, expected device ids such as 0,1,2,3")
+        _refuse_shared_gpus(gpus)
+        return "gpu", list(gpus)
+    if device != "cpu":
+        visible = visible_gpus()
+        if visible:
+            return "gpu", visible
+        if device == "gpu":
+            mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+            reason = (
+                "`nvidia-smi -L` lists none" if mask is None else f"CUDA_VISIBLE_DEVICES={mask!r} leaves none"
+            )
+            raise RequestError(
+                f"device gpu was asked for, but no GPU is visible here: {reason}; use --device cpu to "
+                "simulate devices on the CPU, or `dpcompare plan --gpus 0,1,...` to plan for another machine"
+            )
+    return "cpu", [f"cpu:{index}" for index in range(num_cpu_devices)]
+
+
+def _even_share(devices: Sequence[str], num_nodes: int) -> int:
+    if len(devices) < num_nodes:
+        raise RequestError(
+            f"{num_nodes} nodes need at least {num_nodes} devices, but {len(devices)} are visible "
+            f"({', '.join(devices)}); ask for fewer nodes, or simulate devices with --device cpu"
+        )
+    if len(devices) % num_nodes:
+        raise RequestError(
+            f"{len(devices)} devices do not divide evenly among {num_nodes} nodes; choose a number of nodes that "
+            f"divides {len(devices)}, or use fewer devices with --devices-per-node {len(devices) // num_nodes}"
+        )
+    return len(devices) // num_nodes
+
+
+def _refuse_shared_gpus(gpus: Sequence[str]) -> None:
+    physical = [physical_gpu(gpu) for gpu in gpus]
+    repeated = sorted({gpu for gpu, where in zip(gpus, physical, strict=True) if physical.count(where) > 1})
+    if repeated:
+        raise RequestError(
+            f"GPUs {', '.join(repeated)} in {','.join(gpus)} are one physical GPU used more than once; NCCL "
+            "refuses two ranks on one GPU, so every replica needs a GPU of its own: name each GPU once"
+        )
+
+
+def available_cores() -> int:
+    """CPU cores that this process may use: affinity and container limits respected."""
+    import joblib
+
+    return int(joblib.cpu_count())
+
+
+_GPU_LINE = re.compile(r"^GPU (?P<index>\d+): .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
+_MIG_LINE = re.compile(r"^\s+MIG .*\(UUID: (?P<uuid>MIG-[^)]+)\)")
+
+
+class _Gpu(BaseModel):
+    index: str
+    uuid: str
+    mig: list[str] = []
+
+
+def _installed_gpus() -> list[_Gpu]:
+    """The GPUs that `nvidia-smi -L` lists, in PCI order; none where there is no driver."""
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):  # no driver, or one that does not answer: no usable GPU
+        return []
+    gpus: list[_Gpu] = []
+    for line in listing.stdout.splitlines():
+        if gpu := _GPU_LINE.match(line):
+            gpus.append(_Gpu(index=gpu["index"], uuid=gpu["uuid"]))
+        elif (mig := _MIG_LINE.match(line)) and gpus:
+            gpus[-1].mig.append(mig["uuid"])
+    return gpus
+
+
+def visible_gpus(environ: Mapping[str, str] | None = None) -> list[str]:
+    """The GPUs a process started here would see, as CUDA_VISIBLE_DEVICES names them.
+
+    Without a mask these are the indices of all GPUs (the MIG ids, where a GPU is cut into MIG devices). A mask
+    that is already set is respected as CUDA reads it: up to the first entry that names no installed device.
+    """
+    mask = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
+    installed = _installed_gpus()
+    if mask is None:
+        return [name for gpu in installed for name in (gpu.mig or [gpu.index])]
+    visible = []
+    for entry in (part.strip() for part in mask.split(",")):
+        if _find(entry, installed) is None:
+            break
+        visible.append(entry)
+    return visible
+
+
+def physical_gpu(name: str) -> str:
+    """The UUID of the physical GPU behind an index, UUID or MIG id; the name itself where it is not installed."""
+    gpu = _find(name, _installed_gpus())
+    return gpu.uuid if gpu else name
+
+
+def _find(name: str, installed: Sequence[_Gpu]) -> _Gpu | None:
+    """CUDA accepts an index, or any prefix of a UUID that names one device."""
+    if name.isdigit():
+        return next((gpu for gpu in installed if gpu.index == name), None)
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    matches = [gpu for gpu in installed if any(uuid.startswith(name) for uuid in (gpu.uuid, *gpu.mig))]
+    return matches[0] if len(matches) == 1 else None

@@ -1,0 +1,217 @@
+"""A run as requested: what to train (Workload), with which mode, on which cluster (RunConfig)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from dpcompare.backends import FRAMEWORKS, MODES, Mode
+from dpcompare.cluster import Cluster
+from dpcompare.data.augmentation import AUGMENTATIONS
+from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.models import MODELS
+
+Optimizer = Literal["sgd", "adam"]
+Precision = Literal["float32", "bfloat16", "float64"]
+Profile = Literal["strict", "native"]
+
+DEFAULT_EPOCHS = 1
+
+
+def _one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
+    names = tuple(known)
+
+    def check(received: str) -> str:
+        if received not in names:
+            hint = did_you_mean(received, names)
+            raise ValueError(f"unknown {what} {received!r}; expected one of {', '.join(names)}.{hint}")
+        return received
+
+    return check
+
+
+class Workload(BaseModel):
+    """What is trained; says nothing of frameworks, modes or devices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model: Annotated[str, AfterValidator(_one_of("model", MODELS))] = "efficientnet-b2"
+    dataset: str = "digits"
+    """`digits`, `synthetic`, or the path of a prepared store or of a folder of images."""
+    image_size: int = Field(default=64, ge=1)
+    """Side of the square input in pixels."""
+    global_batch_size: int = Field(default=32, ge=1)
+    """Images per optimizer step over all replicas; each replica takes an equal share."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the training split; the default, where `steps` is not given either, is DEFAULT_EPOCHS."""
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps, instead of `epochs`."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """First steps that are trained like the others but left out of the measured speed."""
+    optimizer: Optimizer = "adam"
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, strict=False)
+    precision: Precision = "float32"
+    """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
+    profile: Profile = "strict"
+    """`strict`: the same in both frameworks. `native`: each framework's usual faster settings."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the initial weights, the sample order and the augmentation."""
+    augment: tuple[Annotated[str, AfterValidator(_one_of("augmentation", AUGMENTATIONS))], ...] = Field(
+        default=(), strict=False
+    )
+    skip_corrupt: bool = False
+    """Leave out images that cannot be decoded, and count them, instead of refusing the dataset."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Workload:
+        problems = []
+        smallest = MODELS[self.model].min_image_size
+        if self.image_size < smallest:
+            problems.append(
+                f"image_size: received {self.image_size}, but {self.model} needs at least {smallest} pixels"
+            )
+        if self.epochs is not None and self.steps is not None:
+            problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            problems.append(
+                f"warmup_steps: received {self.warmup_steps} of {self.steps} steps, which leaves no step to "
+                "measure; expected fewer warm-up steps than steps"
+            )
+        _raise(problems)
+        return self
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs to train where the number of steps is not given instead."""
+        return self.epochs or DEFAULT_EPOCHS
+
+
+class Inputs(BaseModel):
+    """The files that every process of a run reads; see `dpcompare.inputs.prepare_inputs`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    store: Path
+    store_sha256: str
+    weights: Path
+    weights_sha256: str
+    num_classes: int
+    num_train: int
+    num_validation: int
+    num_skipped: int
+    """Images of the source that could not be decoded and were left out."""
+
+
+class RunConfig(BaseModel):
+    """One run: a workload, trained by one mode of one framework, on a cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    framework: Annotated[str, AfterValidator(_one_of("framework", FRAMEWORKS))]
+    mode: str
+    workload: Workload = Field(default_factory=Workload)
+    cluster: Cluster
+    python: str = sys.executable
+    """The interpreter whose environment holds the framework."""
+    inputs: Inputs | None = None
+    """Filled in by `prepare_inputs`."""
+
+    @property
+    def mode_row(self) -> Mode:
+        return MODES[self.framework, self.mode]
+
+    @property
+    def processes_per_node(self) -> int:
+        return self.cluster.devices_per_node if self.mode_row.process_per == "device" else 1
+
+    @property
+    def num_processes(self) -> int:
+        return self.cluster.num_nodes * self.processes_per_node
+
+    @property
+    def replicas_per_process(self) -> int:
+        return self.cluster.num_replicas // self.num_processes
+
+    @property
+    def threads_per_process(self) -> int:
+        """CPU threads each process may use: the cores of its node shared among the node's processes.
+
+        Left alone, every process takes all cores: two processes with two threads each on two cores train up to
+        ten times slower.
+        """
+        return max(1, self.cluster.nodes[0].num_cores // self.processes_per_node)
+
+    @property
+    def emulated(self) -> bool:
+        """Whether this mode is imitated on this kind of device rather than run by the framework's own code."""
+        return self.cluster.device_type in self.mode_row.emulated_on and self.cluster.num_replicas > 1
+
+    @model_validator(mode="after")
+    def _check(self) -> RunConfig:
+        modes = [mode for framework, mode in MODES if framework == self.framework]
+        if self.mode not in modes:
+            owners = sorted({framework for framework, mode in MODES if mode == self.mode})
+            where = (
+                f" ({self.mode!r} is a mode of {' and '.join(owners)})"
+                if owners
+                else did_you_mean(self.mode, modes)
+            )
+            raise ValueError(
+                f"unknown mode {self.mode!r} of {self.framework}; expected one of {', '.join(modes)}.{where}"
+            )
+        problems = []
+        cluster, batch = self.cluster, self.workload.global_batch_size
+        if cluster.num_nodes > 1 and not self.mode_row.multi_node:
+            elsewhere = [mode for mode in modes if MODES[self.framework, mode].multi_node]
+            problems.append(
+                f"mode {self.mode} of {self.framework} trains on one node, received {cluster.num_nodes} nodes; "
+                f"leave --nodes at 1, or use the multi-node mode {', '.join(elsewhere)}"
+            )
+        if cluster.num_replicas > 1 and not self.mode_row.multi_device:
+            problems.append(
+                f"mode {self.mode} trains on one device, received {cluster.num_replicas} "
+                f"({', '.join(cluster.devices)}); name one, or use another mode"
+            )
+        if batch % cluster.num_replicas:
+            problems.append(
+                f"global_batch_size: received {batch}, which does not divide evenly among "
+                f"{cluster.num_replicas} replicas; expected a multiple of {cluster.num_replicas}"
+            )
+        _raise(problems)
+        return self
+
+    def save(self, path: Path) -> None:
+        path.write_text(self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> RunConfig:
+        return cls.model_validate_json(path.read_text())
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def request(kind: type[BaseModel], /, **values: Any) -> Any:
+    """Build a config from a user's values.
+
+    Raises:
+        RequestError: with every problem on a line of its own, named by its field.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise RequestError("\n".join(map(_describe, error.errors()))) from None
+
+
+def _describe(error: Any) -> str:
+    field = ".".join(map(str, error["loc"]))
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return message
+    return f"{field}: {message[0].lower()}{message[1:]}, received {error['input']!r}"

@@ -1,0 +1,123 @@
+"""Host batches: one process's rows of a global batch, as the pixels that both frameworks get."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcompare.data.augmentation import Augmentation
+from dpcompare.data.order import GlobalBatch, OrderDigest
+from dpcompare.data.store import Split
+
+# The usual per-channel statistics of ImageNet, for pixels in 0..1 (red, green, blue).
+PIXEL_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+PIXEL_STD = np.array([0.229, 0.224, 0.225], np.float32)
+
+PREFETCH_DEPTH = 2
+"""Batches prepared ahead: one in transfer, one waiting."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostBatch:
+    """Rows of one process; contiguous shares of them go to its replicas."""
+
+    images: npt.NDArray[np.float32]
+    """(rows, height, width, channels), normalised."""
+    labels: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
+    """1 for a sample, 0 for a row that only fills up."""
+    global_count: int
+    """Samples of the global batch that count: what the sum of losses is divided by."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBatch:
+    """A HostBatch where its backend computes with it: the framework's own arrays, one set per replica."""
+
+    images: Any
+    labels: Any
+    weights: Any
+    global_count: int
+
+
+class BatchReader:
+    """Reads one process's share of global batches from a split of the store."""
+
+    def __init__(
+        self, split: Split, augmentation: Augmentation | None, *, process_rank: int, num_processes: int
+    ) -> None:
+        self._split = split
+        self._augmentation = augmentation
+        self._process_rank = process_rank
+        self._num_processes = num_processes
+
+    def read(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostBatch]:
+        for batch in batches:
+            if digest is not None:
+                digest.update(batch)
+            yield self._read(batch)
+
+    def _read(self, batch: GlobalBatch) -> HostBatch:
+        rows_per_process = len(batch.indices) // self._num_processes
+        start = self._process_rank * rows_per_process
+        rows = slice(start, start + rows_per_process)
+        indices = batch.indices[rows]
+        pixels = self._split.images[indices].astype(np.float32) / np.float32(255)
+        if self._augmentation is not None:
+            pixels = self._augmentation(pixels, epoch=batch.epoch, indices=indices)
+        return HostBatch(
+            images=(pixels - PIXEL_MEAN) / PIXEL_STD,
+            labels=self._split.labels[indices],
+            weights=batch.weights[rows],
+            global_count=batch.count,
+        )
+
+
+Item = TypeVar("Item")
+Prepared = TypeVar("Prepared")
+
+
+def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared]) -> Iterator[Prepared]:
+    """`map(prepare, items)`, worked on by a thread of its own up to PREFETCH_DEPTH items ahead.
+
+    An error in the thread is raised where its item would have come; closing the iterator ends the thread.
+    """
+    ready: queue.Queue[tuple[Prepared | None, BaseException | None]] = queue.Queue(PREFETCH_DEPTH)
+    stop = threading.Event()
+
+    def put(prepared: Prepared | None, error: BaseException | None) -> None:
+        while not stop.is_set():
+            try:
+                return ready.put((prepared, error), timeout=0.1)
+            except queue.Full:
+                continue
+
+    def work() -> None:
+        try:
+            for item in items:
+                if stop.is_set():
+                    return
+                put(prepare(item), None)
+            put(None, StopIteration())
+        except Exception as error:  # handed to the consumer, which raises it
+            put(None, error)
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            prepared, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield prepared  # type: ignore[misc]  # None only goes with an error
+    finally:
+        stop.set()
+        thread.join()

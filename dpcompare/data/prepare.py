@@ -1,0 +1,151 @@
+"""Preparing a store: every image decoded and resized once, by one library, whatever trains on it later."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import PIL
+from PIL import Image, ImageOps
+
+from dpcompare.cluster import available_cores
+from dpcompare.data.sources import BUILT_IN, ImageArrays, ImageFiles, find_images
+from dpcompare.data.store import Store, StoreWriter
+from dpcompare.errors import RequestError
+
+RESIZE_RULE = "centre square, then bicubic (Pillow) to image_size"
+DECODER = f"Pillow {PIL.__version__}"
+IMAGES_PER_TASK = 16
+
+Progress = Callable[[int, int], None]
+"""Called with (images done, images in all)."""
+
+
+def resize(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
+    """RESIZE_RULE: an upright RGB square of shape (size, size, 3)."""
+    upright = ImageOps.exif_transpose(image).convert("RGB")
+    square = ImageOps.fit(upright, (size, size), method=Image.Resampling.BICUBIC)
+    return np.asarray(square)
+
+
+def prepare(
+    source: str | Path,
+    destination: Path,
+    image_size: int,
+    *,
+    skip_corrupt: bool = False,
+    num_processes: int | None = None,
+    progress: Progress | None = None,
+) -> Store:
+    """Write a store of a built-in dataset or of a folder of images.
+
+    Args:
+        source: the name of a built-in dataset or a path; see `dpcompare.data.sources`.
+        destination: a folder that does not exist yet.
+        image_size: side of the square images in pixels.
+        skip_corrupt: leave out (and list in the manifest) images that cannot be decoded.
+        num_processes: default: one per core.
+
+    Raises:
+        RequestError: the source is no dataset, the destination exists, or an image cannot be decoded.
+    """
+    if image_size < 1:
+        raise RequestError(f"image size: received {image_size}, expected at least 1 pixel")
+    if destination.exists():
+        raise RequestError(f"{str(destination)!r} already exists; choose another destination, or remove it")
+    progress = progress or (lambda done, total: None)
+    with StoreWriter(destination, image_size) as writer:
+        if str(source) in BUILT_IN:
+            return _write_arrays(writer, str(source), BUILT_IN[str(source)](), image_size)
+        files = find_images(Path(source))
+        return _write_files(writer, files, image_size, skip_corrupt, num_processes or available_cores(), progress)
+
+
+def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays, image_size: int) -> Store:
+    for split, (images, _) in dataset.splits.items():
+        pixels = writer.images(split, len(images))
+        for row, image in enumerate(images):
+            pixels[row] = resize(image, image_size)
+    labels = {split: labels for split, (_, labels) in dataset.splits.items()}
+    return writer.finish(
+        labels, source=source, classes=dataset.classes, resize=RESIZE_RULE, decoder=DECODER
+    )
+
+
+def _write_files(
+    writer: StoreWriter,
+    files: ImageFiles,
+    image_size: int,
+    skip_corrupt: bool,
+    num_processes: int,
+    progress: Progress,
+) -> Store:
+    total = sum(map(len, files.splits.values()))
+    done = 0
+    corrupt: list[str] = []
+    labels = {}
+    for split, images in files.splits.items():
+        writer.images(split, len(images))
+        broken: dict[int, str] = {}
+        for count, errors in _decode_all(
+            writer.images_path(split), [path for path, _ in images], image_size, num_processes
+        ):
+            broken |= errors
+            if broken and not skip_corrupt:
+                row = min(broken)
+                raise RequestError(
+                    f"image {str(images[row][0])!r} cannot be decoded: {broken[row]}; replace or remove it, or pass "
+                    "--skip-corrupt to leave such images out and count them"
+                )
+            done += count
+            progress(done, total)
+        good = np.array([row for row in range(len(images)) if row not in broken], np.int64)
+        if not len(good):
+            raise RequestError(f"no image of the {split} split of {str(files.root)!r} can be decoded")
+        if broken:
+            writer.keep_rows(split, good)
+            corrupt += [str(images[row][0].relative_to(files.root)) for row in sorted(broken)]
+        labels[split] = np.array([images[row][1] for row in good], np.int32)
+    return writer.finish(
+        labels,
+        source=str(files.root),
+        classes=files.classes,
+        resize=RESIZE_RULE,
+        decoder=DECODER,
+        skipped=tuple(corrupt),
+    )
+
+
+def _decode_all(
+    target: Path, paths: Sequence[Path], image_size: int, num_processes: int
+) -> Iterator[tuple[int, dict[int, str]]]:
+    """Decode image i into row i of `target`; yields (images done, row -> error) task by task."""
+    starts = range(0, len(paths), IMAGES_PER_TASK)
+    tasks = [(target, start, paths[start : start + IMAGES_PER_TASK], image_size) for start in starts]
+    if num_processes == 1 or len(tasks) == 1:
+        yield from map(_decode, tasks)
+        return
+    # spawn: a forked child of a threaded process (a progress display, a notebook) can deadlock.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(num_processes, len(tasks)), mp_context=context) as pool:
+        try:
+            yield from pool.map(_decode, tasks)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _decode(task: tuple[Path, int, Sequence[Path], int]) -> tuple[int, dict[int, str]]:
+    target, start, paths, image_size = task
+    rows = np.load(target, mmap_mode="r+")
+    errors = {}
+    for row, path in enumerate(paths, start):
+        try:
+            with Image.open(path) as image:
+                rows[row] = resize(image, image_size)
+        except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
+            errors[row] = f"{type(error).__name__}: {error}"
+    return len(paths), errors

@@ -1,0 +1,193 @@
+"""The prepared store: images decoded and resized once, memory-mapped by every process of every run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from dpcompare.errors import RequestError
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+SPLITS = ("train", "validation")
+_CHUNK_ROWS = 1024
+
+
+class SplitManifest(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: int
+    images_sha256: str
+    labels_sha256: str
+
+
+class Manifest(BaseModel):
+    """What a store holds and how it was made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    source: str
+    """Name of a built-in dataset, or the folder the images came from."""
+    classes: tuple[str, ...]
+    image_size: int
+    resize: str
+    """How an image becomes a square of `image_size` pixels."""
+    decoder: str
+    """Library and version that decoded the images: pixels depend on it."""
+    skipped: tuple[str, ...] = ()
+    """Images left out because they could not be decoded."""
+    splits: dict[str, SplitManifest]
+
+    @property
+    def sha256(self) -> str:
+        """Identity of what is trained on: pixels, labels and classes, but not where they came from."""
+        splits = {name: split.model_dump() for name, split in sorted(self.splits.items())}
+        content = {"classes": self.classes, "image_size": self.image_size, "splits": splits}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Split:
+    images: npt.NDArray[np.uint8]
+    """(count, height, width, 3), memory-mapped."""
+    labels: npt.NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Store:
+    path: Path
+    manifest: Manifest
+
+    def split(self, name: str) -> Split:
+        images = np.load(self.path / f"{name}-images.npy", mmap_mode="r")
+        labels = np.load(self.path / f"{name}-labels.npy")
+        return Split(images=images, labels=labels)
+
+
+def is_store(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def open_store(path: Path, *, verify: bool = False) -> Store:
+    """Open a prepared store; with `verify`, read it all once and compare the checksums.
+
+    Raises:
+        RequestError: it is no store, is damaged, or was written by a newer dpcompare.
+    """
+    remedy = "prepare it again with `dpcompare data prepare SOURCE DEST`"
+    try:
+        content = json.loads((path / MANIFEST).read_text())
+        if content.get("format", FORMAT) != FORMAT:
+            raise RequestError(
+                f"store {path}: received format {content['format']}, expected {FORMAT}; {remedy}, or use the "
+                "dpcompare that wrote it"
+            )
+        store = Store(path, Manifest.model_validate(content))
+    except (OSError, ValidationError, ValueError, AttributeError) as error:
+        if isinstance(error, RequestError):
+            raise
+        raise RequestError(f"{path} is not a readable store ({MANIFEST}: {error}); {remedy}") from None
+    for name, expected in store.manifest.splits.items():
+        try:
+            split = store.split(name)
+        except (OSError, ValueError, EOFError) as error:
+            raise RequestError(f"store {path} is damaged: split {name}: {error}; {remedy}") from None
+        size = store.manifest.image_size
+        if split.images.shape != (expected.count, size, size, 3) or len(split) != expected.count:
+            raise RequestError(
+                f"store {path} is damaged: split {name} has images {split.images.shape} and {len(split)} labels, "
+                f"expected {expected.count} images of {size} px; {remedy}"
+            )
+        if verify and split_manifest(split) != expected:
+            raise RequestError(
+                f"store {path} is damaged: the checksum of split {name} does not match its manifest; {remedy}"
+            )
+    return store
+
+
+def split_manifest(split: Split) -> SplitManifest:
+    return SplitManifest(
+        count=len(split), images_sha256=_sha256(split.images), labels_sha256=_sha256(split.labels)
+    )
+
+
+def _sha256(array: npt.NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, len(array), _CHUNK_ROWS):
+        digest.update(np.ascontiguousarray(array[start : start + _CHUNK_ROWS]).tobytes())
+    return digest.hexdigest()
+
+
+class StoreWriter:
+    """Writes a store beside its destination and moves it there as a whole, or not at all.
+
+    Use as a context manager: `images(split, count)` gives the array to fill, `finish(...)` completes the store.
+    """
+
+    def __init__(self, destination: Path, image_size: int) -> None:
+        self._destination = destination
+        self._image_size = image_size
+
+    def __enter__(self) -> StoreWriter:
+        self._destination.parent.mkdir(parents=True, exist_ok=True)
+        self._temporary = Path(
+            tempfile.mkdtemp(prefix=f".{self._destination.name}-", dir=self._destination.parent)
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._temporary, ignore_errors=True)
+
+    def images_path(self, split: str) -> Path:
+        return self._temporary / f"{split}-images.npy"
+
+    def images(self, split: str, count: int) -> npt.NDArray[np.uint8]:
+        shape = (count, self._image_size, self._image_size, 3)
+        return np.lib.format.open_memmap(self.images_path(split), mode="w+", dtype=np.uint8, shape=shape)
+
+    def keep_rows(self, split: str, rows: npt.NDArray[np.int64]) -> None:
+        """Keep only these rows of the images of a split, in this order."""
+        whole = np.load(self.images_path(split), mmap_mode="r")
+        kept_path = self._temporary / "kept.npy"
+        kept = np.lib.format.open_memmap(
+            kept_path, mode="w+", dtype=np.uint8, shape=(len(rows), *whole.shape[1:])
+        )
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            kept[start : start + _CHUNK_ROWS] = whole[rows[start : start + _CHUNK_ROWS]]
+        kept.flush()
+        kept_path.replace(self.images_path(split))
+
+    def finish(self, labels: Mapping[str, npt.NDArray[np.int32]], **described: Any) -> Store:
+        """Write labels and manifest and move the store to its destination; a store already there stays."""
+        for split, values in labels.items():
+            np.save(self._temporary / f"{split}-labels.npy", values.astype(np.int32))
+        unfinished = Store(self._temporary, Manifest(image_size=self._image_size, splits={}, **described))
+        splits = {split: split_manifest(unfinished.split(split)) for split in labels}
+        manifest = unfinished.manifest.model_copy(update={"splits": splits})
+        (self._temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+        self._temporary.chmod(0o755)  # mkdtemp makes it private
+        try:
+            os.rename(self._temporary, self._destination)  # noqa: PTH104 (Path.rename has no other meaning)
+        except OSError:
+            # Another process prepared the same store meanwhile.
+            if not is_store(self._destination):
+                raise
+        return open_store(self._destination)

@@ -1,0 +1,70 @@
+"""Append-only event files, one per training process: progress for the parent, and what survives a crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+EVENTS_DIR = "events"
+
+Event = dict[str, Any]
+"""`kind`, `time` (seconds since the epoch), `process_rank`, and the fields of its kind.
+
+| kind | fields |
+|---|---|
+| start | pid, host, node_rank, local_rank, devices |
+| ready | steps, num_replicas |
+| train | step, losses, global_counts, step_seconds, data_seconds: one entry per step since the last event |
+| evaluate | epoch, loss_sum, correct, count |
+| end | - |
+| error | message, traceback |
+"""
+
+
+def event_path(run_dir: Path, process_rank: int) -> Path:
+    return run_dir / EVENTS_DIR / f"process-{process_rank}.jsonl"
+
+
+class EventLog:
+    """Writes the events of one process; a line is in the file as soon as `append` returns."""
+
+    def __init__(self, run_dir: Path, process_rank: int) -> None:
+        path = event_path(run_dir, process_rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._process_rank = process_rank
+        self._file = path.open("a", buffering=1)
+
+    def append(self, kind: str, *, time: float, **fields: Any) -> None:
+        event = {"kind": kind, "time": time, "process_rank": self._process_rank, **fields}
+        self._file.write(json.dumps(event) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class EventTail:
+    """Reads the events of all processes of a run as they are written."""
+
+    def __init__(self, run_dir: Path, num_processes: int) -> None:
+        self._paths = [event_path(run_dir, rank) for rank in range(num_processes)]
+        self._offsets = [0] * num_processes
+
+    def new_events(self) -> Iterator[Event]:
+        """Events that were completed since the last call, process by process."""
+        for rank, path in enumerate(self._paths):
+            if not path.is_file():
+                continue
+            with path.open("rb") as file:
+                file.seek(self._offsets[rank])
+                written = file.read()
+            complete = written[: written.rfind(b"\n") + 1]  # a line still being written waits for its end
+            self._offsets[rank] += len(complete)
+            for line in complete.splitlines():
+                yield json.loads(line)
+
+
+def read_events(run_dir: Path, num_processes: int) -> list[Event]:
+    """All events of a run so far."""
+    return list(EventTail(run_dir, num_processes).new_events())

@@ -1,0 +1,117 @@
+"""What a run reads: the prepared dataset and the initial weights, made once and kept in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from dpcompare.config import Inputs, RunConfig, Workload
+from dpcompare.data.order import steps_per_epoch
+from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
+from dpcompare.data.sources import BUILT_IN, find_images
+from dpcompare.data.store import FORMAT, Store, is_store, open_store
+from dpcompare.errors import RequestError
+from dpcompare.models import initial_weights
+
+
+def cache_dir() -> Path:
+    """DPCOMPARE_CACHE_DIR, or the user's cache folder."""
+    from platformdirs import user_cache_path
+
+    chosen = os.environ.get("DPCOMPARE_CACHE_DIR")
+    return Path(chosen).expanduser() if chosen else user_cache_path("dpcompare", appauthor=False)
+
+
+def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunConfig:
+    """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
+
+    Raises:
+        RequestError: the dataset cannot be used as asked.
+    """
+    workload = config.workload
+    store = _store(workload, progress)
+    num_steps = total_steps(workload, store.manifest.splits["train"].count)
+    if workload.warmup_steps >= num_steps:
+        raise RequestError(
+            f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
+            "no step to measure; expected fewer warm-up steps, or more epochs"
+        )
+    num_classes = len(store.manifest.classes)
+    weights = _weights(workload, num_classes)
+    inputs = Inputs(
+        store=store.path,
+        store_sha256=store.manifest.sha256,
+        weights=weights,
+        weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest(),
+        num_classes=num_classes,
+        num_train=store.manifest.splits["train"].count,
+        num_validation=store.manifest.splits["validation"].count,
+        num_skipped=len(store.manifest.skipped),
+    )
+    return config.model_copy(update={"inputs": inputs})
+
+
+def total_steps(workload: Workload, num_train: int) -> int:
+    """Optimizer steps of a whole run over a training split of `num_train` samples."""
+    if workload.steps is not None:
+        return workload.steps
+    return workload.num_epochs * steps_per_epoch(num_train, workload.global_batch_size)
+
+
+def _store(workload: Workload, progress: Progress | None) -> Store:
+    path = Path(workload.dataset).expanduser()
+    if workload.dataset not in BUILT_IN and is_store(path):
+        store = open_store(path.resolve(), verify=True)
+        if store.manifest.image_size != workload.image_size:
+            raise RequestError(
+                f"store {str(path)!r} holds images of {store.manifest.image_size} px, received image_size "
+                f"{workload.image_size}; pass --image-size {store.manifest.image_size}, or prepare another store with "
+                f"`dpcompare data prepare SOURCE DEST --image-size {workload.image_size}`"
+            )
+        return store
+    source = workload.dataset if workload.dataset in BUILT_IN else path
+    cached = cache_dir() / "stores" / _store_key(workload, path)
+    if is_store(cached):
+        try:
+            return open_store(cached, verify=True)
+        except RequestError:
+            shutil.rmtree(cached)  # ours to make again: a damaged cache is no error of the user's
+    return prepare(
+        source, cached, workload.image_size, skip_corrupt=workload.skip_corrupt, progress=progress
+    )
+
+
+def _store_key(workload: Workload, path: Path) -> str:
+    """Name of the cached store: changes with the files, the size and whatever else decides the pixels."""
+    digest = hashlib.sha256(f"{FORMAT}|{RESIZE_RULE}|{DECODER}|{workload.skip_corrupt}".encode())
+    name = workload.dataset
+    if workload.dataset not in BUILT_IN:
+        name = path.resolve().name
+        files = find_images(path)
+        digest.update(str(path.resolve()).encode())
+        for split, images in files.splits.items():
+            for file, label in images:
+                status = file.stat() if file.exists() else None
+                stamp = (status.st_size, status.st_mtime_ns) if status else None
+                digest.update(f"{split}|{file}|{label}|{stamp}\n".encode("utf-8", "surrogateescape"))
+    return f"{name}-{workload.image_size}px-{digest.hexdigest()[:16]}"
+
+
+def _weights(workload: Workload, num_classes: int) -> Path:
+    """The file of initial weights of (model, image size, classes, seed)."""
+    from safetensors.numpy import save_file
+
+    name = f"{workload.model}-{workload.image_size}px-{num_classes}classes-seed{workload.seed}.safetensors"
+    path = cache_dir() / "weights" / name
+    if path.is_file():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        # Written apart and moved: a run started at the same time reads a whole file or none.
+        written = Path(temporary) / name
+        save_file(initial_weights(workload.model, workload.image_size, num_classes, workload.seed), written)
+        written.replace(path)
+    return path

@@ -1,0 +1,97 @@
+"""The one measured training loop, shared by all backends; nothing else reads the clock of a measurement."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from typing import Any
+
+from dpcompare.backends.base import Backend
+from dpcompare.data.augmentation import Augmentation
+from dpcompare.data.batches import BatchReader
+from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
+from dpcompare.data.store import Store
+from dpcompare.events import EventLog
+from dpcompare.inputs import total_steps
+
+SECONDS_BETWEEN_EVENTS = 0.25
+
+
+def train(backend: Backend, store: Store, events: EventLog) -> str:
+    """Train and evaluate the whole workload of a backend that is set up.
+
+    What is measured goes to `events` as it happens: see `dpcompare.events`.
+
+    Returns:
+        sha256 of the order in which the samples of all steps were trained.
+    """
+    workload = backend.workload
+    batch_size = workload.global_batch_size
+    split = store.split("train")
+    num_steps = total_steps(workload, len(split))
+    epoch_steps = steps_per_epoch(len(split), batch_size)
+    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
+    place = {"process_rank": backend.process_rank, "num_processes": backend.num_processes}
+    order = training_batches(len(split), batch_size, seed=workload.seed, num_steps=num_steps)
+    digest = OrderDigest()
+    feed = backend.feed(BatchReader(split, augmentation, **place).read(order, digest))
+    validation = store.split("validation")
+    validation_reader = BatchReader(validation, None, **place)
+    steps = _StepLog(backend, events)
+
+    events.append("ready", time=time.time(), steps=num_steps, num_replicas=backend.num_replicas)
+    backend.synchronize()
+    for step in range(1, num_steps + 1):
+        start = time.perf_counter()
+        batch = next(feed)
+        received = time.perf_counter()
+        loss = backend.train_step(batch)
+        backend.synchronize()
+        end = time.perf_counter()
+
+        steps.add(step, loss, batch.global_count, step_seconds=end - start, data_seconds=received - start)
+        if step % epoch_steps == 0 or step == num_steps:
+            steps.write()
+            batches = evaluation_batches(len(validation), batch_size)
+            handles = [
+                backend.evaluate_step(batch) for batch in backend.feed(validation_reader.read(batches))
+            ]
+            loss_sum, correct, count = backend.read(handles).sum(axis=0)
+            events.append(
+                "evaluate",
+                time=time.time(),
+                epoch=-(-step // epoch_steps),
+                loss_sum=float(loss_sum),
+                correct=int(correct),
+                count=int(count),
+            )
+    return digest.hexdigest()
+
+
+class _StepLog:
+    """Collects steps and writes them a few times per second, reading their losses from the device in bulk."""
+
+    def __init__(self, backend: Backend, events: EventLog) -> None:
+        self._backend = backend
+        self._events = events
+        self._handles: list[Any] = []
+        self._columns: dict[str, list[float]] = defaultdict(list)
+        self._step = 0
+        self._written_at = float("-inf")  # the first step is written at once
+
+    def add(self, step: int, loss: Any, global_count: int, **seconds: float) -> None:
+        self._step = step
+        self._handles.append(loss)
+        for name, value in {"global_counts": global_count, **seconds}.items():
+            self._columns[name].append(value)
+        if time.monotonic() - self._written_at >= SECONDS_BETWEEN_EVENTS:
+            self.write()
+
+    def write(self) -> None:
+        if not self._handles:
+            return
+        losses = self._backend.read(self._handles).tolist()
+        self._events.append("train", time=time.time(), step=self._step, losses=losses, **self._columns)
+        self._handles.clear()
+        self._columns.clear()
+        self._written_at = time.monotonic()

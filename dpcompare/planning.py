@@ -1,0 +1,189 @@
+"""From a run config to one node process per node: what to start, as data. Pure: reads and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare.cluster import Node
+from dpcompare.config import RunConfig
+
+LOOPBACK = "127.0.0.1"
+
+INHERITED_TO_DROP = (
+    "GROUP_RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "TF_CONFIG",
+    "WORLD_SIZE",
+)
+"""Variables of an outer launcher, which would make our processes believe they belong to its cluster."""
+
+
+class TrainingProcess(BaseModel):
+    """One process of the training: its place and the devices it drives."""
+
+    model_config = ConfigDict(frozen=True)
+
+    process_rank: int
+    local_rank: int
+    devices: tuple[str, ...]
+
+
+class NodeProcess(BaseModel):
+    """What is started once on one node; it becomes, or starts, the node's training processes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node_rank: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """Added to the inherited environment."""
+    processes: tuple[TrainingProcess, ...]
+
+
+def num_ports(config: RunConfig) -> int:
+    """How many free ports `plan` needs for this config."""
+    return {"plain": 0, "torchrun": 1, "tf_config": config.cluster.num_nodes}[config.mode_row.launch]
+
+
+def plan(config: RunConfig, run_dir: Path, ports: Sequence[int]) -> list[NodeProcess]:
+    """One node process per node, in the order of the node ranks.
+
+    Args:
+        config: the run.
+        run_dir: where the processes find config.json and leave their results.
+        ports: `num_ports(config)` ports that are free on this machine.
+    """
+    start = _STARTERS[config.mode_row.launch]
+    node_processes = []
+    for node in config.cluster.nodes:
+        argv, env = start(config, node, str(run_dir), ports)
+        node_processes.append(
+            NodeProcess(
+                node_rank=node.rank,
+                argv=tuple(argv),
+                env=_environment(config, node) | env,
+                processes=_training_processes(config, node),
+            )
+        )
+    return node_processes
+
+
+def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess, ...]:
+    share = config.replicas_per_process
+    return tuple(
+        TrainingProcess(
+            process_rank=node.rank * config.processes_per_node + local_rank,
+            local_rank=local_rank,
+            devices=node.devices[local_rank * share : (local_rank + 1) * share],
+        )
+        for local_rank in range(config.processes_per_node)
+    )
+
+
+def _environment(config: RunConfig, node: Node) -> dict[str, str]:
+    """What every node process gets, whatever starts it."""
+    on_gpu = config.cluster.device_type == "gpu"
+    threads = str(config.threads_per_process)
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu else "",
+        # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": threads,
+        "MKL_NUM_THREADS": threads,
+        # A folder named torch/ or tensorflow/ in the current directory is not the framework.
+        "PYTHONSAFEPATH": "1",
+    }
+
+
+def _worker_argv(node: Node, run_dir: str) -> list[str]:
+    return ["-m", "dpcompare.worker", run_dir, "--node-rank", str(node.rank)]
+
+
+Start = tuple[list[str], dict[str, str]]
+
+
+def _plain(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) -> Start:
+    return [config.python, *_worker_argv(node, run_dir)], {}
+
+
+def _torchrun(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) -> Start:
+    """A torchrun agent; static rendezvous keeps the order of the nodes (c10d takes the order of arrival)."""
+    agent = [
+        *(config.python, "-m", "torch.distributed.run"),
+        *("--nnodes", str(config.cluster.num_nodes), "--node-rank", str(node.rank)),
+        *("--nproc-per-node", str(config.processes_per_node)),
+        *("--master-addr", LOOPBACK, "--master-port", str(ports[0]), "--local-addr", LOOPBACK),
+        *("--max-restarts", "0"),
+    ]
+    # All simulated nodes are this machine, whatever its host name resolves to.
+    return [*agent, *_worker_argv(node, run_dir)], {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def _tf_config(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) -> Start:
+    """One TensorFlow worker per node, each with a port of its own since the nodes share this machine."""
+    content = {
+        "cluster": {"worker": [f"{LOOPBACK}:{port}" for port in ports]},
+        "task": {"type": "worker", "index": node.rank},
+    }
+    return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)}
+
+
+_STARTERS: dict[str, Callable[[RunConfig, Node, str, Sequence[int]], Start]] = {
+    "plain": _plain,
+    "torchrun": _torchrun,
+    "tf_config": _tf_config,
+}
+
+
+def command_line(node_process: NodeProcess) -> str:
+    """The node process as a line that a shell runs."""
+    env = [f"{name}={shlex.quote(value)}" for name, value in node_process.env.items()]
+    return " ".join([*env, shlex.join(node_process.argv)])
+
+
+def shell_script(config: RunConfig, run_dir: Path, node_processes: Sequence[NodeProcess]) -> str:
+    """A bash script that prepares the run directory, starts all node processes and collects the result."""
+    runner = shlex.join([config.python, "-P", "-m", "dpcompare.runner"])
+    here = shlex.quote(str(run_dir))
+    unset = " ".join(f"-u {name}" for name in INHERITED_TO_DROP)
+    starts = "\n".join(
+        f"# node {process.node_rank}: devices {', '.join(d for p in process.processes for d in p.devices)}\n"
+        f"setsid env {unset} {command_line(process)} \\\n  >> {here}/logs/node{process.node_rank}.log 2>&1 &\n"
+        "nodes+=($!)"
+        for process in node_processes
+    )
+    return f"""#!/usr/bin/env bash
+# {config.framework} {config.mode}: {config.cluster.num_nodes} nodes x {config.cluster.devices_per_node} devices. \
+Made by `dpcompare plan --format sh`.
+set -u
+
+{runner} prepare {here} <<'RUN_CONFIG' || exit
+{config.model_dump_json()}
+RUN_CONFIG
+started_at=$(date +%s.%N)
+
+nodes=()
+stop_all() {{ # every node process leads a process group of its own
+  for node in "${{nodes[@]}}"; do kill -s "$1" -- "-$node"; done 2> /dev/null
+}}
+trap 'stop_all TERM; sleep 5; stop_all KILL; exit 130' INT TERM HUP
+
+{starts}
+
+status=0
+for _ in "${{nodes[@]}}"; do # in the order in which they end: the first failure stops the others
+  wait -n || {{ status=1; stop_all TERM; sleep 5; stop_all KILL; break; }}
+done
+wait
+{runner} collect {here} "$started_at" || status=1
+exit $status
+"""

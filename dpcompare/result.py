@@ -1,0 +1,328 @@
+"""What a run measured: one record per process, collected into result.json."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+import dpcompare
+from dpcompare.config import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.events import Event
+
+CONFIG_FILE = "config.json"
+RESULT_FILE = "result.json"
+LOGS_DIR = "logs"
+
+Status = Literal["completed", "failed", "interrupted"]
+
+
+def log_path(run_dir: Path, node_rank: int, local_rank: int) -> Path:
+    """Output of one training process."""
+    return run_dir / LOGS_DIR / f"node{node_rank}-process{local_rank}.log"
+
+
+def node_log_path(run_dir: Path, node_rank: int) -> Path:
+    """Output of a node process outside its training processes: torchrun's own, or a start that failed."""
+    return run_dir / LOGS_DIR / f"node{node_rank}.log"
+
+
+class ProcessRecord(BaseModel):
+    """process-<rank>.json: what one training process was, written when its training is done."""
+
+    model_config = ConfigDict(frozen=True)
+
+    process_rank: int
+    node_rank: int
+    local_rank: int
+    pid: int
+    host: str
+    device_names: list[str]
+    threads: int
+    collective: str
+    """What carried the gradients: nccl, gloo, ring, threads, or none for one replica."""
+    sample_order_sha256: str
+    peak_memory_bytes: int
+    """Most resident memory at once."""
+    peak_device_memory_bytes: int | None
+    """Most memory of the process's GPUs at once; None on the CPU."""
+    versions: dict[str, str]
+
+    @staticmethod
+    def path(run_dir: Path, process_rank: int) -> Path:
+        return run_dir / f"process-{process_rank}.json"
+
+    def save(self, run_dir: Path) -> None:
+        temporary = self.path(run_dir, self.process_rank).with_suffix(".tmp")
+        temporary.write_text(self.model_dump_json(indent=2) + "\n")
+        temporary.replace(self.path(run_dir, self.process_rank))
+
+
+class StepSeconds(BaseModel):
+    """Duration of one step over the measured steps of the slowest process."""
+
+    model_config = ConfigDict(frozen=True)
+
+    median: float
+    p95: float
+    mean: float
+    mad: float
+    """Median absolute deviation, not scaled."""
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> StepSeconds:
+        values = np.asarray(seconds)
+        median = float(np.median(values))
+        return cls(
+            median=median,
+            p95=float(np.percentile(values, 95)),
+            mean=float(values.mean()),
+            mad=float(np.median(np.abs(values - median))),
+        )
+
+
+class PeakMemory(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    max_process: int
+    total: int
+
+
+class Evaluation(BaseModel):
+    """One pass over the validation split, every sample once."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: int
+    """Epochs begun when it was made, from 1."""
+    loss: float
+    accuracy: float
+    count: int
+
+
+class RunResult(BaseModel):
+    """result.json. Keys keep their meaning from release to release; figures are None where nothing was measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dpcompare_version: str = dpcompare.__version__
+    status: Status
+    error: str | None = None
+    """Why the run did not complete: the first failure, with its traceback."""
+    framework: str
+    mode: str
+    num_nodes: int
+    num_processes: int
+    num_replicas: int
+    device_type: str
+    device_names: list[str] = []
+    emulated: bool
+    """True where the mode was imitated: torch dp on the CPU runs DataParallel's algorithm on threads."""
+    collective: str | None = None
+    model: str
+    dataset: str
+    image_size: int
+    global_batch_size: int
+    precision: str
+    profile: str
+    images_per_second: float | None = None
+    """Images of all replicas per second over the measured steps, by the slowest process."""
+    measured_steps: int = 0
+    step_seconds: StepSeconds | None = None
+    data_wait_share: float | None = None
+    """Share of the measured time in which the slowest process waited for its next batch."""
+    time_to_first_step_seconds: float | None = None
+    """From the start of the launch until the last process has finished its first step."""
+    wall_seconds: float
+    peak_memory_bytes: PeakMemory | None = None
+    peak_device_memory_bytes: PeakMemory | None = None
+    train_loss: list[float] = []
+    evaluations: list[Evaluation] = []
+    sample_order_sha256: str | None = None
+    store_sha256: str | None = None
+    weights_sha256: str | None = None
+    skipped_images: int = 0
+    threads_per_process: int
+    versions: dict[str, str] = {}
+    config: dict[str, Any]
+
+    def save(self, run_dir: Path) -> None:
+        temporary = run_dir / f"{RESULT_FILE}.tmp"
+        temporary.write_text(self.model_dump_json(indent=2) + "\n")
+        temporary.replace(run_dir / RESULT_FILE)
+
+    @classmethod
+    def load(cls, run_dir: Path) -> RunResult:
+        """Read RUN_DIR/result.json.
+
+        Raises:
+            RequestError: it is not there, or is no result.
+        """
+        try:
+            return cls.model_validate_json((run_dir / RESULT_FILE).read_text())
+        except OSError as error:
+            raise RequestError(
+                f"{str(run_dir)!r} holds no readable {RESULT_FILE} ({error.strerror}); expected the directory of a run "
+                "that has ended"
+            ) from None
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise RequestError(f"{str(run_dir / RESULT_FILE)!r} is not the result of a run: {error}") from None
+
+
+class Measurements:
+    """The events of one process, as the series that a result is computed from."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.series: dict[str, list[float]] = defaultdict(list)
+        self.evaluations: list[Event] = []
+        self.first_step_at: float | None = None
+        self.num_steps = 0
+        for event in events:
+            if event["kind"] == "train":
+                self.first_step_at = self.first_step_at or event["time"]
+                self.num_steps = event["step"]
+                for name in ("losses", "global_counts", "step_seconds", "data_seconds"):
+                    self.series[name] += event[name]
+            elif event["kind"] == "evaluate":
+                self.evaluations.append(event)
+
+
+def collect(
+    config: RunConfig,
+    run_dir: Path,
+    events: Sequence[Event],
+    *,
+    status: Status,
+    error: str | None,
+    started_at: float,
+    ended_at: float,
+) -> RunResult:
+    """Combine what the processes of a run measured, whether or not it completed.
+
+    Args:
+        events: all events of all processes.
+        status: how the launch ended; becomes `failed` where the processes contradict each other.
+        error: why it did not complete.
+        started_at: when the launch began, seconds since the epoch.
+        ended_at: when the last process had ended.
+    """
+    by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.num_processes)}
+    for event in events:
+        by_rank[event["process_rank"]].append(event)
+    processes = [Measurements(of_process) for of_process in by_rank.values()]
+    records = [
+        ProcessRecord.model_validate_json(path.read_text())
+        for rank in by_rank
+        if (path := ProcessRecord.path(run_dir, rank)).is_file()
+    ]
+    evaluations = _evaluations(processes)
+    if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
+        status, error = "failed", problem
+    workload, cluster = config.workload, config.cluster
+    return RunResult(
+        status=status,
+        error=error,
+        framework=config.framework,
+        mode=config.mode,
+        num_nodes=cluster.num_nodes,
+        num_processes=config.num_processes,
+        num_replicas=cluster.num_replicas,
+        device_type=cluster.device_type,
+        device_names=[name for record in records for name in record.device_names],
+        emulated=config.emulated,
+        collective=records[0].collective if records else None,
+        model=workload.model,
+        dataset=workload.dataset,
+        image_size=workload.image_size,
+        global_batch_size=workload.global_batch_size,
+        precision=workload.precision,
+        profile=workload.profile,
+        wall_seconds=ended_at - started_at,
+        peak_memory_bytes=_peak(record.peak_memory_bytes for record in records),
+        peak_device_memory_bytes=_peak(
+            record.peak_device_memory_bytes for record in records if record.peak_device_memory_bytes is not None
+        ),
+        train_loss=_global_losses(processes),
+        evaluations=evaluations,
+        sample_order_sha256=records[0].sample_order_sha256 if records else None,
+        store_sha256=config.inputs.store_sha256 if config.inputs else None,
+        weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
+        skipped_images=config.inputs.num_skipped if config.inputs else 0,
+        threads_per_process=config.threads_per_process,
+        versions=records[0].versions if records else {},
+        config=config.model_dump(mode="json"),
+        **_speed(processes, workload.warmup_steps, started_at),
+    )
+
+
+def _peak(values: Iterable[int]) -> PeakMemory | None:
+    each = list(values)
+    return PeakMemory(max_process=max(each), total=sum(each)) if each else None
+
+
+def _global_losses(processes: Sequence[Measurements]) -> list[float]:
+    """Per step, the sum of losses over all processes / the samples of the global batch."""
+    sums = zip(*(process.series["losses"] for process in processes), strict=False)
+    counts = processes[0].series["global_counts"]
+    return [sum(losses) / count for losses, count in zip(sums, counts, strict=False)]
+
+
+def _evaluations(processes: Sequence[Measurements]) -> list[Evaluation]:
+    combined = []
+    for parts in zip(*(process.evaluations for process in processes), strict=False):
+        count = sum(part["count"] for part in parts)
+        combined.append(
+            Evaluation(
+                epoch=parts[0]["epoch"],
+                loss=sum(part["loss_sum"] for part in parts) / count,
+                accuracy=sum(part["correct"] for part in parts) / count,
+                count=count,
+            )
+        )
+    return combined
+
+
+def _speed(processes: Sequence[Measurements], warmup_steps: int, started_at: float) -> dict[str, Any]:
+    """The figures of the clock; none where no step was measured in every process."""
+    figures: dict[str, Any] = {}
+    first_steps = [process.first_step_at for process in processes]
+    if None not in first_steps:
+        figures["time_to_first_step_seconds"] = max(filter(None, first_steps)) - started_at
+    num_steps = min(process.num_steps for process in processes)
+    if num_steps <= warmup_steps:
+        return figures
+    measured = slice(warmup_steps, num_steps)
+    slowest = max(processes, key=lambda process: sum(process.series["step_seconds"][measured]))
+    seconds = slowest.series["step_seconds"][measured]
+    return figures | {
+        "images_per_second": sum(slowest.series["global_counts"][measured]) / sum(seconds),
+        "measured_steps": len(seconds),
+        "step_seconds": StepSeconds.of(seconds),
+        "data_wait_share": sum(slowest.series["data_seconds"][measured]) / sum(seconds),
+    }
+
+
+def _contradiction(
+    config: RunConfig,
+    processes: Sequence[Measurements],
+    records: Sequence[ProcessRecord],
+    evaluations: Sequence[Evaluation],
+) -> str | None:
+    """What shows that a run which seemed to complete did not do what was asked."""
+    if len(records) != config.num_processes:
+        return f"{config.num_processes} processes were planned, {len(records)} left a record"
+    if len({record.sample_order_sha256 for record in records}) != 1:
+        return "the processes trained the samples in different orders"
+    if len({process.num_steps for process in processes}) != 1:
+        return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"
+    assert config.inputs is not None
+    expected = config.inputs.num_validation
+    if not evaluations or any(evaluation.count != expected for evaluation in evaluations):
+        counts = [evaluation.count for evaluation in evaluations]
+        return f"evaluation must see each of the {expected} validation samples once, but counted {counts}"
+    return None

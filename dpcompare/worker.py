@@ -1,0 +1,130 @@
+"""What every training process runs: `python -m dpcompare.worker RUN_DIR --node-rank I`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import time
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+
+import dpcompare
+from dpcompare import loop
+from dpcompare.backends import load_backend
+from dpcompare.backends.base import Backend
+from dpcompare.config import RunConfig
+from dpcompare.data.store import open_store
+from dpcompare.events import EventLog
+from dpcompare.processes import die_with_parent
+from dpcompare.result import CONFIG_FILE, ProcessRecord, log_path
+
+CORE_PACKAGES = ("numpy", "pillow")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--node-rank", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent()
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
+    _write_output_to(log_path(arguments.run_dir, arguments.node_rank, local_rank))
+    status = _work(arguments.run_dir, arguments.node_rank, local_rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit(): TensorFlow's shutdown of a worker hung for up to 98 seconds after its work was done.
+    os._exit(status)
+
+
+def _write_output_to(path: Path) -> None:
+    """One log per process, C++ messages of the framework included."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
+
+
+def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
+    config = RunConfig.load(run_dir / CONFIG_FILE)
+    process_rank = node_rank * config.processes_per_node + local_rank
+    devices = config.cluster.nodes[node_rank].devices
+    share = config.replicas_per_process
+    place = {"node_rank": node_rank, "local_rank": local_rank}
+    events = EventLog(run_dir, process_rank)
+    events.append(
+        "start",
+        time=time.time(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        devices=devices[local_rank * share : (local_rank + 1) * share],
+        **place,
+    )
+    try:
+        backend = load_backend(config.framework, config.mode)(config)
+        backend.setup()
+        _check_against_plan(backend, config, process_rank)
+        assert config.inputs is not None
+        store = open_store(config.inputs.store)
+        order_sha256 = loop.train(backend, store, events)
+        _record(backend, config, order_sha256, **place).save(run_dir)
+        backend.teardown()
+    except Exception as error:
+        traceback.print_exc()
+        events.append(
+            "error",
+            time=time.time(),
+            message=f"{type(error).__name__}: {error}",
+            traceback=traceback.format_exc(),
+        )
+        return 1
+    events.append("end", time=time.time())
+    return 0
+
+
+def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) -> None:
+    """The framework must see the devices that were planned, before anything is measured."""
+    seen = (backend.process_rank, backend.num_processes, backend.num_replicas)
+    planned = (process_rank, config.num_processes, config.cluster.num_replicas)
+    if seen != planned:
+        raise RuntimeError(
+            f"{config.framework} {config.mode} sees (process_rank, num_processes, num_replicas) = {seen}, the plan "
+            f"says {planned}; devices of the plan: {', '.join(config.cluster.devices)}"
+        )
+
+
+def _record(
+    backend: Backend, config: RunConfig, order_sha256: str, *, node_rank: int, local_rank: int
+) -> ProcessRecord:
+    return ProcessRecord(
+        process_rank=backend.process_rank,
+        node_rank=node_rank,
+        local_rank=local_rank,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        device_names=backend.devices(),
+        threads=config.threads_per_process,
+        collective=backend.collective,
+        sample_order_sha256=order_sha256,
+        peak_memory_bytes=_peak_memory_bytes(),
+        peak_device_memory_bytes=backend.peak_device_memory_bytes(),
+        versions={
+            "dpcompare": dpcompare.__version__,
+            "python": sys.version.split()[0],
+            **{package: version(package) for package in (*CORE_PACKAGES, *backend.packages)},
+        },
+    )
+
+
+def _peak_memory_bytes() -> int:
+    """Most resident memory of this process. Not ru_maxrss, which a child inherits from whoever started it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM line")
+
+
+if __name__ == "__main__":
+    main()
