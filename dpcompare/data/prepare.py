@@ -28,8 +28,11 @@ Progress = Callable[[int, int], None]
 def resize(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
     """RESIZE_RULE: an upright RGB square of shape (size, size, 3)."""
     upright = ImageOps.exif_transpose(image).convert("RGB")
-    square = ImageOps.fit(upright, (size, size), method=Image.Resampling.BICUBIC)
-    return np.asarray(square)
+    side = min(upright.size)
+    left, top = ((length - side) // 2 for length in upright.size)
+    # Cut before resizing: with ImageOps.fit the pixels outside the square leak into its edges.
+    square = upright.crop((left, top, left + side, top + side))
+    return np.asarray(square.resize((size, size), Image.Resampling.BICUBIC))
 
 
 def prepare(

@@ -44,7 +44,10 @@ class TensorFlowBackend(Backend):
         with self.strategy.scope():
             self.model = build_model(workload.model, workload.image_size, self.inputs.num_classes)
             self._parameters = [variable.value for variable in self.model.trainable_variables]
-            self._statistics = [variable.value for variable in self.model.non_trainable_variables]
+            # The model's own list of what is not trained also holds the seeds of its dropout layers.
+            self._statistics = [
+                mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
+            ]
             self.optimizer = OPTIMIZERS[workload.optimizer](self._parameters, workload.learning_rate)
         self.load_state(load_file(self.inputs.weights))
         # XLA fails under the strategies on the CPU, and Keras would compile the one-device run alone.

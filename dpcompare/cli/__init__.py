@@ -1,0 +1,62 @@
+"""The command line: each command turns options into one library call and prints what it returns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from dpcompare import __version__
+from dpcompare.cli.data import data
+from dpcompare.cli.modes import modes
+from dpcompare.cli.output import fail
+from dpcompare.cli.plan import plan
+from dpcompare.cli.report import report
+from dpcompare.cli.run import run
+from dpcompare.errors import RequestError, RunFailedError
+
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_INTERRUPTED = 130
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 a run failed, 2 the request was wrong and nothing was started, 3 finished with a "
+    "negative answer, 130 interrupted.",
+)
+@click.version_option(__version__, prog_name="dpcompare")
+def cli() -> None:
+    """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
+
+
+for command in (run, plan, modes, data, report):
+    cli.add_command(command)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    as_json = "--json" in arguments
+    try:
+        # Click would end a Ctrl-C with exit code 1, hence its exceptions are dealt with here.
+        status = cli.main(arguments, prog_name="dpcompare", standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.ClickException as error:
+        usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else None
+        fail(EXIT_REFUSED, error.format_message(), usage=usage, as_json=as_json)
+    except RequestError as error:
+        fail(EXIT_REFUSED, str(error), as_json=as_json)
+    except RunFailedError as error:
+        fail(EXIT_FAILED, str(error), as_json=as_json, run_dir=error.run_dir)
+    except (KeyboardInterrupt, click.Abort):
+        fail(EXIT_INTERRUPTED, "interrupted", as_json=as_json)
+    except BrokenPipeError:  # the reader of our output has gone, as in `dpcompare modes | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(EXIT_FAILED)
+    except OSError as error:
+        fail(EXIT_FAILED, f"{type(error).__name__}: {error}", as_json=as_json)

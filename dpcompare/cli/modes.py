@@ -1,0 +1,67 @@
+"""`dpcompare modes`: every mode of both frameworks, and whether it can be used here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dpcompare.cli.options import _interpreters
+from dpcompare.cli.output import print_json, stdout_console
+
+
+@click.command()
+@click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def modes(python: tuple[str, ...], as_json: bool) -> None:
+    """List every mode and whether it is usable here, or why not."""
+    from dpcompare.backends import MODES, require_framework
+    from dpcompare.cluster import visible_gpus
+    from dpcompare.errors import RequestError
+
+    device_type = "gpu" if visible_gpus() else "cpu"
+    interpreters = _interpreters(python)
+    rows: list[dict[str, Any]] = []
+    reasons: dict[str, str | None] = {}
+    for (framework, name), mode in MODES.items():
+        if framework not in reasons:
+            chosen = {"python": interpreters[framework]} if framework in interpreters else {}
+            try:
+                require_framework(framework, **chosen)
+                reasons[framework] = None
+            except RequestError as error:
+                reasons[framework] = str(error)
+        rows.append(
+            {
+                "framework": framework,
+                "mode": name,
+                "usable": reasons[framework] is None,
+                "reason": reasons[framework],
+                "summary": mode.summary,
+                "multi_device": mode.multi_device,
+                "multi_node": mode.multi_node,
+                "device_type": device_type,
+                "emulated": device_type in mode.emulated_on,
+            }
+        )
+    if as_json:
+        print_json({"modes": rows})
+        return
+    from rich.table import Table
+
+    table = Table()
+    for column in ("framework", "mode", "usable", "devices", "nodes", "what it is"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        usable = "yes" + (f", emulated on {device_type}" if row["emulated"] else "") if row["usable"] else "no"
+        table.add_row(
+            row["framework"],
+            row["mode"],
+            usable,
+            "many" if row["multi_device"] else "one",
+            "many" if row["multi_node"] else "one",
+            row["summary"],
+        )
+    stdout_console().print(table)
+    for reason in sorted({reason for reason in reasons.values() if reason}):
+        click.echo(reason)

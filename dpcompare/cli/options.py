@@ -1,0 +1,233 @@
+"""The options that `run` and `plan` share, and how they become a run config."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dpcompare.errors import RequestError, did_you_mean
+
+if TYPE_CHECKING:
+    from dpcompare.config import RunConfig
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+# Defaults are those of Workload and Cluster.partition; a test compares them with the texts here.
+_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+    (("--framework",), {"required": True, "help": "torch or tensorflow."}),
+    (("--mode",), {"required": True, "help": "torch: single, dp, ddp. tensorflow: single, mirrored, multiworker."}),
+    (("--nodes",), {"type": int, "default": 1, "show_default": True, "help": "Nodes to simulate."}),
+    (
+        ("--devices-per-node",),
+        {"type": int, "help": "Default: the visible GPUs shared out evenly, or one CPU device per node."},
+    ),
+    (
+        ("--device",),
+        {
+            "type": click.Choice(["auto", "cpu", "gpu"]),
+            "default": "auto",
+            "help": "auto: GPUs where there are any. cpu: simulated devices.  [default: auto]",
+        },
+    ),
+    (("--gpus",), {"metavar": "0,1,...", "help": "The GPUs to use; with `plan` they need not exist here."}),
+    (("--model",), {"help": "efficientnet-b0 to -b7, toy-cnn or mlp.  [default: efficientnet-b2]"}),
+    (
+        ("--dataset",),
+        {"help": "digits, synthetic, a prepared store or a folder of images.  [default: digits]"},
+    ),
+    (("--image-size",), {"type": int, "help": "Side of the square input in pixels.  [default: 64]"}),
+    (
+        ("--global-batch-size",),
+        {"type": int, "help": "Images per step over all replicas.  [default: 32]"},
+    ),
+    (("--epochs",), {"type": int, "help": "Passes over the training split.  [default: {epochs}]"}),
+    (("--steps",), {"type": int, "help": "Optimizer steps, instead of --epochs."}),
+    (("--warmup-steps",), {"type": int, "help": "First steps left out of the measured speed.  [default: 5]"}),
+    (("--optimizer",), {"type": click.Choice(["sgd", "adam"]), "help": "[default: adam]"}),
+    (("--learning-rate",), {"type": float, "help": "[default: 0.001]"}),
+    (
+        ("--precision",),
+        {"type": click.Choice(["float32", "bfloat16", "float64"]), "help": "[default: float32]"},
+    ),
+    (
+        ("--profile",),
+        {
+            "type": click.Choice(["strict", "native"]),
+            "help": "strict: the same in both frameworks. native: each framework's faster settings.  "
+            "[default: strict]",
+        },
+    ),
+    (("--seed",), {"type": int, "help": "Of initial weights, sample order and augmentation.  [default: 0]"}),
+    (
+        ("--augment",),
+        {"metavar": "LIST", "help": "Some of flip,brightness,contrast, by commas.  [default: none]"},
+    ),
+    (("--skip-corrupt",), {"is_flag": True, "help": "Leave out images that cannot be decoded, and count them."}),
+    (
+        ("--python",),
+        {
+            "multiple": True,
+            "metavar": "FRAMEWORK=PATH",
+            "help": "Interpreter of the environment that holds a framework; also DPCOMPARE_TORCH_PYTHON and "
+            "DPCOMPARE_TENSORFLOW_PYTHON.",
+        },
+    ),
+    (
+        ("--run-dir",),
+        {"type": click.Path(path_type=Path), "help": "A new directory for the run.  [default: below runs/]"},
+    ),
+)
+
+_WORKLOAD_OPTIONS = (
+    "model",
+    "dataset",
+    "image_size",
+    "global_batch_size",
+    "epochs",
+    "steps",
+    "warmup_steps",
+    "optimizer",
+    "learning_rate",
+    "precision",
+    "profile",
+    "seed",
+)
+
+
+def run_options(command: Command) -> Command:
+    """All options of a run; each is also read from DPCOMPARE_<NAME> and from the file given by --config."""
+    for names, settings in reversed(_OPTIONS):
+        variable = "DPCOMPARE_" + names[0].removeprefix("--").replace("-", "_").upper()
+        command = click.option(*names, envvar=variable, **settings)(command)
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        envvar="DPCOMPARE_CONFIG",
+        is_eager=True,
+        expose_value=False,
+        callback=_read_config_file,
+        help="TOML file with options by their names, such as global_batch_size = 32.",
+    )(command)
+
+
+def _read_config_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    """Make the values of a TOML file the defaults of the other options."""
+    if path is None:
+        return
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise RequestError(f"--config {str(path)!r} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"--config {str(path)!r} is not valid TOML: {error}") from None
+    options = {
+        option.name: option
+        for option in context.command.params
+        if isinstance(option, click.Option) and option.name not in (None, "config", "as_json")
+    }
+    problems = []
+    for key, value in content.items():
+        where = f"{path}{_line_of(key, text)}: key {key!r}"
+        if key not in options:
+            known = sorted(str(name) for name in options)
+            problems.append(f"{where} is unknown; expected one of {', '.join(known)}.{did_you_mean(key, known)}")
+        elif problem := _type_problem(options[key], value, context):
+            problems.append(f"{where}: received {value!r}, {problem}")
+    if problems:
+        raise RequestError("\n".join(problems))
+    context.default_map = content
+
+
+def _line_of(key: str, text: str) -> str:
+    """`:LINE` of a top-level key; tomllib keeps no positions."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", line):
+            return f":{number}"
+    return ""
+
+
+def _type_problem(option: click.Option, value: Any, context: click.Context) -> str | None:
+    """Why a TOML value is no value of an option; TOML has types, so '32' is no number here."""
+    if option.multiple:
+        return None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "expected a list"
+    expected: type | tuple[type, ...] = {"integer": int, "float": (int, float), "boolean": bool}.get(
+        option.type.name, str
+    )
+    if option.is_flag:
+        expected = bool
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        name = {int: "an integer", bool: "true or false", str: "a string"}.get(expected, "a number")  # type: ignore[arg-type]
+        return f"expected {name}"
+    try:
+        option.type.convert(value, option, context)
+    except click.BadParameter as error:
+        return error.message
+    return None
+
+
+def build_config(options: dict[str, Any]) -> RunConfig:
+    """A run config from the values of `run_options`.
+
+    Raises:
+        RequestError: they make no run.
+    """
+    from dpcompare.cluster import Cluster
+    from dpcompare.config import RunConfig, Workload, request
+
+    given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
+    augment = tuple(name.strip() for name in (options["augment"] or "").split(",") if name.strip())
+    workload = request(
+        Workload,
+        **given,
+        augment=() if augment == ("none",) else augment,
+        skip_corrupt=options["skip_corrupt"],
+    )
+    gpus = options["gpus"]
+    devices_per_node = options["devices_per_node"]
+    if options["mode"] == "single" and devices_per_node is None and gpus is None:
+        devices_per_node = 1  # the baseline is one device, however many are visible
+    cluster = Cluster.partition(
+        options["nodes"],
+        devices_per_node,
+        device=options["device"],
+        gpus=None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()],
+    )
+    chosen = {}
+    if python := _interpreters(options["python"]).get(options["framework"]):
+        chosen["python"] = python
+    config: RunConfig = request(
+        RunConfig,
+        framework=options["framework"],
+        mode=options["mode"],
+        workload=workload,
+        cluster=cluster,
+        **chosen,
+    )
+    return config
+
+
+def _interpreters(pairs: tuple[str, ...]) -> dict[str, str]:
+    """framework -> interpreter, from the environment and --python."""
+    import os
+
+    from dpcompare.backends import FRAMEWORKS
+
+    chosen = {
+        framework: os.environ[variable]
+        for framework in FRAMEWORKS
+        if (variable := f"DPCOMPARE_{framework.upper()}_PYTHON") in os.environ
+    }
+    for pair in pairs:
+        framework, separator, path = pair.partition("=")
+        if not separator or framework not in FRAMEWORKS or not path:
+            raise RequestError(
+                f"--python: received {pair!r}, expected FRAMEWORK=PATH with FRAMEWORK one of {', '.join(FRAMEWORKS)}"
+            )
+        chosen[framework] = path
+    return chosen

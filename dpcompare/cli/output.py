@@ -1,0 +1,45 @@
+"""Where output goes: stdout holds the result and nothing else, everything else goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH_WHEN_PIPED = 200
+
+
+def stdout_console() -> Console:
+    """For tables; a pipe gets them whole instead of folded to 80 columns."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else WIDTH_WHEN_PIPED, highlight=False, markup=False)
+
+
+def stderr_console() -> Console:
+    """For progress. Animated only on a terminal: FORCE_COLOR makes rich animate into a pipe otherwise."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False, force_interactive=is_animated())
+
+
+def is_animated() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def print_json(content: Any) -> None:
+    click.echo(json.dumps(content, indent=2))
+
+
+def fail(code: int, message: str, *, as_json: bool, usage: str | None = None, **context: str) -> NoReturn:
+    """Say on stderr what went wrong (with --json also as one object on stdout) and exit."""
+    if as_json:
+        print_json({"error": {"code": code, "message": message, **context}})
+    click.echo("".join(f"{line}\n" for line in (usage, f"error: {message}") if line), nl=False, err=True)
+    sys.exit(code)

@@ -1,0 +1,86 @@
+"""`dpcompare plan`: print what `run` would start, and start nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpcompare.cli.options import build_config, run_options
+from dpcompare.cli.output import print_json, stdout_console
+
+if TYPE_CHECKING:
+    from dpcompare.config import RunConfig
+    from dpcompare.planning import NodeProcess
+
+
+@click.command()
+@run_options
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json", "sh"]),
+    default="text",
+    show_default=True,
+    help="sh: a bash script that does the same when it is run.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any) -> None:
+    """Print the node processes of a run: devices, commands and environment.
+
+    \b
+    dpcompare plan --framework torch --mode ddp --gpus 0,1,2,3,4,5,6,7 --nodes 2
+    """
+    config = build_config(options)
+
+    from dpcompare import planning
+    from dpcompare.launcher import free_ports
+    from dpcompare.runner import default_run_dir
+
+    run_dir = (run_dir or default_run_dir(config)).resolve()
+    node_processes = planning.plan(config, run_dir, free_ports(planning.num_ports(config)))
+    if as_json or output_format == "json":
+        print_json(
+            {
+                "run_dir": str(run_dir),
+                "num_nodes": config.cluster.num_nodes,
+                "num_processes": config.num_processes,
+                "num_replicas": config.cluster.num_replicas,
+                "node_processes": [process.model_dump(mode="json") for process in node_processes],
+                "config": config.model_dump(mode="json"),
+            }
+        )
+    elif output_format == "sh":
+        click.echo(planning.shell_script(config, run_dir, node_processes), nl=False)
+    else:
+        _print_text(config, node_processes)
+
+
+def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> None:
+    from rich.table import Table
+
+    from dpcompare.planning import command_line
+
+    emulated = " (emulated)" if config.emulated else ""
+    replicas = config.cluster.num_replicas
+    click.echo(
+        f"{config.framework} {config.mode}{emulated}: {config.cluster.num_nodes} nodes, {config.num_processes} "
+        f"processes, {replicas} replicas, {config.workload.global_batch_size // replicas} images each per step"
+    )
+    table = Table()
+    for column in ("node", "process", "local rank", "global rank", "device"):
+        table.add_column(column, justify="left" if column == "device" else "right")
+    global_rank = 0
+    for node in node_processes:
+        devices = [(process, device) for process in node.processes for device in process.devices]
+        for local_rank, (process, device) in enumerate(devices):
+            name = f"gpu {device}" if config.cluster.device_type == "gpu" else device
+            table.add_row(
+                str(node.node_rank), str(process.process_rank), str(local_rank), str(global_rank), name
+            )
+            global_rank += 1
+    stdout_console().print(table)
+    for node in node_processes:
+        click.echo(f"\n# node {node.node_rank}\n{command_line(node)}")

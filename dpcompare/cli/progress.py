@@ -1,0 +1,141 @@
+"""What a run looks like while it goes: a live bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dpcompare.cli.output import is_animated, stderr_console
+from dpcompare.config import RunConfig
+from dpcompare.events import Event
+
+SECONDS_BETWEEN_LINES = 5.0
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=stderr_console(),
+        transient=True,
+        refresh_per_second=4,
+    )
+
+
+class RunProgress:
+    """Shows the events of the training processes on stderr; use as a context manager."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._name = f"{config.framework} {config.mode}" + (" (emulated)" if config.emulated else "")
+        self._run_dir = run_dir
+        self._bar = _bar() if is_animated() else None
+        self._console = self._bar.console if self._bar else stderr_console()
+        # Steps of each process that the others have not all reported yet.
+        self._losses: dict[int, list[float]] = {rank: [] for rank in range(config.num_processes)}
+        self._counts: list[int] = []
+        self._speeds: dict[int, float] = {}
+        self._step = 0
+        self._num_steps = 0
+        self._line_at = float("-inf")
+
+    def __enter__(self) -> RunProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def observe(self, event: Event) -> None:
+        show = getattr(self, f"_on_{event['kind']}", None)
+        if show is not None:
+            show(event)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+    def _on_start(self, event: Event) -> None:
+        self._say(
+            f"process {event['process_rank']}: pid {event['pid']} on {event['host']}, node {event['node_rank']}, "
+            f"local rank {event['local_rank']}, device {', '.join(event['devices'])}"
+        )
+
+    def _on_ready(self, event: Event) -> None:
+        if event["process_rank"] != 0:
+            return
+        self._num_steps = event["steps"]
+        self._say(f"{self._name}: training {event['steps']} steps; logs and result in {self._run_dir}")
+        if self._bar:
+            self._bar.start()
+            self._task = self._bar.add_task(self._name, total=event["steps"], figures="")
+
+    def _on_train(self, event: Event) -> None:
+        rank = event["process_rank"]
+        self._losses[rank] += event["losses"]
+        if rank == 0:
+            self._counts += event["global_counts"]
+        self._speeds[rank] = sum(event["global_counts"]) / sum(event["step_seconds"])
+        complete = min(map(len, self._losses.values()))
+        if complete == 0:
+            return
+        loss = sum(losses[complete - 1] for losses in self._losses.values()) / self._counts[complete - 1]
+        for losses in self._losses.values():
+            del losses[:complete]
+        del self._counts[:complete]
+        self._step += complete
+        self._show_step(f"loss {loss:.4f}, {min(self._speeds.values()):.1f} images/s")
+
+    def _show_step(self, figures: str) -> None:
+        if self._bar:
+            self._bar.update(self._task, completed=self._step, figures=figures)
+        elif time.monotonic() - self._line_at > SECONDS_BETWEEN_LINES or self._step == self._num_steps:
+            self._line_at = time.monotonic()
+            self._say(f"step {self._step}/{self._num_steps}: {figures}")
+
+    def _on_evaluate(self, event: Event) -> None:
+        if event["process_rank"] == 0:
+            self._say(f"epoch {event['epoch']}: evaluated after step {self._step}")
+
+
+@contextmanager
+def data_progress() -> Iterator[Callable[[int, int], None]]:
+    """A bar over the images of a dataset that is being prepared; a line per tenth where there is no terminal."""
+    with _bar() if is_animated() else _LinesPerTenth() as bar:
+        task = None
+
+        def show(done: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = bar.add_task("preparing images", total=total, figures="")
+            bar.update(task, completed=done)
+
+        yield show
+
+
+class _LinesPerTenth:
+    """The two methods of rich's Progress that are used, as plain lines."""
+
+    def __enter__(self) -> _LinesPerTenth:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        return None
+
+    def add_task(self, description: str, *, total: int, figures: str) -> int:
+        self._description, self._total, self._tenth = description, total, 0
+        return 0
+
+    def update(self, task: int, *, completed: int) -> None:
+        tenth = 10 * completed // self._total
+        if tenth > self._tenth:
+            self._tenth = tenth
+            stderr_console().print(f"{self._description}: {completed}/{self._total}")

@@ -1,0 +1,120 @@
+"""What all tests share: a cache and a directory of their own, and guards that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dpcompare.backends import FRAMEWORKS
+
+CLOTHING = Path(__file__).parents[2] / "shared" / "datasets" / "clothing"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test marked with a framework's name needs that framework."""
+    for item in items:
+        for framework, row in FRAMEWORKS.items():
+            missing = [package for package in row.packages if find_spec(package) is None]
+            if item.get_closest_marker(framework) and missing:
+                item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} not installed (extra {framework})"))
+        if item.get_closest_marker("root") and os.geteuid() != 0:
+            item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No setting of the caller's reaches a test, and no test writes into the caller's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("DPCOMPARE_") or name in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG", "FORCE_COLOR"):
+                patch.delenv(name)
+        patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def _children() -> set[int]:
+    """Processes started by this one, and by them, that are still there."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+            if "resource_tracker" in (status.parent / "cmdline").read_text():
+                continue  # multiprocessing's own, one per interpreter until it ends
+        except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+            continue
+        parents[int(status.parent.name)] = int(fields[1])
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
+    """Each test runs in a directory of its own and leaves no process, thread or environment variable."""
+    with contextlib.chdir(tmp_path):
+        yield from _compared_with_before()
+
+
+def _compared_with_before() -> Iterator[None]:
+    environment, threads, children = _environment(), set(threading.enumerate()), _children()
+    yield
+    assert _environment() == environment
+    assert set(threading.enumerate()) <= threads
+    assert _children() <= children
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """An image folder of two classes, 12 and 8 images of different shapes, as JPEG and PNG."""
+    root = tmp_path / "photos"
+    rng = np.random.default_rng(0)
+    for name, count in (("cat", 12), ("dog", 8)):
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            pixels = rng.integers(0, 256, (40 + index, 60, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(root / name / f"{index:02d}.{'jpg' if index % 2 else 'png'}")
+    return root
+
+
+@pytest.fixture
+def clothing() -> Path:
+    if not CLOTHING.is_dir():
+        pytest.skip("the clothing photographs (../shared/datasets/clothing) are not here")
+    return CLOTHING
+
+
+NVIDIA_SMI = """\
+GPU 0: NVIDIA H200 (UUID: GPU-aaaa0000)
+GPU 1: NVIDIA H200 (UUID: GPU-bbbb1111)
+GPU 2: NVIDIA H200 (UUID: GPU-cccc2222)
+GPU 3: NVIDIA H200 (UUID: GPU-dddd3333)
+"""
+
+
+@pytest.fixture
+def install_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Put an nvidia-smi into PATH that prints a listing: the hardware itself is absent."""
+
+    def install(listing: str = NVIDIA_SMI) -> None:
+        folder = tmp_path / "driver"
+        folder.mkdir()
+        (folder / "listing").write_text(listing)
+        program = folder / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\ncat {folder}/listing\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+    return install

@@ -1,0 +1,87 @@
+"""Host batches and prefetching."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from dpcompare.data.augmentation import Augmentation
+from dpcompare.data.batches import PIXEL_MEAN, PIXEL_STD, BatchReader, prefetch
+from dpcompare.data.order import OrderDigest, training_batches
+from dpcompare.data.store import Split
+
+
+@pytest.fixture
+def split():
+    rng = np.random.default_rng(0)
+    return Split(
+        images=rng.integers(0, 256, (21, 4, 4, 3), dtype=np.uint8),
+        labels=rng.integers(0, 5, 21, dtype=np.int32),
+    )
+
+
+def read(split, num_processes, *, augment=("flip", "contrast")):
+    """All global batches of an epoch, put together from the shares of the processes."""
+    shares = []
+    for rank in range(num_processes):
+        augmentation = Augmentation(augment, seed=0, num_samples=len(split))
+        reader = BatchReader(split, augmentation, process_rank=rank, num_processes=num_processes)
+        shares.append(list(reader.read(training_batches(len(split), 8, seed=0, num_steps=3))))
+    return [
+        {
+            "images": np.concatenate([share[step].images for share in shares]),
+            "labels": np.concatenate([share[step].labels for share in shares]),
+            "weights": np.concatenate([share[step].weights for share in shares]),
+            "counts": {share[step].global_count for share in shares},
+        }
+        for step in range(3)
+    ]
+
+
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_the_global_batch_does_not_depend_on_the_number_of_processes(split, num_processes):
+    for alone, together in zip(read(split, 1), read(split, num_processes), strict=True):
+        for name in ("images", "labels", "weights"):
+            assert alone[name].tobytes() == together[name].tobytes()
+        assert alone["counts"] == together["counts"]
+
+
+def test_pixels_are_normalised_and_rows_that_fill_up_weigh_nothing(split):
+    batches = read(split, 1, augment=())
+    order = list(training_batches(21, 8, seed=0, num_steps=3))
+    expected = (split.images[order[0].indices].astype(np.float32) / 255 - PIXEL_MEAN) / PIXEL_STD
+    assert batches[0]["images"].dtype == np.float32
+    np.testing.assert_allclose(batches[0]["images"], expected, rtol=1e-6)
+    assert batches[2]["counts"] == {5}
+    assert batches[2]["weights"].tolist() == [1] * 5 + [0] * 3
+
+
+def test_the_digest_covers_the_global_batches(split):
+    digests = [OrderDigest(), OrderDigest()]
+    for rank, digest in enumerate(digests):
+        reader = BatchReader(split, None, process_rank=rank, num_processes=2)
+        list(reader.read(training_batches(21, 8, seed=0, num_steps=3), digest))
+    assert digests[0].hexdigest() == digests[1].hexdigest()
+
+
+def test_prefetch_keeps_the_order():
+    assert list(prefetch(range(50), lambda item: item * 2)) == [item * 2 for item in range(50)]
+
+
+def test_an_error_while_preparing_is_raised_where_its_item_would_have_come():
+    def prepare(item):
+        if item == 2:
+            raise ValueError("broken item")
+        return item
+
+    items = prefetch(range(5), prepare)
+    assert [next(items), next(items)] == [0, 1]
+    with pytest.raises(ValueError, match="broken item"):
+        next(items)
+
+
+def test_closing_prefetch_ends_its_thread():
+    items = prefetch(iter(int, 1), str)
+    next(items)
+    items.close()
+    assert "prefetch" not in [thread.name for thread in threading.enumerate()]

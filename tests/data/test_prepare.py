@@ -1,0 +1,173 @@
+"""Preparing stores from folders of images, in every layout."""
+
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.io import savemat
+
+from dpcompare.data.prepare import prepare, resize
+from dpcompare.data.sources import find_images
+from dpcompare.errors import RequestError
+
+
+def counts(store):
+    return {name: split.count for name, split in store.manifest.splits.items()}
+
+
+def test_a_folder_without_splits_holds_out_a_fifth_of_each_class(photos, tmp_path):
+    store = prepare(photos, tmp_path / "store", 32)
+    assert store.manifest.classes == ("cat", "dog")
+    assert counts(store) == {"train": 16, "validation": 4}
+    assert np.bincount(store.split("validation").labels).tolist() == [2, 2]
+    assert prepare(photos, tmp_path / "again", 32).manifest.sha256 == store.manifest.sha256
+
+
+@pytest.mark.parametrize("validation", ["validation", "val", "test"])
+def test_split_folders_are_taken_as_they_are(photos, tmp_path, validation):
+    root = tmp_path / "split"
+    for split, name, files in (
+        ("train", "cat", 9),
+        ("train", "dog", 6),
+        (validation, "cat", 3),
+        (validation, "dog", 2),
+    ):
+        (root / split / name).mkdir(parents=True)
+        for path in sorted((photos / name).iterdir())[:files]:
+            shutil.copy(path, root / split / name)
+    assert counts(prepare(root, tmp_path / "store", 32)) == {"train": 15, "validation": 5}
+
+
+def test_the_stanford_dogs_layout(photos, tmp_path):
+    root = tmp_path / "dogs"
+    shutil.copytree(photos, root / "Images")
+    for file, rows in (
+        ("train_list.mat", [("cat/00.png", 1), ("dog/01.jpg", 2)]),
+        ("test_list.mat", [("dog/02.png", 2)]),
+    ):
+        names = np.empty((len(rows), 1), object)
+        names[:, 0] = [name for name, _ in rows]
+        savemat(root / file, {"file_list": names, "labels": np.array([[label] for _, label in rows])})
+    store = prepare(root, tmp_path / "store", 32)
+    assert store.manifest.classes == ("cat", "dog")
+    assert counts(store) == {"train": 2, "validation": 1}
+    assert store.split("train").labels.tolist() == [0, 1]
+    expected = resize(Image.open(photos / "dog" / "02.png"), 32)
+    assert np.array_equal(store.split("validation").images[0], expected)
+
+
+def test_a_stanford_list_cannot_point_outside(photos, tmp_path):
+    root = tmp_path / "dogs"
+    shutil.copytree(photos, root / "Images")
+    names = np.empty((1, 1), object)
+    names[0, 0] = "../../secret.jpg"
+    for file in ("train_list.mat", "test_list.mat"):
+        savemat(root / file, {"file_list": names, "labels": np.array([[1]])})
+    with pytest.raises(RequestError, match="names a file outside"):
+        find_images(root)
+
+
+def test_several_processes_write_the_same_store_as_one(photos, tmp_path):
+    seen = []
+    alone = prepare(photos, tmp_path / "alone", 32, num_processes=1)
+    together = prepare(
+        photos, tmp_path / "together", 32, num_processes=2, progress=lambda *done: seen.append(done)
+    )
+    assert together.manifest.sha256 == alone.manifest.sha256
+    assert seen[-1] == (20, 20)
+
+
+def test_resizing_keeps_the_centre_and_turns_images_upright():
+    image = Image.new("RGB", (40, 20), "white")
+    image.paste("black", (0, 0, 10, 20))  # cut off: the centre square is columns 10 to 30
+    assert resize(image, 10).min() == 255
+    upright = Image.new("L", (20, 20), 0)
+    upright.paste(255, (0, 0, 20, 10))
+    turned = upright.rotate(90)
+    turned.getexif()[0x0112] = 6  # to be shown turned by 90 degrees clockwise
+    assert np.array_equal(resize(turned, 20), resize(upright, 20))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
+def test_every_kind_of_image_becomes_rgb(mode):
+    assert resize(Image.new(mode, (50, 40)), 16).shape == (16, 16, 3)
+
+
+@pytest.fixture
+def corrupt(photos):
+    path = photos / "dog" / "03.jpg"
+    path.write_bytes(path.read_bytes()[:200])
+    (photos / "cat" / "05.jpg").write_text("no image")
+    return photos
+
+
+def test_a_corrupt_image_is_named(corrupt, tmp_path):
+    with pytest.raises(RequestError, match=r"(03|05).jpg' cannot be decoded.*--skip-corrupt"):
+        prepare(corrupt, tmp_path / "store", 32)
+    assert not (tmp_path / "store").exists()
+
+
+def test_corrupt_images_can_be_skipped_and_are_counted(corrupt, tmp_path):
+    store = prepare(corrupt, tmp_path / "store", 32, skip_corrupt=True)
+    assert sorted(store.manifest.skipped) == ["cat/05.jpg", "dog/03.jpg"]
+    assert sum(counts(store).values()) == 18
+    shutil.rmtree(corrupt / "dog")
+    (corrupt / "cat" / "05.jpg").unlink()
+    cats = [resize(Image.open(path), 32) for path in sorted((corrupt / "cat").iterdir())]
+    images = store.split("train").images[store.split("train").labels == 0]
+    assert all(any(np.array_equal(image, cat) for cat in cats) for image in images)
+
+
+def empty(root):
+    shutil.rmtree(root)
+    root.mkdir()
+
+
+def one_class(root):
+    shutil.rmtree(root / "dog")
+
+
+def no_class_folders(root):
+    for path in [*root.rglob("*.png"), *root.rglob("*.jpg")]:
+        path.rename(root / f"{path.parent.name}-{path.name}")
+
+
+def foreign_class(root):
+    (root / "train").mkdir()
+    (root / "val").mkdir()
+    (root / "cat").rename(root / "train" / "cat")
+    (root / "dog").rename(root / "val" / "dog")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (shutil.rmtree, "does not exist"),
+        (empty, "is not a dataset: it holds no images"),
+        (one_class, "has one class only \\('cat'\\)"),
+        (no_class_folders, "20 images but no folder per class"),
+        (foreign_class, "has classes that .* lacks: 'dog'"),
+    ],
+)
+def test_what_is_no_dataset_is_refused(photos, damage, message):
+    damage(photos)
+    with pytest.raises(RequestError, match=message):
+        find_images(photos)
+
+
+def test_a_file_is_no_dataset(tmp_path):
+    (tmp_path / "file.zip").touch()
+    with pytest.raises(RequestError, match="is a file, not a folder"):
+        find_images(tmp_path / "file.zip")
+
+
+def test_an_existing_destination_is_left_alone(tmp_path):
+    with pytest.raises(RequestError, match="already exists"):
+        prepare("digits", tmp_path, 8)
+
+
+def test_the_clothing_photographs(clothing, tmp_path):
+    store = prepare(clothing, tmp_path / "store", 32)
+    assert counts(store) == {"train": 3068, "validation": 341}
+    assert len(store.manifest.classes) == 10
