@@ -7,5 +7,3 @@ ADAM_EPSILON = 1e-7
 """Added to the root of the second moment before its bias is corrected ("epsilon hat", Kingma and Ba 2015, section 2)."""
 
 BATCH_NORM_EPSILON = 1e-3
-BATCH_NORM_MOMENTUM = 0.99
-"""Share of the old running statistic that a step keeps (Keras's sense; torch counts what it takes, 0.01)."""

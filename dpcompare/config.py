@@ -54,6 +54,12 @@ class Workload(BaseModel):
     """First steps that are trained like the others but left out of the measured speed."""
     optimizer: Optimizer = "adam"
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, strict=False)
+    batchnorm_momentum: float = Field(default=0.9, ge=0, lt=1, strict=False)
+    """Share of BatchNorm's running statistics that a step keeps (Keras's sense; torch counts what it takes).
+
+    The 0.99 of EfficientNet's reference code needs some 500 steps to forget the initial statistics: until then an
+    evaluation is at chance, however well the model is trained. 0.9 needs 50.
+    """
     precision: Precision = "float32"
     """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
     profile: Profile = "strict"

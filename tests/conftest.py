@@ -58,7 +58,9 @@ def _children() -> set[int]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    # KMP_INIT_AT_FORK is set by importing scikit-learn, once per interpreter.
+    ours = ("PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK")
+    return {name: value for name, value in os.environ.items() if name not in ours}
 
 
 @pytest.fixture(autouse=True)

@@ -41,6 +41,7 @@ class RunProgress:
         # Steps of each process that the others have not all reported yet.
         self._losses: dict[int, list[float]] = {rank: [] for rank in range(config.num_processes)}
         self._counts: list[int] = []
+        self._evaluations: list[Event] = []
         self._speeds: dict[int, float] = {}
         self._step = 0
         self._num_steps = 0
@@ -102,8 +103,14 @@ class RunProgress:
             self._say(f"step {self._step}/{self._num_steps}: {figures}")
 
     def _on_evaluate(self, event: Event) -> None:
-        if event["process_rank"] == 0:
-            self._say(f"epoch {event['epoch']}: evaluated after step {self._step}")
+        self._evaluations.append(event)
+        if len(self._evaluations) < len(self._losses):
+            return
+        loss, correct, count = (
+            sum(part[name] for part in self._evaluations) for name in ("loss_sum", "correct", "count")
+        )
+        self._evaluations.clear()
+        self._say(f"epoch {event['epoch']}: accuracy {correct / count:.4f}, loss {loss / count:.4f} on {count} samples")
 
 
 @contextmanager

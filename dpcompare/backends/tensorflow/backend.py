@@ -42,7 +42,7 @@ class TensorFlowBackend(Backend):
         self.strategy = self.make_strategy()
         self.num_replicas = self.strategy.num_replicas_in_sync
         with self.strategy.scope():
-            self.model = build_model(workload.model, workload.image_size, self.inputs.num_classes)
+            self.model = build_model(workload, self.inputs.num_classes)
             self._parameters = [variable.value for variable in self.model.trainable_variables]
             # The model's own list of what is not trained also holds the seeds of its dropout layers.
             self._statistics = [

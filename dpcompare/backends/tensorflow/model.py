@@ -10,23 +10,25 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.arithmetic import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM
+from dpcompare.arithmetic import BATCH_NORM_EPSILON
+from dpcompare.config import Workload
 from dpcompare.models import IMAGE_CHANNELS
 
 Array = npt.NDArray[np.generic]
 
 
-def build_model(name: str, image_size: int, num_classes: int) -> keras.Model:
+def build_model(workload: Workload, num_classes: int) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits."""
-    shape = (image_size, image_size, IMAGE_CHANNELS)
-    if name == "toy-cnn":
+    shape = (workload.image_size, workload.image_size, IMAGE_CHANNELS)
+    if workload.model == "toy-cnn":
         return _toy_cnn(shape, num_classes)
-    if name == "mlp":
+    if workload.model == "mlp":
         return _mlp(shape, num_classes)
-    return _efficientnet(name.removeprefix("efficientnet-"), shape, num_classes)
+    return _efficientnet(workload, shape, num_classes)
 
 
-def _efficientnet(scale: str, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    scale = workload.model.removeprefix("efficientnet-")
     build = getattr(keras.applications, f"EfficientNet{scale.upper()}")
     # A static shape: with (None, None, 3) the padding is wrong at odd feature sizes.
     whole = build(weights=None, input_shape=shape, classes=num_classes, classifier_activation=None)
@@ -34,7 +36,7 @@ def _efficientnet(scale: str, shape: tuple[int, int, int], num_classes: int) -> 
         if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike
             layer.rate = 0.0
         elif isinstance(layer, keras.layers.BatchNormalization):
-            layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM
+            layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
     # Entered after its own rescaling and normalisation: pixels are normalised on the host, once for all.
     return keras.Model(whole.get_layer("normalization").output, whole.output)
 

@@ -53,7 +53,7 @@ class TorchBackend(Backend):
         torch.backends.cuda.matmul.allow_tf32 = native
         torch.backends.cudnn.allow_tf32 = native
         self.connect()
-        model = build_model(workload.model, workload.image_size, self.inputs.num_classes)
+        model = build_model(workload, self.inputs.num_classes)
         if workload.precision == "float64":
             model = model.double()
         self._memory_format = torch.channels_last if native else torch.contiguous_format

@@ -7,22 +7,23 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpcompare.arithmetic import BATCH_NORM_EPSILON, BATCH_NORM_MOMENTUM
+from dpcompare.arithmetic import BATCH_NORM_EPSILON
+from dpcompare.config import Workload
 from dpcompare.models import IMAGE_CHANNELS
 
 
-def build_model(name: str, image_size: int, num_classes: int) -> nn.Module:
+def build_model(workload: Workload, num_classes: int) -> nn.Module:
     """A model whose weights are still to be loaded."""
-    if name == "toy-cnn":
-        return ToyCnn(image_size, num_classes)
-    if name == "mlp":
-        return Mlp(image_size, num_classes)
+    if workload.model == "toy-cnn":
+        return ToyCnn(workload.image_size, num_classes)
+    if workload.model == "mlp":
+        return Mlp(workload.image_size, num_classes)
     # tf_: padding as TensorFlow's "same"; torchvision's model pads strided convolutions differently.
     model = timm.create_model(
-        f"tf_{name.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
+        f"tf_{workload.model.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
     )
     for norm in batch_norms(model).values():
-        norm.eps, norm.momentum = BATCH_NORM_EPSILON, 1 - BATCH_NORM_MOMENTUM
+        norm.eps, norm.momentum = BATCH_NORM_EPSILON, 1 - workload.batchnorm_momentum
     return model
 
 

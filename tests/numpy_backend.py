@@ -1,0 +1,67 @@
+"""A backend without a framework: softmax regression in NumPy, for the tests of the core."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpcompare.backends.base import Backend
+from dpcompare.data.batches import DeviceBatch, prefetch
+
+
+class NumpyBackend(Backend):
+    """One replica on the host; keeps a record of what the loop asked of it."""
+
+    packages = ("numpy",)
+
+    def setup(self):
+        features = self.workload.image_size**2 * 3
+        self.weights = np.zeros((features, self.inputs.num_classes))
+        self.calls = []
+
+    def feed(self, batches):
+        return prefetch(batches, self._to_device)
+
+    def _to_device(self, batch):
+        return DeviceBatch(
+            images=batch.images.reshape(len(batch.images), -1).astype(np.float64),
+            labels=batch.labels,
+            weights=batch.weights,
+            global_count=batch.global_count,
+        )
+
+    def _forward(self, batch):
+        logits = batch.images @ self.weights
+        probabilities = np.exp(logits - logits.max(1, keepdims=True))
+        probabilities /= probabilities.sum(1, keepdims=True)
+        losses = -np.log(probabilities[np.arange(len(logits)), batch.labels]) * batch.weights
+        return probabilities, losses
+
+    def train_step(self, batch):
+        self.calls.append("train")
+        probabilities, losses = self._forward(batch)
+        probabilities[np.arange(len(probabilities)), batch.labels] -= 1
+        gradient = batch.images.T @ (probabilities * batch.weights[:, None]) / batch.global_count
+        self.weights -= self.workload.learning_rate * gradient
+        return losses.sum()
+
+    def evaluate_step(self, batch):
+        self.calls.append("evaluate")
+        probabilities, losses = self._forward(batch)
+        correct = (probabilities.argmax(1) == batch.labels) * batch.weights
+        return np.array([losses.sum(), correct.sum(), batch.weights.sum()])
+
+    def synchronize(self):
+        self.calls.append("synchronize")
+
+    def read(self, handles):
+        self.calls.append("read")
+        return np.array(handles, np.float64)
+
+    def state(self):
+        return {"weights": self.weights}
+
+    def load_state(self, state):
+        self.weights = state["weights"]
+
+    def teardown(self):
+        self.calls.append("teardown")

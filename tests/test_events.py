@@ -1,0 +1,39 @@
+"""Event files: append-only, readable while they are written."""
+
+from dpcompare.events import EventLog, EventTail, event_path, read_events
+
+
+def test_events_are_seen_as_soon_as_they_are_written(tmp_path):
+    tail = EventTail(tmp_path, 2)
+    assert list(tail.new_events()) == []
+    logs = [EventLog(tmp_path, rank) for rank in range(2)]
+    logs[1].append("start", time=1.0, pid=7)
+    assert list(tail.new_events()) == [{"kind": "start", "time": 1.0, "process_rank": 1, "pid": 7}]
+    logs[0].append("end", time=2.0)
+    logs[1].append("end", time=3.0)
+    assert [event["time"] for event in tail.new_events()] == [2.0, 3.0]
+    assert list(tail.new_events()) == []
+    for log in logs:
+        log.close()
+
+
+def test_a_line_that_is_not_complete_waits(tmp_path):
+    log = EventLog(tmp_path, 0)
+    log.append("start", time=1.0)
+    log.close()
+    tail = EventTail(tmp_path, 1)
+    with event_path(tmp_path, 0).open("a") as file:
+        file.write('{"kind": "tr')
+        file.flush()
+        assert [event["kind"] for event in tail.new_events()] == ["start"]
+        file.write('ain", "time": 2.0}\n')
+    assert [event["kind"] for event in tail.new_events()] == ["train"]
+
+
+def test_what_was_written_before_a_crash_can_be_read(tmp_path):
+    log = EventLog(tmp_path, 0)
+    log.append("train", time=1.0, losses=[1.5])
+    with event_path(tmp_path, 0).open("a") as file:
+        file.write('{"kind": "train", "lo')
+    log.close()
+    assert [event["losses"] for event in read_events(tmp_path, 1)] == [[1.5]]

@@ -1,0 +1,138 @@
+"""Starting, watching and stopping real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from dpcompare import launcher
+from dpcompare.planning import NodeProcess, TrainingProcess
+
+
+def node(rank, code, **env):
+    process = TrainingProcess(process_rank=rank, local_rank=0, devices=(f"cpu:{rank}",))
+    argv = (sys.executable, "-c", textwrap.dedent(code))
+    return NodeProcess(node_rank=rank, argv=argv, env=env, processes=(process,))
+
+
+def launch(run_dir, *nodes, observe=lambda event: None):
+    (run_dir / "logs").mkdir(exist_ok=True)
+    return launcher.launch(nodes, run_dir, observe)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+SLEEP_AND_TELL = "import os, pathlib, time; pathlib.Path(os.environ['PID_FILE']).write_text(str(os.getpid())); time.sleep(60)"
+
+
+def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
+    code = "import os; print('node', os.environ['NAME'])"
+    ended = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
+    assert ended == {0: 0, 1: 0}
+    assert (tmp_path / "logs" / "node1.log").read_text() == "node one\n"
+
+
+def test_the_first_failure_stops_the_others(tmp_path):
+    start = time.monotonic()
+    pid_file = tmp_path / "pid"
+    sleeper = node(0, SLEEP_AND_TELL, PID_FILE=str(pid_file))
+    failing = node(1, f"import os, sys, time\nwhile not os.path.exists({str(pid_file)!r}): time.sleep(.01)\nsys.exit(7)")
+    assert launch(tmp_path, sleeper, failing) == {1: 7}
+    assert time.monotonic() - start < 30
+    assert not is_running(int(pid_file.read_text() or 0))
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.3)
+    ready = tmp_path / "ready"
+    deaf = node(
+        0, f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)"
+    )
+    failing = node(1, f"import os, sys, time\nwhile not os.path.exists({str(ready)!r}): time.sleep(.01)\nsys.exit(1)")
+    assert launch(tmp_path, deaf, failing) == {1: 1}
+
+
+def test_children_of_a_node_process_end_with_it(tmp_path):
+    pid_file = tmp_path / "pid"
+    parent = node(
+        0,
+        f"""
+        import os, subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", {SLEEP_AND_TELL!r}])
+        while not os.path.exists({str(pid_file)!r}): time.sleep(.01)
+        os._exit(3)
+        """,
+        PID_FILE=str(pid_file),
+    )
+    assert launch(tmp_path, parent) == {0: 3}
+    wait_until(lambda: not is_running(int(pid_file.read_text())))
+
+
+def test_variables_of_an_outer_launcher_do_not_get_through(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    launch(tmp_path, node(0, "import os; print('TF_CONFIG' in os.environ, 'LOCAL_RANK' in os.environ)"))
+    assert (tmp_path / "logs" / "node0.log").read_text() == "False False\n"
+
+
+def test_events_reach_the_observer(tmp_path):
+    code = f"""
+    import time
+    from pathlib import Path
+    from dpcompare.events import EventLog
+    log = EventLog(Path({str(tmp_path)!r}), 0)
+    log.append("start", time=time.time())
+    """
+    seen = []
+    launch(tmp_path, node(0, code), observe=seen.append)
+    assert [event["kind"] for event in seen] == ["start"]
+
+
+LAUNCH_A_SLEEPER = """
+import os, sys
+from pathlib import Path
+from dpcompare import launcher
+from dpcompare.planning import NodeProcess, TrainingProcess
+run_dir = Path(sys.argv[1])
+(run_dir / "logs").mkdir()
+process = TrainingProcess(process_rank=0, local_rank=0, devices=("cpu:0",))
+node = NodeProcess(node_rank=0, argv=(sys.executable, "-c", sys.argv[2]), env={}, processes=(process,))
+launcher.launch([node], run_dir)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_child_outlives_its_launcher(tmp_path, number):
+    pid_file = tmp_path / "pid"
+    environment = os.environ | {"PID_FILE": str(pid_file)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH_A_SLEEPER, str(tmp_path), SLEEP_AND_TELL],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    parent.send_signal(number)
+    parent.wait(20)
+    wait_until(lambda: not is_running(int(pid_file.read_text())))
+
+
+def test_free_ports_are_distinct():
+    ports = launcher.free_ports(50)
+    assert len(set(ports)) == 50
