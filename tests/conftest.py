@@ -58,9 +58,12 @@ def _children() -> set[int]:
 
 
 def _environment() -> dict[str, str]:
-    # KMP_INIT_AT_FORK is set by importing scikit-learn, once per interpreter.
-    ours = ("PYTEST_CURRENT_TEST", "KMP_INIT_AT_FORK")
-    return {name: value for name, value in os.environ.items() if name not in ours}
+    # KMP_...: set by importing scikit-learn and its OpenMP runtime, once per interpreter.
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name != "PYTEST_CURRENT_TEST" and not name.startswith("KMP_")
+    }
 
 
 @pytest.fixture(autouse=True)

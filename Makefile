@@ -1,0 +1,27 @@
+# All set-up included: each target first makes .venv with what it needs.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+EXTRAS := all,dev
+PYTEST_ARGS ?=
+
+.PHONY: compare install check test bench
+
+compare: install ## the main job: all six modes on the built-in digits, one table
+	PATH="$(abspath $(BIN)):$$PATH" scripts/compare_modes.sh
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
+	touch $@
+
+check: install ## lint, format and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: install ## the tests; PYTEST_ARGS='-m slow' for the slow ones
+	$(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -1,0 +1,139 @@
+"""The contract of every mode, run for real with a tiny model: same batches, same weights, same losses."""
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+
+from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare.backends import MODES
+
+WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=8, warmup_steps=2)
+
+
+def marked(framework, mode, nodes, devices):
+    name = f"{framework}-{mode}-{nodes}x{devices}"
+    return pytest.param((framework, mode, nodes, devices), id=name, marks=getattr(pytest.mark, framework))
+
+
+ALL_MODES = [
+    marked(framework, mode, 2 if row.multi_node else 1, 2 if row.multi_device and not row.multi_node else 1)
+    for (framework, mode), row in MODES.items()
+]
+FOUR_REPLICAS = [
+    marked("torch", "dp", 1, 4),
+    marked("torch", "ddp", 2, 2),
+    marked("tensorflow", "mirrored", 1, 4),
+    marked("tensorflow", "multiworker", 2, 2),
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs a mode on a topology, once per module; returns (result, run directory)."""
+
+    @cache
+    def train(framework, mode, nodes, devices, workload=WORKLOAD):
+        run_dir = tmp_path_factory.mktemp("runs") / f"{framework}-{mode}-{nodes}x{devices}"
+        cluster = Cluster.partition(nodes, devices, device="cpu")
+        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
+        return run(config, run_dir), run_dir
+
+    return train
+
+
+@pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS)
+def test_a_mode_runs_and_records_what_it_was(trained, arm):
+    framework, mode, nodes, devices = arm
+    result, run_dir = trained(*arm)
+    assert result.status == "completed"
+    assert (result.framework, result.mode) == (framework, mode)
+    assert (result.num_nodes, result.num_replicas) == (nodes, nodes * devices)
+    per_node = devices if MODES[framework, mode].process_per == "device" else 1
+    assert result.num_processes == nodes * per_node
+    assert result.emulated == (mode == "dp")
+    expected = MODES[framework, mode].collective.get("cpu", "none")
+    assert result.collective == expected
+    assert len(result.train_loss) == 8
+    assert result.measured_steps == 6
+    assert result.images_per_second > 0
+    assert result.time_to_first_step_seconds < result.wall_seconds
+    assert framework in result.versions
+    assert len(result.device_names) == nodes * devices
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
+    for node in range(nodes):
+        for local_rank in range(per_node):
+            assert (run_dir / "logs" / f"node{node}-process{local_rank}.log").is_file()
+            assert (run_dir / f"process-{node * per_node + local_rank}.json").is_file()
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_all_modes_train_the_same(trained):
+    """toy-cnn has no BatchNorm, so its losses do not depend on the number of replicas either."""
+    arms = [arm.values[0] for arm in ALL_MODES + FOUR_REPLICAS]
+    results = [trained(*arm)[0] for arm in arms]
+    assert len({result.sample_order_sha256 for result in results}) == 1
+    assert len({result.weights_sha256 for result in results}) == 1
+    assert len({result.store_sha256 for result in results}) == 1
+    losses = np.array([result.train_loss for result in results])
+    assert np.ptp(losses[:, 0]) < 5e-5
+    assert np.ptp(losses, axis=0).max() < 1e-4
+    evaluations = [result.evaluations[-1] for result in results]
+    assert {evaluation.count for evaluation in evaluations} == {359}
+    assert np.ptp([evaluation.loss for evaluation in evaluations]) < 1e-4
+    assert np.ptp([evaluation.accuracy for evaluation in evaluations]) <= 1 / 359
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
+    workload = WORKLOAD.model_copy(
+        update={"model": "mlp", "precision": "float64", "optimizer": optimizer, "learning_rate": 1e-3}
+    )
+    torch, tensorflow = (trained(framework, "single", 1, 1, workload)[0] for framework in ("torch", "tensorflow"))
+    assert np.abs(np.array(torch.train_loss) - tensorflow.train_loss).max() < 1e-12
+    assert torch.train_loss[-1] < torch.train_loss[0]
+
+
+@pytest.mark.parametrize("framework", [pytest.param(f, marks=getattr(pytest.mark, f)) for f in ("torch", "tensorflow")])
+@pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"profile": "native"}], ids=["bfloat16", "native"])
+def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework, change):
+    reference = trained(framework, "single", 1, 1)[0]
+    changed = trained(framework, "single", 1, 1, WORKLOAD.model_copy(update=change))[0]
+    assert changed.train_loss == pytest.approx(reference.train_loss, rel=0.05)
+
+
+B2 = Workload(image_size=32, global_batch_size=8, steps=2, warmup_steps=0, precision="float64", learning_rate=1e-4)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_efficientnet_b2_is_the_same_model_in_both_frameworks(trained):
+    torch, tensorflow = (trained(framework, "single", 1, 1, B2)[0] for framework in ("torch", "tensorflow"))
+    assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
+    assert torch.train_loss[1] == pytest.approx(tensorflow.train_loss[1], abs=1e-8)
+    # Running statistics enter the evaluation, so both keep them by the same rule.
+    assert torch.evaluations[0].loss == pytest.approx(tensorflow.evaluations[0].loss, abs=1e-8)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_efficientnet_b2_on_two_replicas_is_the_same_in_every_mode(trained):
+    arms = [("torch", "dp", 1, 2), ("torch", "ddp", 2, 1), ("tensorflow", "mirrored", 1, 2), ("tensorflow", "multiworker", 2, 1)]
+    results = [trained(*arm, B2)[0] for arm in arms]
+    assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
+    assert np.ptp([result.train_loss[1] for result in results]) < 1e-8
+    assert np.ptp([result.evaluations[0].loss for result in results]) < 1e-8
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clothing):
+    workload = WORKLOAD.model_copy(update={"dataset": str(clothing)})
+    for arm in (("torch", "ddp", 2, 2), ("tensorflow", "multiworker", 2, 2), ("tensorflow", "mirrored", 1, 4)):
+        assert [e.count for e in trained(*arm, workload)[0].evaluations] == [341]

@@ -1,0 +1,78 @@
+"""The shell scripts, run as a user runs them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+TINY = ["--model", "toy-cnn", "--image-size", "32", "--steps", "7"]
+
+
+def start(script, *arguments, **environment):
+    (Path.cwd() / "dpcompare").write_text(f'#!/bin/sh\nexec {sys.executable} -m dpcompare "$@"\n')
+    (Path.cwd() / "dpcompare").chmod(0o755)
+    return subprocess.Popen(
+        [SCRIPTS / script, *arguments],
+        env=os.environ | {"DPCOMPARE": "./dpcompare", "DEVICE": "cpu"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(script, *arguments, **environment):
+    process = start(script, *arguments, **environment)
+    stdout, stderr = process.communicate(timeout=300)
+    return process.returncode, stdout, stderr
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("run_torch_ddp_4x2.sh", marks=[pytest.mark.torch, pytest.mark.slow]),
+        pytest.param("run_tf_multiworker_4x2.sh", marks=[pytest.mark.tensorflow, pytest.mark.slow]),
+    ],
+)
+def test_eight_simulated_devices_as_four_by_two(script):
+    code, stdout, stderr = run(script, *TINY, "--json", "--run-dir", "run")
+    assert code == 0, stderr
+    result = json.loads(stdout)
+    assert (result["num_nodes"], result["num_replicas"]) == (4, 8)
+
+
+@pytest.mark.parametrize("script", ["run_torch_ddp_4x2.sh", "run_tf_multiworker_4x2.sh", "compare_modes.sh"])
+def test_the_exit_code_of_a_refusal_is_returned(script):
+    code, _, stderr = run(script, "--image-size", "0")
+    assert code == 2
+    assert "image_size" in stderr
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_all_modes_end_in_one_table():
+    code, stdout, stderr = run("compare_modes.sh", *TINY, OUT="out")
+    assert code == 0, stderr
+    assert stdout.count("completed") == 6
+    for mode in ("single", "dp (emulated)", "ddp", "mirrored", "multiworker"):
+        assert f" {mode} " in stdout
+
+
+@pytest.mark.torch
+def test_an_interrupted_comparison_ends_its_run(tmp_path):
+    process = start("compare_modes.sh", *TINY[:4], "--steps", "1000000", OUT="out")
+    events = tmp_path / "out" / "torch-single" / "events" / "process-0.jsonl"
+    deadline = time.monotonic() + 60
+    while not (events.is_file() and "train" in events.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads((events.parents[1] / "result.json").read_text())["status"] == "interrupted"
