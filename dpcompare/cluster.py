@@ -111,9 +111,7 @@ class Cluster(BaseModel):
         return cls(device_type=device_type, nodes=nodes)
 
 
-def _devices_to_split(
-    device: str, gpus: Sequence[str] | None, num_cpu_devices: int
-) -> tuple[DeviceType, list[str]]:
+def _devices_to_split(device: str, gpus: Sequence[str] | None, num_cpu_devices: int) -> tuple[DeviceType, list[str]]:
     """The device type and the devices to split; CPU devices are made up, as many as are asked for."""
     if gpus is not None:
         if not gpus:
@@ -126,9 +124,7 @@ def _devices_to_split(
             return "gpu", visible
         if device == "gpu":
             mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-            reason = (
-                "`nvidia-smi -L` lists none" if mask is None else f"CUDA_VISIBLE_DEVICES={mask!r} leaves none"
-            )
+            reason = "`nvidia-smi -L` lists none" if mask is None else f"CUDA_VISIBLE_DEVICES={mask!r} leaves none"
             raise RequestError(
                 f"device gpu was asked for, but no GPU is visible here: {reason}; use --device cpu to "
                 "simulate devices on the CPU, or `dpcompare plan --gpus 0,1,...` to plan for another machine"

@@ -162,9 +162,7 @@ class RunConfig(BaseModel):
         if self.mode not in modes:
             owners = sorted({framework for framework, mode in MODES if mode == self.mode})
             where = (
-                f" ({self.mode!r} is a mode of {' and '.join(owners)})"
-                if owners
-                else did_you_mean(self.mode, modes)
+                f" ({self.mode!r} is a mode of {' and '.join(owners)})" if owners else did_you_mean(self.mode, modes)
             )
             raise ValueError(
                 f"unknown mode {self.mode!r} of {self.framework}; expected one of {', '.join(modes)}.{where}"
@@ -217,7 +215,7 @@ def request(kind: type[BaseModel], /, **values: Any) -> Any:
 
 def _describe(error: Any) -> str:
     field = ".".join(map(str, error["loc"]))
-    message = error["msg"].removeprefix("Value error, ")
+    message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return message
     return f"{field}: {message[0].lower()}{message[1:]}, received {error['input']!r}"

@@ -79,9 +79,7 @@ def _store(workload: Workload, progress: Progress | None) -> Store:
             return open_store(cached, verify=True)
         except RequestError:
             shutil.rmtree(cached)  # ours to make again: a damaged cache is no error of the user's
-    return prepare(
-        source, cached, workload.image_size, skip_corrupt=workload.skip_corrupt, progress=progress
-    )
+    return prepare(source, cached, workload.image_size, skip_corrupt=workload.skip_corrupt, progress=progress)
 
 
 def _store_key(workload: Workload, path: Path) -> str:

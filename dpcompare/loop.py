@@ -53,9 +53,7 @@ def train(backend: Backend, store: Store, events: EventLog) -> str:
         if step % epoch_steps == 0 or step == num_steps:
             steps.write()
             batches = evaluation_batches(len(validation), batch_size)
-            handles = [
-                backend.evaluate_step(batch) for batch in backend.feed(validation_reader.read(batches))
-            ]
+            handles = [backend.evaluate_step(batch) for batch in backend.feed(validation_reader.read(batches))]
             loss_sum, correct, count = backend.read(handles).sum(axis=0)
             events.append(
                 "evaluate",

@@ -75,8 +75,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     """Refuse what cannot run here, prepare the inputs, and write config.json into a new run directory."""
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise RequestError(
-            f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir, or "
-            "remove it"
+            f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir, or remove it"
         )
     require_framework(config.framework, config.python)
     _require_devices(config)
@@ -97,9 +96,7 @@ def _require_devices(config: RunConfig) -> None:
         )
 
 
-def _finish(
-    config: RunConfig, run_dir: Path, *, status: Status, error: str | None, started_at: float
-) -> RunResult:
+def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | None, started_at: float) -> RunResult:
     result = collect(
         config,
         run_dir,

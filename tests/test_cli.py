@@ -26,8 +26,14 @@ ESCAPE = "\x1b"
 # ---- what is refused: exit code 2, nothing started ----
 
 REFUSED = {
-    "unknown framework": (["--framework", "toch", "--mode", "ddp"], "unknown framework 'toch'.*Did you mean 'torch'"),
-    "unknown mode": (["--framework", "torch", "--mode", "dpp"], "unknown mode 'dpp' of torch; expected one of single"),
+    "unknown framework": (
+        ["--framework", "toch", "--mode", "ddp"],
+        "unknown framework 'toch'.*Did you mean 'torch'",
+    ),
+    "unknown mode": (
+        ["--framework", "torch", "--mode", "dpp"],
+        "unknown mode 'dpp' of torch; expected one of single",
+    ),
     "mode of the other framework": (
         ["--framework", "torch", "--mode", "mirrored"],
         "'mirrored' is a mode of tensorflow",
@@ -39,7 +45,10 @@ REFUSED = {
         "trains on one node, received 2 nodes.*multiworker",
     ),
     "two devices of single": ([*TORCH, "--devices-per-node", "2"], "trains on one device, received 2"),
-    "GPU twice": (["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,0"], "GPUs 0 in 0,1,0 .* more than once"),
+    "GPU twice": (
+        ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,0"],
+        "GPUs 0 in 0,1,0 .* more than once",
+    ),
     "GPUs that do not divide": (
         ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2", "--nodes", "2"],
         "3 devices do not divide evenly among 2 nodes",
@@ -54,8 +63,14 @@ REFUSED = {
         ["--framework", "torch", "--mode", "ddp", "--nodes", "2", "--global-batch-size", "31"],
         "received 31, which does not divide evenly among 2 replicas",
     ),
-    "batch of 0": ([*TORCH, "--global-batch-size", "0"], "global_batch_size: .*greater than or equal to 1, received 0"),
-    "image size of 0": ([*TORCH, "--image-size", "0"], "image_size: .*greater than or equal to 1, received 0"),
+    "batch of 0": (
+        [*TORCH, "--global-batch-size", "0"],
+        "global_batch_size: .*greater than or equal to 1, received 0",
+    ),
+    "image size of 0": (
+        [*TORCH, "--image-size", "0"],
+        "image_size: .*greater than or equal to 1, received 0",
+    ),
     "image size that is no number": ([*TORCH, "--image-size", "big"], "'big' is not a valid integer"),
     "image too small": ([*TORCH, "--image-size", "8"], "efficientnet-b2 needs at least 32 pixels"),
     "epochs and steps": ([*TORCH, "--epochs", "1", "--steps", "9"], "received both epochs=1 and steps=9"),
@@ -79,7 +94,10 @@ REFUSED = {
     ),
     "config file that is no TOML": ([*TORCH, "--config", "broken.toml"], "is not valid TOML"),
     "config file that is missing": ([*TORCH, "--config", "missing.toml"], "missing.toml.* cannot be read"),
-    "interpreter that is missing": ([*TORCH, "--python", "torch=/no/python"], "'/no/python' for torch cannot be used"),
+    "interpreter that is missing": (
+        [*TORCH, "--python", "torch=/no/python"],
+        "'/no/python' for torch cannot be used",
+    ),
     "interpreter of nothing": ([*TORCH, "--python", "/usr/bin/python3"], "expected FRAMEWORK=PATH"),
     "unknown option": ([*TORCH, "--batch", "3"], "No such option"),
 }
@@ -165,7 +183,16 @@ def test_plan_shows_eight_gpus_as_two_nodes_of_four():
 
 
 def test_plan_as_json_has_two_workers_on_distinct_ports():
-    arguments = ["--framework", "tensorflow", "--mode", "multiworker", "--gpus", "0,1,2,3,4,5,6,7", "--nodes", "2"]
+    arguments = [
+        "--framework",
+        "tensorflow",
+        "--mode",
+        "multiworker",
+        "--gpus",
+        "0,1,2,3,4,5,6,7",
+        "--nodes",
+        "2",
+    ]
     planned = dpcompare("plan", *arguments, "--json").json
     workers = [json.loads(node["env"]["TF_CONFIG"])["cluster"]["worker"] for node in planned["node_processes"]]
     assert workers[0] == workers[1]

@@ -17,9 +17,7 @@ def shares(cluster):
     return [",".join(node.devices) for node in cluster.nodes]
 
 
-@pytest.mark.parametrize(
-    ("num_nodes", "expected"), [(1, ["0,1,2,3"]), (2, ["0,1", "2,3"]), (4, ["0", "1", "2", "3"])]
-)
+@pytest.mark.parametrize(("num_nodes", "expected"), [(1, ["0,1,2,3"]), (2, ["0,1", "2,3"]), (4, ["0", "1", "2", "3"])])
 def test_visible_gpus_are_split_evenly(install_gpus, num_nodes, expected):
     install_gpus()
     cluster = Cluster.partition(num_nodes)
@@ -99,7 +97,10 @@ def test_nodes_share_the_cores(num_cores, num_nodes, expected):
         ({"devices_per_node": 0}, "devices per node: received 0"),
         ({"num_nodes": 3, "gpus": ["0", "1", "2", "3"]}, "4 devices do not divide evenly among 3 nodes"),
         ({"num_nodes": 4, "gpus": ["0", "1"]}, "4 nodes need at least 4 devices, but 2 are visible"),
-        ({"num_nodes": 2, "devices_per_node": 2, "gpus": ["0", "1", "2"]}, "need 4 gpu devices, but 3 are visible"),
+        (
+            {"num_nodes": 2, "devices_per_node": 2, "gpus": ["0", "1", "2"]},
+            "need 4 gpu devices, but 3 are visible",
+        ),
         ({"device": "gpu"}, "no GPU is visible here"),
         ({"device": "cpu", "gpus": ["0"]}, "both a list of GPUs and the device type cpu"),
         ({"gpus": []}, "received an empty list"),

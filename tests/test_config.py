@@ -52,13 +52,19 @@ def test_a_config_survives_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"framework": "toch"}, "unknown framework 'toch'; expected one of torch, tensorflow. Did you mean 'torch'?"),
+        (
+            {"framework": "toch"},
+            "unknown framework 'toch'; expected one of torch, tensorflow. Did you mean 'torch'?",
+        ),
         ({"mode": "dpp"}, "unknown mode 'dpp' of torch; expected one of single, dp, ddp. Did you mean"),
         ({"mode": "mirrored"}, "'mirrored' is a mode of tensorflow"),
         ({"mode": "dp", "nodes": 2}, "mode dp of torch trains on one node, received 2 nodes"),
         ({"mode": "single", "nodes": 1, "devices": 2}, "mode single trains on one device, received 2"),
         ({"nodes": 3}, "global_batch_size: received 32, which does not divide evenly among 3 replicas"),
-        ({"global_batch_size": 0}, "global_batch_size: input should be greater than or equal to 1, received 0"),
+        (
+            {"global_batch_size": 0},
+            "global_batch_size: input should be greater than or equal to 1, received 0",
+        ),
         ({"image_size": 0}, "image_size: input should be greater than or equal to 1, received 0"),
         ({"image_size": 16}, "efficientnet-b2 needs at least 32 pixels"),
         ({"image_size": "big"}, "image_size: input should be a valid integer, received 'big'"),

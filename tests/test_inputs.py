@@ -17,9 +17,7 @@ from dpcompare.inputs import cache_dir, prepare_inputs
 
 def inputs(**workload):
     chosen = Workload(**{"model": "mlp", "image_size": 8} | workload)
-    config = RunConfig(
-        framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu")
-    )
+    config = RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
     return prepare_inputs(config).inputs
 
 
@@ -84,4 +82,4 @@ def test_skipped_images_are_counted(photos):
 
 def test_nothing_is_left_in_the_cache_but_whole_files():
     inputs()
-    assert not [path for path in Path(os.environ["DPCOMPARE_CACHE_DIR"]).glob("*/.*")]
+    assert not list(Path(os.environ["DPCOMPARE_CACHE_DIR"]).glob("*/.*"))

@@ -39,7 +39,9 @@ def wait_until(condition, seconds=10.0):
         time.sleep(0.02)
 
 
-SLEEP_AND_TELL = "import os, pathlib, time; pathlib.Path(os.environ['PID_FILE']).write_text(str(os.getpid())); time.sleep(60)"
+SLEEP_AND_TELL = (
+    "import os, pathlib, time; pathlib.Path(os.environ['PID_FILE']).write_text(str(os.getpid())); time.sleep(60)"
+)
 
 
 def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
@@ -53,7 +55,9 @@ def test_the_first_failure_stops_the_others(tmp_path):
     start = time.monotonic()
     pid_file = tmp_path / "pid"
     sleeper = node(0, SLEEP_AND_TELL, PID_FILE=str(pid_file))
-    failing = node(1, f"import os, sys, time\nwhile not os.path.exists({str(pid_file)!r}): time.sleep(.01)\nsys.exit(7)")
+    failing = node(
+        1, f"import os, sys, time\nwhile not os.path.exists({str(pid_file)!r}): time.sleep(.01)\nsys.exit(7)"
+    )
     assert launch(tmp_path, sleeper, failing) == {1: 7}
     assert time.monotonic() - start < 30
     assert not is_running(int(pid_file.read_text() or 0))
@@ -63,7 +67,13 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.3)
     ready = tmp_path / "ready"
     deaf = node(
-        0, f"import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(60)"
+        0,
+        f"""
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open({str(ready)!r}, 'w')
+        time.sleep(60)
+        """,
     )
     failing = node(1, f"import os, sys, time\nwhile not os.path.exists({str(ready)!r}): time.sleep(.01)\nsys.exit(1)")
     assert launch(tmp_path, deaf, failing) == {1: 1}

@@ -17,16 +17,18 @@ from tests.numpy_backend import NumpyBackend
 
 def train(tmp_path, **workload):
     chosen = Workload(model="mlp", image_size=8, global_batch_size=32, **workload)
-    config = RunConfig(
-        framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu")
-    )
+    config = RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
     backend = NumpyBackend(prepare_inputs(config))
     backend.setup()
     log = EventLog(tmp_path, 0)
     digest = loop.train(backend, open_store(backend.inputs.store), log)
     log.close()
     events = read_events(tmp_path, 1)
-    return backend, digest, {kind: [e for e in events if e["kind"] == kind] for kind in ("ready", "train", "evaluate")}
+    return (
+        backend,
+        digest,
+        {kind: [e for e in events if e["kind"] == kind] for kind in ("ready", "train", "evaluate")},
+    )
 
 
 def series(events, name):

@@ -123,7 +123,12 @@ def test_efficientnet_b2_is_the_same_model_in_both_frameworks(trained):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_efficientnet_b2_on_two_replicas_is_the_same_in_every_mode(trained):
-    arms = [("torch", "dp", 1, 2), ("torch", "ddp", 2, 1), ("tensorflow", "mirrored", 1, 2), ("tensorflow", "multiworker", 2, 1)]
+    arms = [
+        ("torch", "dp", 1, 2),
+        ("torch", "ddp", 2, 1),
+        ("tensorflow", "mirrored", 1, 2),
+        ("tensorflow", "multiworker", 2, 1),
+    ]
     results = [trained(*arm, B2)[0] for arm in arms]
     assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
     assert np.ptp([result.train_loss[1] for result in results]) < 1e-8
@@ -135,5 +140,9 @@ def test_efficientnet_b2_on_two_replicas_is_the_same_in_every_mode(trained):
 @pytest.mark.slow
 def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clothing):
     workload = WORKLOAD.model_copy(update={"dataset": str(clothing)})
-    for arm in (("torch", "ddp", 2, 2), ("tensorflow", "multiworker", 2, 2), ("tensorflow", "mirrored", 1, 4)):
+    for arm in (
+        ("torch", "ddp", 2, 2),
+        ("tensorflow", "multiworker", 2, 2),
+        ("tensorflow", "mirrored", 1, 4),
+    ):
         assert [e.count for e in trained(*arm, workload)[0].evaluations] == [341]

@@ -86,7 +86,11 @@ def test_losses_and_evaluations_are_sums_over_the_processes(config, tmp_path):
     ("changes", "found", "message"),
     [
         ({"sample_order_sha256": "other"}, events(1), "in different orders"),
-        ({}, events(1, evaluated=(150, 208)), "each of the 359 validation samples once, but counted \\[358\\]"),
+        (
+            {},
+            events(1, evaluated=(150, 208)),
+            "each of the 359 validation samples once, but counted \\[358\\]",
+        ),
         ({}, events(1, losses=(16.0, 8.0)), "different numbers of steps: \\[4, 2\\]"),
         ({}, events(1, evaluated=None), "each of the 359 validation samples once, but counted \\[\\]"),
         ({"process_rank": 7}, events(1), "2 processes were planned, 1 left a record"),
@@ -121,11 +125,12 @@ def test_a_result_survives_its_file_with_the_keys_of_the_contract(config, tmp_pa
     result = collected(config, tmp_path, [], status="interrupted", error="interrupted")
     result.save(tmp_path)
     assert RunResult.load(tmp_path) == result
-    contract = """dpcompare_version status framework mode num_nodes num_processes num_replicas device_type emulated
-    model dataset image_size global_batch_size precision profile images_per_second step_seconds
-    time_to_first_step_seconds wall_seconds peak_memory_bytes train_loss evaluations sample_order_sha256 versions
-    config""".split()
-    assert set(contract) <= set(json.loads((tmp_path / "result.json").read_text()))
+    contract = """
+        dpcompare_version status framework mode num_nodes num_processes num_replicas device_type emulated model dataset
+        image_size global_batch_size precision profile images_per_second step_seconds time_to_first_step_seconds
+        wall_seconds peak_memory_bytes train_loss evaluations sample_order_sha256 versions config
+    """
+    assert set(contract.split()) <= set(json.loads((tmp_path / "result.json").read_text()))
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", "[1", "\x00"])

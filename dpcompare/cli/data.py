@@ -21,9 +21,7 @@ def data() -> None:
 @click.option("--skip-corrupt", is_flag=True, help="Leave out images that cannot be decoded, and count them.")
 @click.option("--processes", type=click.IntRange(min=1), help="Default: one per core.")
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON object.")
-def prepare(
-    source: str, dest: Path, image_size: int, skip_corrupt: bool, processes: int | None, as_json: bool
-) -> None:
+def prepare(source: str, dest: Path, image_size: int, skip_corrupt: bool, processes: int | None, as_json: bool) -> None:
     """Decode and resize every image of SOURCE once into the store DEST.
 
     SOURCE is a folder of images (CLASS/*.jpg, or the same below train/ and validation/), the original Stanford

@@ -20,7 +20,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 # Defaults are those of Workload and Cluster.partition; a test compares them with the texts here.
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--framework",), {"required": True, "help": "torch or tensorflow."}),
-    (("--mode",), {"required": True, "help": "torch: single, dp, ddp. tensorflow: single, mirrored, multiworker."}),
+    (
+        ("--mode",),
+        {"required": True, "help": "torch: single, dp, ddp. tensorflow: single, mirrored, multiworker."},
+    ),
     (("--nodes",), {"type": int, "default": 1, "show_default": True, "help": "Nodes to simulate."}),
     (
         ("--devices-per-node",),
@@ -62,8 +65,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--profile",),
         {
             "type": click.Choice(["strict", "native"]),
-            "help": "strict: the same in both frameworks. native: each framework's faster settings.  "
-            "[default: strict]",
+            "help": "strict: the same in both frameworks. native: each framework's faster settings.  [default: strict]",
         },
     ),
     (("--seed",), {"type": int, "help": "Of initial weights, sample order and augmentation.  [default: 0]"}),
@@ -71,7 +73,10 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--augment",),
         {"metavar": "LIST", "help": "Some of flip,brightness,contrast, by commas.  [default: none]"},
     ),
-    (("--skip-corrupt",), {"is_flag": True, "help": "Leave out images that cannot be decoded, and count them."}),
+    (
+        ("--skip-corrupt",),
+        {"is_flag": True, "help": "Leave out images that cannot be decoded, and count them."},
+    ),
     (
         ("--python",),
         {
@@ -161,13 +166,13 @@ def _type_problem(option: click.Option, value: Any, context: click.Context) -> s
     """Why a TOML value is no value of an option; TOML has types, so '32' is no number here."""
     if option.multiple:
         return None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "expected a list"
-    expected: type | tuple[type, ...] = {"integer": int, "float": (int, float), "boolean": bool}.get(
-        option.type.name, str
-    )
-    if option.is_flag:
-        expected = bool
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        name = {int: "an integer", bool: "true or false", str: "a string"}.get(expected, "a number")  # type: ignore[arg-type]
+    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+        "integer": ((int,), "an integer"),
+        "float": ((int, float), "a number"),
+        "boolean": ((bool,), "true or false"),
+    }
+    types, name = kinds["boolean"] if option.is_flag else kinds.get(option.type.name, ((str,), "a string"))
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         return f"expected {name}"
     try:
         option.type.convert(value, option, context)

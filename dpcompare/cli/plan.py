@@ -77,9 +77,7 @@ def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> Non
         devices = [(process, device) for process in node.processes for device in process.devices]
         for local_rank, (process, device) in enumerate(devices):
             name = f"gpu {device}" if config.cluster.device_type == "gpu" else device
-            table.add_row(
-                str(node.node_rank), str(process.process_rank), str(local_rank), str(global_rank), name
-            )
+            table.add_row(str(node.node_rank), str(process.process_rank), str(local_rank), str(global_rank), name)
             global_rank += 1
     stdout_console().print(table)
     for node in node_processes:

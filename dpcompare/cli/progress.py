@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config import RunConfig
@@ -137,11 +137,11 @@ class _LinesPerTenth:
     def __exit__(self, *exception: object) -> None:
         return None
 
-    def add_task(self, description: str, *, total: int, figures: str) -> int:
+    def add_task(self, description: str, *, total: int, figures: str) -> TaskID:
         self._description, self._total, self._tenth = description, total, 0
-        return 0
+        return TaskID(0)
 
-    def update(self, task: int, *, completed: int) -> None:
+    def update(self, task: TaskID, *, completed: int) -> None:
         tenth = 10 * completed // self._total
         if tenth > self._tenth:
             self._tenth = tenth

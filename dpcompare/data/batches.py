@@ -94,7 +94,8 @@ def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared]) -> Iter
     def put(prepared: Prepared | None, error: BaseException | None) -> None:
         while not stop.is_set():
             try:
-                return ready.put((prepared, error), timeout=0.1)
+                ready.put((prepared, error), timeout=0.1)
+                return
             except queue.Full:
                 continue
 

@@ -45,9 +45,7 @@ def _cut(order: npt.NDArray[np.int64], global_batch_size: int, epoch: int) -> It
         yield GlobalBatch(epoch=epoch, indices=indices[rows], weights=weights[rows])
 
 
-def training_batches(
-    num_samples: int, global_batch_size: int, *, seed: int, num_steps: int
-) -> Iterator[GlobalBatch]:
+def training_batches(num_samples: int, global_batch_size: int, *, seed: int, num_steps: int) -> Iterator[GlobalBatch]:
     """The global batches of steps 0 to num_steps - 1, epoch after epoch; each sample counts once per epoch."""
     steps_left, epoch = num_steps, 0
     while steps_left > 0:

@@ -74,9 +74,7 @@ def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays, image_
         for row, image in enumerate(images):
             pixels[row] = resize(image, image_size)
     labels = {split: labels for split, (_, labels) in dataset.splits.items()}
-    return writer.finish(
-        labels, source=source, classes=dataset.classes, resize=RESIZE_RULE, decoder=DECODER
-    )
+    return writer.finish(labels, source=source, classes=dataset.classes, resize=RESIZE_RULE, decoder=DECODER)
 
 
 def _write_files(

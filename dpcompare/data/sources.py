@@ -66,9 +66,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _images_below(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file()
-    )
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
 def _first_named(folders: list[Path], names: Iterable[str]) -> Path | None:
@@ -99,9 +97,7 @@ def _image_folder(root: Path) -> ImageFiles:
     if validation is None:
         return ImageFiles(root=root, classes=classes, splits=_hold_out(images, len(classes)))
     unknown = [
-        folder.name
-        for folder in _subfolders(validation)
-        if folder.name not in classes and _images_below(folder)
+        folder.name for folder in _subfolders(validation) if folder.name not in classes and _images_below(folder)
     ]
     if unknown:
         raise RequestError(
@@ -148,9 +144,7 @@ def _stanford_dogs(root: Path) -> ImageFiles:
         names |= {label: Path(relative).parts[0] for relative, label in zip(files, labels, strict=True)}
         splits[split] = list(zip(paths, labels, strict=True))
     if sorted(names) != list(range(len(names))):
-        raise RequestError(
-            f"{str(root)!r}: labels {sorted(names)} of the lists are not 1 to {len(names)} without gaps"
-        )
+        raise RequestError(f"{str(root)!r}: labels {sorted(names)} of the lists are not 1 to {len(names)} without gaps")
     return ImageFiles(root=root, classes=tuple(names[label] for label in sorted(names)), splits=splits)
 
 

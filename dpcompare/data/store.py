@@ -122,9 +122,7 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
 
 
 def split_manifest(split: Split) -> SplitManifest:
-    return SplitManifest(
-        count=len(split), images_sha256=_sha256(split.images), labels_sha256=_sha256(split.labels)
-    )
+    return SplitManifest(count=len(split), images_sha256=_sha256(split.images), labels_sha256=_sha256(split.labels))
 
 
 def _sha256(array: npt.NDArray[Any]) -> str:
@@ -146,9 +144,7 @@ class StoreWriter:
 
     def __enter__(self) -> StoreWriter:
         self._destination.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = Path(
-            tempfile.mkdtemp(prefix=f".{self._destination.name}-", dir=self._destination.parent)
-        )
+        self._temporary = Path(tempfile.mkdtemp(prefix=f".{self._destination.name}-", dir=self._destination.parent))
         return self
 
     def __exit__(
@@ -167,9 +163,7 @@ class StoreWriter:
         """Keep only these rows of the images of a split, in this order."""
         whole = np.load(self.images_path(split), mmap_mode="r")
         kept_path = self._temporary / "kept.npy"
-        kept = np.lib.format.open_memmap(
-            kept_path, mode="w+", dtype=np.uint8, shape=(len(rows), *whole.shape[1:])
-        )
+        kept = np.lib.format.open_memmap(kept_path, mode="w+", dtype=np.uint8, shape=(len(rows), *whole.shape[1:]))
         for start in range(0, len(rows), _CHUNK_ROWS):
             kept[start : start + _CHUNK_ROWS] = whole[rows[start : start + _CHUNK_ROWS]]
         kept.flush()

@@ -38,14 +38,10 @@ class Optimizer(ABC):
         """Update this replica's copy of every variable; call it in a replica context."""
         slots = zip(*self.slots.values(), strict=True)
         for variable, gradient, own in zip(self.variables, gradients, slots, strict=True):
-            self.update(
-                variable.handle, [slot.handle for slot in own], gradient, tf.cast(constants, variable.dtype)
-            )
+            self.update(variable.handle, [slot.handle for slot in own], gradient, tf.cast(constants, variable.dtype))
 
     @abstractmethod
-    def update(
-        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
-    ) -> None:
+    def update(self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor) -> None:
         """Update one variable, given by its resource handle."""
 
 
@@ -54,9 +50,7 @@ class Sgd(Optimizer):
 
     slot_names = ("momentum",)
 
-    def update(
-        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
-    ) -> None:
+    def update(self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor) -> None:
         tf.raw_ops.ResourceApplyMomentum(
             var=variable,
             accum=slots[0],
@@ -74,9 +68,7 @@ class Adam(Optimizer):
     def step_constants(self, step: int) -> list[float]:
         return [self.learning_rate, ADAM_BETAS[0] ** step, ADAM_BETAS[1] ** step]
 
-    def update(
-        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
-    ) -> None:
+    def update(self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor) -> None:
         dtype = gradient.dtype
         tf.raw_ops.ResourceApplyAdam(
             var=variable,

@@ -115,9 +115,7 @@ class TorchBackend(Backend):
 
     def _losses(self, model: nn.Module, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits, and the loss of each row: 0 for rows that only fill up."""
-        with torch.autocast(
-            self.device.type, torch.bfloat16, enabled=self.workload.precision == "bfloat16"
-        ):
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.workload.precision == "bfloat16"):
             logits = model(batch.images)
         logits = logits.to(batch.weights.dtype)
         return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
@@ -150,9 +148,7 @@ class TorchBackend(Backend):
     def _tensors(self) -> dict[str, torch.Tensor]:
         # num_batches_tracked counts steps and has no twin in TensorFlow.
         return {
-            name: tensor
-            for name, tensor in self.model.state_dict().items()
-            if not name.endswith("num_batches_tracked")
+            name: tensor for name, tensor in self.model.state_dict().items() if not name.endswith("num_batches_tracked")
         }
 
     def teardown(self) -> None:

@@ -80,7 +80,10 @@ def _in_threads(run: Callable[[int], torch.Tensor], count: int) -> list[torch.Te
 
     def work(rank: int) -> None:
         try:
-            with torch.set_grad_enabled(grad_enabled), torch.autocast("cpu", autocast[1], enabled=autocast[0]):
+            with (
+                torch.set_grad_enabled(grad_enabled),
+                torch.autocast("cpu", autocast[1], enabled=autocast[0]),
+            ):
                 outputs[rank] = run(rank)
         except BaseException as error:  # raised in the calling thread below
             errors.append(error)
