@@ -92,7 +92,8 @@ class TensorFlowBackend(Backend):
 
         def of_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
             rank = context.replica_id_in_sync_group % replicas
-            return tf.cast(tf.constant(rows[rank * share : (rank + 1) * share]), dtype)
+            with tf.device(self.local_devices()[rank]):  # TensorFlow itself would put all shares on the first
+                return tf.cast(tf.constant(rows[rank * share : (rank + 1) * share]), dtype)
 
         return self.strategy.experimental_distribute_values_from_function(of_replica)
 
