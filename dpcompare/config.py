@@ -18,6 +18,9 @@ from dpcompare.models import MODELS
 Optimizer = Literal["sgd", "adam"]
 Precision = Literal["float32", "bfloat16", "float64"]
 Profile = Literal["strict", "native"]
+Schedule = Literal["constant", "cosine"]
+ScaleLr = Literal["none", "linear"]
+BatchNorm = Literal["local", "sync"]
 
 DEFAULT_EPOCHS = 1
 
@@ -54,6 +57,16 @@ class Workload(BaseModel):
     """First steps that are trained like the others but left out of the measured speed."""
     optimizer: Optimizer = "adam"
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, strict=False)
+    schedule: Schedule = "constant"
+    """How the learning rate goes after its warm-up; see `dpcompare.schedule`."""
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    """First steps over which the learning rate rises linearly to its full value."""
+    scale_lr: ScaleLr = "none"
+    """`linear`: the learning rate is that of a global batch of 256 and grows with the batch."""
+    accumulate: int = Field(default=1, ge=1)
+    """Micro-batches per optimizer step: each replica's share is trained in this many parts, gradients added up."""
+    batchnorm: BatchNorm = "local"
+    """`local`: each replica normalises by its own share of the batch. `sync`: by the batch of all replicas."""
     batchnorm_momentum: float = Field(default=0.9, ge=0, lt=1, strict=False)
     """Share of BatchNorm's running statistics that a step keeps (Keras's sense; torch counts what it takes).
 
@@ -79,6 +92,11 @@ class Workload(BaseModel):
         if self.image_size < smallest:
             problems.append(
                 f"image_size: received {self.image_size}, but {self.model} needs at least {smallest} pixels"
+            )
+        if self.steps is not None and self.lr_warmup_steps > self.steps:
+            problems.append(
+                f"lr_warmup_steps: received {self.lr_warmup_steps}, but the run has {self.steps} steps only; expected "
+                "at most as many"
             )
         if self.epochs is not None and self.steps is not None:
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
@@ -180,10 +198,17 @@ class RunConfig(BaseModel):
                 f"mode {self.mode} trains on one device, received {cluster.num_replicas} "
                 f"({', '.join(cluster.devices)}); name one, or use another mode"
             )
-        if batch % cluster.num_replicas:
+        if self.workload.batchnorm == "sync" and cluster.device_type not in self.mode_row.sync_batchnorm_on:
             problems.append(
-                f"global_batch_size: received {batch}, which does not divide evenly among "
-                f"{cluster.num_replicas} replicas; expected a multiple of {cluster.num_replicas}"
+                f"batchnorm: received sync, which mode {self.mode} of {self.framework} cannot do on "
+                f"{cluster.device_type} devices; use local, or another mode"
+            )
+        parts = cluster.num_replicas * self.workload.accumulate
+        if batch % parts:
+            each = f" in {self.workload.accumulate} micro-batches each" if self.workload.accumulate > 1 else ""
+            problems.append(
+                f"global_batch_size: received {batch}, which does not divide evenly among {cluster.num_replicas} "
+                f"replicas{each}; expected a multiple of {parts}"
             )
         _raise(problems)
         return self

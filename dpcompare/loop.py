@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from itertools import islice
 from typing import Any
 
 from dpcompare.backends.base import Backend
@@ -13,6 +14,7 @@ from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoc
 from dpcompare.data.store import Store
 from dpcompare.events import EventLog
 from dpcompare.inputs import total_steps
+from dpcompare.schedule import learning_rate
 
 SECONDS_BETWEEN_EVENTS = 0.25
 
@@ -31,10 +33,15 @@ def train(backend: Backend, store: Store, events: EventLog) -> str:
     num_steps = total_steps(workload, len(split))
     epoch_steps = steps_per_epoch(len(split), batch_size)
     augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
-    place = {"process_rank": backend.process_rank, "num_processes": backend.num_processes}
+    place = {
+        "process_rank": backend.process_rank,
+        "num_processes": backend.num_processes,
+        "replicas_per_process": backend.config.replicas_per_process,
+    }
     order = training_batches(len(split), batch_size, seed=workload.seed, num_steps=num_steps)
     digest = OrderDigest()
-    feed = backend.feed(BatchReader(split, augmentation, **place).read(order, digest))
+    reader = BatchReader(split, augmentation, **place, accumulate=workload.accumulate)
+    feed = backend.feed(reader.read(order, digest))
     validation = store.split("validation")
     validation_reader = BatchReader(validation, None, **place)
     steps = _StepLog(backend, events)
@@ -42,18 +49,19 @@ def train(backend: Backend, store: Store, events: EventLog) -> str:
     events.append("ready", time=time.time(), steps=num_steps, num_replicas=backend.num_replicas)
     backend.synchronize()
     for step in range(1, num_steps + 1):
+        rate = learning_rate(workload, step - 1, num_steps)
         start = time.perf_counter()
-        batch = next(feed)
+        batches = list(islice(feed, workload.accumulate))
         received = time.perf_counter()
-        loss = backend.train_step(batch)
+        loss = backend.train_step(batches, rate)
         backend.synchronize()
         end = time.perf_counter()
 
-        steps.add(step, loss, batch.global_count, step_seconds=end - start, data_seconds=received - start)
+        steps.add(step, loss, batches[0].global_count, step_seconds=end - start, data_seconds=received - start)
         if step % epoch_steps == 0 or step == num_steps:
             steps.write()
-            batches = evaluation_batches(len(validation), batch_size)
-            handles = [backend.evaluate_step(batch) for batch in backend.feed(validation_reader.read(batches))]
+            validation_feed = backend.feed(validation_reader.read(evaluation_batches(len(validation), batch_size)))
+            handles = [backend.evaluate_step(batch) for batch in validation_feed]
             loss_sum, correct, count = backend.read(handles).sum(axis=0)
             events.append(
                 "evaluate",

@@ -36,12 +36,13 @@ class NumpyBackend(Backend):
         losses = -np.log(probabilities[np.arange(len(logits)), batch.labels]) * batch.weights
         return probabilities, losses
 
-    def train_step(self, batch):
+    def train_step(self, batches, learning_rate):
         self.calls.append("train")
+        (batch,) = batches
         probabilities, losses = self._forward(batch)
         probabilities[np.arange(len(probabilities)), batch.labels] -= 1
         gradient = batch.images.T @ (probabilities * batch.weights[:, None]) / batch.global_count
-        self.weights -= self.workload.learning_rate * gradient
+        self.weights -= learning_rate * gradient
         return losses.sum()
 
     def evaluate_step(self, batch):
@@ -59,6 +60,9 @@ class NumpyBackend(Backend):
 
     def state(self):
         return {"weights": self.weights}
+
+    def optimizer_state(self):
+        return {}
 
     def load_state(self, state):
         self.weights = state["weights"]

@@ -17,7 +17,7 @@ def python_blocks():
             yield pytest.param(code, id=f"{page.name}-{number}", marks=pytest.mark.torch)
 
 
-@pytest.mark.parametrize("code", python_blocks())
+@pytest.mark.parametrize("code", list(python_blocks()))
 def test_python_examples_run(code, tmp_path):
     (tmp_path / "example.py").write_text(code)
     done = subprocess.run([sys.executable, "example.py"], capture_output=True, text=True, timeout=240)

@@ -106,6 +106,29 @@ def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework,
     assert changed.train_loss == pytest.approx(reference.train_loss, rel=0.05)
 
 
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trained):
+    workload = WORKLOAD.model_copy(update={"model": "mlp", "precision": "float64", "schedule": "cosine"})
+    accumulating = workload.model_copy(update={"accumulate": 2, "optimizer": "sgd"})
+    whole = trained("torch", "single", 1, 1, workload.model_copy(update={"optimizer": "sgd"}))[0]
+    arms = [arm.values[0] for arm in ALL_MODES]
+    losses = np.array([whole.train_loss, *(trained(*arm, accumulating)[0].train_loss for arm in arms)])
+    assert np.ptp(losses, axis=0).max() < 1e-12
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_synchronized_batchnorm_makes_two_replicas_the_same_as_one(trained):
+    workload = B2.model_copy(update={"batchnorm": "sync"})
+    arms = [("torch", "single", 1, 1), ("torch", "dp", 1, 2), ("torch", "ddp", 2, 1), ("tensorflow", "mirrored", 1, 2)]
+    results = [trained(*arm, workload)[0] for arm in arms]
+    assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
+    assert np.ptp([result.train_loss[1] for result in results]) < 1e-8
+    assert np.ptp([result.evaluations[0].loss for result in results]) < 1e-8
+
+
 B2 = Workload(image_size=32, global_batch_size=8, steps=2, warmup_steps=0, precision="float64", learning_rate=1e-4)
 
 

@@ -38,6 +38,8 @@ class Mode:
     multi_node: bool = False
     collective: Mapping[str, str] = field(default_factory=dict)
     """Device type -> what carries the gradients between replicas."""
+    sync_batchnorm_on: frozenset[str] = frozenset({"cpu", "gpu"})
+    """Device types where BatchNorm can use the batch of all replicas."""
     emulated_on: frozenset[str] = frozenset()
     """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
 
@@ -57,6 +59,7 @@ MODES: dict[tuple[str, str], Mode] = {
         target="torch.dp:DataParallel",
         summary="torch.nn.DataParallel: one process drives the devices of one node",
         collective={"cpu": "threads", "gpu": "nccl"},
+        sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot meet in their forward pass
         emulated_on=frozenset({"cpu"}),
     ),
     ("torch", "ddp"): Mode(

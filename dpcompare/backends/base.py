@@ -58,8 +58,8 @@ class Backend(ABC):
         """This process's host batches as device batches, prepared ahead of their use."""
 
     @abstractmethod
-    def train_step(self, batch: DeviceBatch) -> Any:
-        """One optimizer step on a global batch.
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+        """One optimizer step on the micro-batches of a global batch.
 
         Returns a handle of the sum of the losses of this process's samples; never waits for the device.
         """
@@ -79,6 +79,10 @@ class Backend(ABC):
     @abstractmethod
     def state(self) -> State:
         """The model's tensors by their framework-neutral names, BatchNorm statistics of replica 0 included."""
+
+    @abstractmethod
+    def optimizer_state(self) -> State:
+        """What the optimizer remembers, as `<slot>.<tensor>`: momentum, or exp_avg and exp_avg_sq."""
 
     @abstractmethod
     def load_state(self, state: State) -> None:

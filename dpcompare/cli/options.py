@@ -54,6 +54,33 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--optimizer",), {"type": click.Choice(["sgd", "adam"]), "help": "[default: adam]"}),
     (("--learning-rate",), {"type": float, "help": "[default: 0.001]"}),
     (
+        ("--schedule",),
+        {"type": click.Choice(["constant", "cosine"]), "help": "Of the learning rate.  [default: constant]"},
+    ),
+    (
+        ("--lr-warmup-steps",),
+        {"type": int, "help": "First steps in which the learning rate rises linearly.  [default: 0]"},
+    ),
+    (
+        ("--scale-lr",),
+        {
+            "type": click.Choice(["none", "linear"]),
+            "help": "linear: --learning-rate is that of a global batch of 256 and grows with the batch.  "
+            "[default: none]",
+        },
+    ),
+    (
+        ("--accumulate",),
+        {"type": int, "help": "Micro-batches per step and replica, gradients added up.  [default: 1]"},
+    ),
+    (
+        ("--batchnorm",),
+        {
+            "type": click.Choice(["local", "sync"]),
+            "help": "Statistics of each replica's share of a batch, or of the batch of all.  [default: local]",
+        },
+    ),
+    (
         ("--batchnorm-momentum",),
         {"type": float, "help": "Share of the running statistics that a step keeps.  [default: 0.9]"},
     ),
@@ -102,6 +129,11 @@ _WORKLOAD_OPTIONS = (
     "warmup_steps",
     "optimizer",
     "learning_rate",
+    "schedule",
+    "lr_warmup_steps",
+    "scale_lr",
+    "accumulate",
+    "batchnorm",
     "batchnorm_momentum",
     "precision",
     "profile",

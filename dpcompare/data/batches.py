@@ -25,7 +25,7 @@ PREFETCH_DEPTH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    """Rows of one process; contiguous shares of them go to its replicas."""
+    """A micro-batch of one process; contiguous shares of its rows go to its replicas."""
 
     images: npt.NDArray[np.float32]
     """(rows, height, width, channels), normalised."""
@@ -47,26 +47,47 @@ class DeviceBatch:
 
 
 class BatchReader:
-    """Reads one process's share of global batches from a split of the store."""
+    """Reads one process's share of global batches from a split of the store, a micro-batch at a time."""
 
     def __init__(
-        self, split: Split, augmentation: Augmentation | None, *, process_rank: int, num_processes: int
+        self,
+        split: Split,
+        augmentation: Augmentation | None,
+        *,
+        process_rank: int,
+        num_processes: int,
+        replicas_per_process: int = 1,
+        accumulate: int = 1,
     ) -> None:
+        """Args:
+        split: what to read.
+        augmentation: None for evaluation.
+        process_rank: which share of every global batch.
+        num_processes: how many shares there are.
+        replicas_per_process: replicas that take contiguous parts of the process's share.
+        accumulate: micro-batches that each replica's part is cut into.
+        """
         self._split = split
         self._augmentation = augmentation
         self._process_rank = process_rank
         self._num_processes = num_processes
+        self._replicas_per_process = replicas_per_process
+        self._accumulate = accumulate
 
     def read(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostBatch]:
         for batch in batches:
             if digest is not None:
                 digest.update(batch)
-            yield self._read(batch)
+            for rows in self._rows(len(batch.indices)):
+                yield self._read(batch, rows)
 
-    def _read(self, batch: GlobalBatch) -> HostBatch:
-        rows_per_process = len(batch.indices) // self._num_processes
-        start = self._process_rank * rows_per_process
-        rows = slice(start, start + rows_per_process)
+    def _rows(self, global_batch_size: int) -> npt.NDArray[np.int64]:
+        """Positions in the global batch, (micro-batch, row): in each, the replicas' rows one replica after another."""
+        shape = (self._num_processes, self._replicas_per_process, self._accumulate, -1)
+        own: npt.NDArray[np.int64] = np.arange(global_batch_size).reshape(shape)[self._process_rank]
+        return own.swapaxes(0, 1).reshape(self._accumulate, -1)
+
+    def _read(self, batch: GlobalBatch, rows: npt.NDArray[np.int64]) -> HostBatch:
         indices = batch.indices[rows]
         pixels = self._split.images[indices].astype(np.float32) / np.float32(255)
         if self._augmentation is not None:

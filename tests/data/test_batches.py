@@ -56,6 +56,17 @@ def test_pixels_are_normalised_and_rows_that_fill_up_weigh_nothing(split):
     assert batches[2]["weights"].tolist() == [1] * 5 + [0] * 3
 
 
+def test_micro_batches_of_every_replica_make_up_its_share(split):
+    """2 replicas x 2 micro-batches: micro-batch m holds the m-th half of each replica's half of the batch."""
+    reader = BatchReader(split, None, process_rank=0, num_processes=1, replicas_per_process=2, accumulate=2)
+    first, second = list(reader.read(training_batches(21, 8, seed=0, num_steps=1)))
+    (order,) = training_batches(21, 8, seed=0, num_steps=1)
+    labels = split.labels[order.indices]
+    assert first.labels.tolist() == labels[[0, 1, 4, 5]].tolist()
+    assert second.labels.tolist() == labels[[2, 3, 6, 7]].tolist()
+    assert first.global_count == second.global_count == 8
+
+
 def test_the_digest_covers_the_global_batches(split):
     digests = [OrderDigest(), OrderDigest()]
     for rank, digest in enumerate(digests):

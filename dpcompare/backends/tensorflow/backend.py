@@ -48,12 +48,19 @@ class TensorFlowBackend(Backend):
             self._statistics = [
                 mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
             ]
-            self.optimizer = OPTIMIZERS[workload.optimizer](self._parameters, workload.learning_rate)
+            self.optimizer = OPTIMIZERS[workload.optimizer](self._parameters)
+            self._gradient_sums = (
+                [tf.Variable(tf.zeros_like(parameter), trainable=False) for parameter in self._parameters]
+                if workload.accumulate > 1
+                else []
+            )
         self.load_state(load_file(self.inputs.weights))
         # XLA fails under the strategies on the CPU, and Keras would compile the one-device run alone.
         # autograph: the functions have no Python control flow to translate.
         function = tf.function(autograph=False, jit_compile=False)
         self._train = function(self._train_global_batch)
+        self._accumulate = function(self._accumulate_micro_batch)
+        self._apply = function(self._apply_accumulated)
         self._evaluate = function(self._evaluate_global_batch)
         self._share_statistics = function(self._copy_statistics_of_replica_0)
 
@@ -97,30 +104,59 @@ class TensorFlowBackend(Backend):
 
         return self.strategy.experimental_distribute_values_from_function(of_replica)
 
-    def train_step(self, batch: DeviceBatch) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
         self._step += 1
-        constants = tf.constant(self.optimizer.step_constants(self._step), tf.float64)
-        count = tf.constant(batch.global_count, self._dtype)
-        return self._train(batch.images, batch.labels, batch.weights, count, constants)
+        constants = tf.constant(self.optimizer.step_constants(self._step, learning_rate), tf.float64)
+        counts = [tf.constant(batch.global_count, self._dtype) for batch in batches]
+        parts = [(batch.images, batch.labels, batch.weights, n) for batch, n in zip(batches, counts, strict=True)]
+        if len(parts) == 1:
+            return self._train(*parts[0], constants)
+        loss_sum = tf.add_n([self._accumulate(*part) for part in parts])
+        self._apply(constants)
+        return loss_sum
 
     def _train_global_batch(self, images: Any, labels: Any, weights: Any, count: Any, constants: Any) -> Any:
-        sums = self.strategy.run(self._train_replica, (images, labels, weights, count, constants))
-        return self._local_sum(sums)
+        def of_replica(*batch: tf.Tensor) -> tf.Tensor:
+            loss_sum, gradients = self._gradients(*batch)
+            self._update(gradients, constants)
+            return loss_sum
 
-    def _train_replica(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor, constants: tf.Tensor
-    ) -> tf.Tensor:
+        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, count)))
+
+    def _accumulate_micro_batch(self, images: Any, labels: Any, weights: Any, count: Any) -> Any:
+        def of_replica(*batch: tf.Tensor) -> tf.Tensor:
+            loss_sum, gradients = self._gradients(*batch)
+            for total, gradient in zip(self._gradient_sums, gradients, strict=True):
+                tf.raw_ops.AssignAddVariableOp(resource=total.handle, value=gradient)
+            return loss_sum
+
+        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, count)))
+
+    def _apply_accumulated(self, constants: tf.Tensor) -> None:
+        def of_replica() -> None:
+            self._update([tf.identity(total) for total in self._gradient_sums], constants)
+            for total in self._gradient_sums:
+                tf.raw_ops.AssignVariableOp(resource=total.handle, value=tf.zeros(total.shape, total.dtype))
+
+        self.strategy.run(of_replica)
+
+    def _gradients(
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """This replica's sum of losses, and its part of the gradient of the mean over the global batch."""
         with tf.GradientTape() as tape:
             _, losses = self._losses(images, labels, weights, training=True)
             loss_sum = tf.reduce_sum(losses)
             loss = loss_sum / count
-        gradients = tape.gradient(loss, self._parameters)
+        return loss_sum, tape.gradient(loss, self._parameters)
+
+    def _update(self, gradients: list[tf.Tensor], constants: tf.Tensor) -> None:
+        """Add up the gradients of all replicas and update this replica's copy of the parameters."""
         if self.num_replicas > 1:
             replica = tf.distribute.get_replica_context()
             gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         self.optimizer.apply(gradients, constants)
-        return loss_sum
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
         self._enter(training=False)
@@ -182,6 +218,18 @@ class TensorFlowBackend(Backend):
         return {
             mapped.name: np.ascontiguousarray(mapped.to_neutral(mapped.variable.numpy()))
             for mapped in mapped_variables(self.model)
+        }
+
+    def optimizer_state(self) -> State:
+        neutral = {
+            id(mapped.variable.value): mapped for mapped in mapped_variables(self.model) if mapped.variable.trainable
+        }
+        return {
+            f"{slot}.{neutral[id(parameter)].name}": np.ascontiguousarray(
+                neutral[id(parameter)].to_neutral(value.numpy())
+            )
+            for slot, values in self.optimizer.slots.items()
+            for parameter, value in zip(self._parameters, values, strict=True)
         }
 
     def load_state(self, state: State) -> None:

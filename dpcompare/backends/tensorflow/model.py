@@ -37,6 +37,7 @@ def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: 
             layer.rate = 0.0
         elif isinstance(layer, keras.layers.BatchNormalization):
             layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
+            layer.synchronized = workload.batchnorm == "sync"
     # Entered after its own rescaling and normalisation: pixels are normalised on the host, once for all.
     return keras.Model(whole.get_layer("normalization").output, whole.output)
 

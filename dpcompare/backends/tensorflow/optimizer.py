@@ -21,18 +21,17 @@ class Optimizer(ABC):
 
     slot_names: ClassVar[tuple[str, ...]]
 
-    def __init__(self, variables: Sequence[tf.Variable], learning_rate: float) -> None:
+    def __init__(self, variables: Sequence[tf.Variable]) -> None:
         """Create the slots; call it inside the strategy's scope."""
         self.variables = list(variables)
-        self.learning_rate = learning_rate
         self.slots = {
             name: [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
             for name in self.slot_names
         }
 
-    def step_constants(self, step: int) -> list[float]:
+    def step_constants(self, step: int, learning_rate: float) -> list[float]:
         """What changes from step to step (from 1), computed on the host in float64."""
-        return [self.learning_rate]
+        return [learning_rate]
 
     def apply(self, gradients: Sequence[tf.Tensor], constants: tf.Tensor) -> None:
         """Update this replica's copy of every variable; call it in a replica context."""
@@ -65,8 +64,8 @@ class Adam(Optimizer):
 
     slot_names = ("exp_avg", "exp_avg_sq")
 
-    def step_constants(self, step: int) -> list[float]:
-        return [self.learning_rate, ADAM_BETAS[0] ** step, ADAM_BETAS[1] ** step]
+    def step_constants(self, step: int, learning_rate: float) -> list[float]:
+        return [learning_rate, ADAM_BETAS[0] ** step, ADAM_BETAS[1] ** step]
 
     def update(self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor) -> None:
         dtype = gradient.dtype

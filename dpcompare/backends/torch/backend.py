@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from torch import nn
 from torch.nn import functional
 
 from dpcompare.backends.base import Backend, State
-from dpcompare.backends.torch.batchnorm import RunningVariance
+from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.model import build_model
-from dpcompare.backends.torch.optimizer import build_optimizer
+from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
 
@@ -41,8 +42,16 @@ class TorchBackend(Backend):
         """The model on all devices of this mode."""
         return model
 
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over all replicas, differentiable; called by every replica in its forward pass."""
+        return tensor
+
     def broadcast_buffers(self) -> None:
         """Give every replica the BatchNorm statistics of replica 0."""
+
+    def exchanging(self, gradients: bool) -> AbstractContextManager[None]:
+        """Whether a backward pass exchanges gradients: only the last micro-batch of a step does."""
+        return nullcontext()
 
     def setup(self) -> None:
         self._training: bool | None = None
@@ -58,12 +67,12 @@ class TorchBackend(Backend):
             model = model.double()
         self._memory_format = torch.channels_last if native else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self._memory_format)
+        if workload.batchnorm == "sync":
+            synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
         self._running_variance = RunningVariance(self.model)
         self.load_state(load_file(self.inputs.weights))
         self.replicated = self.replicate(self.model)
-        self.optimizer = build_optimizer(
-            workload.optimizer, self.model.parameters(), workload.learning_rate, fused=native
-        )
+        self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), fused=native)
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
         return prefetch(batches, self._to_device)
@@ -84,14 +93,20 @@ class TorchBackend(Backend):
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
 
-    def train_step(self, batch: DeviceBatch) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
-        loss_sum = self._losses(self.replicated, batch)[1].sum()
         self.optimizer.zero_grad(set_to_none=True)
-        (loss_sum * (self.gradient_average_over / batch.global_count)).backward()
+        loss_sums = []
+        for number, batch in enumerate(batches, start=1):
+            with self.exchanging(number == len(batches)):
+                loss_sum = self._losses(self.replicated, batch)[1].sum()
+                (loss_sum * (self.gradient_average_over / batch.global_count)).backward()
+            self._running_variance.count_update()
+            loss_sums.append(loss_sum.detach())
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
         self.optimizer.step()
-        self._running_variance.count_step()
-        return loss_sum.detach()
+        return sum(loss_sums)
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
         self._enter(training=False)
@@ -131,6 +146,14 @@ class TorchBackend(Backend):
     def state(self) -> State:
         self._enter(training=False)
         return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._tensors().items()}
+
+    def optimizer_state(self) -> State:
+        slots = {}
+        for name, parameter in self.model.named_parameters():
+            for slot, value in self.optimizer.state[parameter].items():
+                if slot in SLOTS:
+                    slots[f"{SLOTS[slot]}.{name}"] = value.detach().cpu().numpy().copy()
+        return slots
 
     def load_state(self, state: State) -> None:
         tensors = self._tensors()

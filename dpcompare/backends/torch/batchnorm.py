@@ -1,7 +1,8 @@
-"""One rule for BatchNorm's running variance: that of the biased batch variance, as TensorFlow keeps it."""
+"""BatchNorm by the rules that both frameworks share: biased running variance, and statistics of all replicas."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -15,7 +16,7 @@ class RunningVariance:
 
     torch updates the running variance r with the unbiased variance of a batch, TensorFlow with the biased one,
     which is (n - 1) / n of it, n being batch * height * width. Both updates are linear with the same momentum m, so
-    after T steps with the same n, started from r_0, shared = c + (r - c) * (n - 1) / n with c = (1 - m)^T * r_0.
+    after T updates with the same n, started from r_0, shared = c + (r - c) * (n - 1) / n with c = (1 - m)^T * r_0.
     Converting at the few places where statistics are read costs nothing in a training step.
     """
 
@@ -28,21 +29,21 @@ class RunningVariance:
         self.restart()
 
     def restart(self) -> None:
-        """Start to count steps from the present values, which follow the shared rule."""
+        """Start to count updates from the present values, which follow the shared rule."""
         self._start = [norm.running_var.clone() for norm in self._norms]
-        self._steps = 0
+        self._updates = 0
         self._torchs_own: list[torch.Tensor] | None = None
 
-    def count_step(self) -> None:
-        self._steps += 1
+    def count_update(self) -> None:
+        self._updates += 1
 
     def use_for_evaluation(self) -> None:
         """Put the values by the shared rule in place."""
         self._torchs_own = [norm.running_var.clone() for norm in self._norms]
-        if not self._steps:
+        if not self._updates:
             return
         for norm, start, n in zip(self._norms, self._start, self._sizes, strict=True):
-            rest_of_start = (1 - norm.momentum) ** self._steps * start
+            rest_of_start = (1 - norm.momentum) ** self._updates * start
             norm.running_var.sub_(rest_of_start).mul_((n - 1) / n).add_(rest_of_start)
 
     def use_for_training(self) -> None:
@@ -57,3 +58,52 @@ class RunningVariance:
         if norm.training and not self._sizes[index]:
             (features,) = inputs
             self._sizes[index] = features.numel() // features.shape[1]
+
+
+Exchange = Callable[[torch.Tensor], torch.Tensor]
+"""Adds a tensor up over all replicas, differentiably."""
+
+
+class GlobalBatchNorm(nn.Module):
+    """BatchNorm by the statistics of the batch of all replicas.
+
+    torch.nn.SyncBatchNorm refuses CPU tensors. Formula and order of operations are Keras's (`synchronized=True`): sums
+    and sums of squares are added up over the replicas, variance = E[x^2] - E[x]^2, and the running variance takes the
+    biased one.
+    """
+
+    def __init__(self, norm: nn.BatchNorm2d, exchange: Exchange, num_replicas: int) -> None:
+        """Take the place of `norm`: same parameters and buffers, and timm's activation behind it."""
+        super().__init__()
+        self.weight, self.bias = norm.weight, norm.bias
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+        self.act = getattr(norm, "act", None) or nn.Identity()
+        self._epsilon, self._momentum = norm.eps, norm.momentum
+        self._exchange = exchange
+        self._num_replicas = num_replicas
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        x = features.to(self.weight.dtype)  # under autocast, features may be bfloat16
+        if self.training:
+            mean, variance = self._moments(x)
+            with torch.no_grad():
+                self.running_mean.lerp_(mean, self._momentum)
+                self.running_var.lerp_(variance, self._momentum)
+        else:
+            mean, variance = self.running_mean, self.running_var
+        scale = self.weight * torch.rsqrt(variance + self._epsilon)
+        shift = self.bias - mean * scale
+        return self.act((x * scale[:, None, None] + shift[:, None, None]).to(features.dtype))
+
+    def _moments(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sums = torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))])
+        mean, mean_of_squares = (self._exchange(sums) / (x.numel() // x.shape[1] * self._num_replicas)).chunk(2)
+        return mean, mean_of_squares - mean * mean
+
+
+def synchronize_batch_norms(model: nn.Module, exchange: Exchange, num_replicas: int) -> None:
+    """Replace every BatchNorm of the model by one over all replicas."""
+    for name, norm in batch_norms(model).items():
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, GlobalBatchNorm(norm, exchange, num_replicas))

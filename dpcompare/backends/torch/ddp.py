@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -36,8 +38,14 @@ class DistributedDataParallel(TorchBackend):
             # Running statistics do not enter a training step; they are exchanged when they are read.
             broadcast_buffers=False,
             gradient_as_bucket_view=native,
-            static_graph=native,
+            static_graph=native and self.workload.accumulate == 1,  # accumulation skips the exchange at times
         )
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _AllReduce.apply(tensor)
+
+    def exchanging(self, gradients: bool) -> AbstractContextManager[None]:
+        return nullcontext() if gradients else self.replicated.no_sync()
 
     def broadcast_buffers(self) -> None:
         for buffer in self.model.buffers():
@@ -58,3 +66,19 @@ class DistributedDataParallel(TorchBackend):
     def teardown(self) -> None:
         distributed.barrier()
         distributed.destroy_process_group()
+
+
+class _AllReduce(torch.autograd.Function):
+    """The sum over all processes; its gradient is the sum of theirs."""
+
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.contiguous().clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        total = gradient.contiguous().clone()
+        distributed.all_reduce(total)
+        return total

@@ -22,6 +22,9 @@ class DataParallel(TorchBackend):
         if self.device.type == "cuda":
             self.device = torch.device("cuda", 0)  # where DataParallel scatters from and gathers to
 
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.num_replicas == 1 else self.replicated.add_up(tensor)
+
     def replicate(self, model: nn.Module) -> nn.Module:
         if self.num_replicas == 1:
             return model
@@ -42,18 +45,34 @@ class ThreadedDataParallel(nn.Module):
         super().__init__()
         self.module = module
         self._num_replicas = num_replicas
+        self._rank = threading.local()
         self._threads_per_replica = max(1, num_threads // num_replicas)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         shares = images.chunk(self._num_replicas)
         replicas = [_replica(self.module, rank) for rank in range(len(shares))]
+        self._meeting = threading.Barrier(len(shares))
+        self._parts = [images] * len(shares)
 
         def run(rank: int) -> torch.Tensor:
             # A setting of the calling thread: the replicas share the cores instead of each taking all.
             torch.set_num_threads(self._threads_per_replica)
-            return replicas[rank](shares[rank])
+            self._rank.value = rank
+            try:
+                return replicas[rank](shares[rank])
+            except BaseException:
+                self._meeting.abort()  # the other replicas may be waiting for this one
+                raise
 
         return torch.cat(_in_threads(run, len(shares)))
+
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over the replicas; autograd connects the threads, as it does their outputs."""
+        self._parts[self._rank.value] = tensor
+        self._meeting.wait()
+        total = torch.stack(self._parts).sum(0)
+        self._meeting.wait()  # all have read the parts before one writes the next
+        return total
 
 
 def _replica(module: nn.Module, rank: int) -> nn.Module:
@@ -94,7 +113,8 @@ def _in_threads(run: Callable[[int], torch.Tensor], count: int) -> list[torch.Te
     for thread in threads:
         thread.join()
     if errors:
-        raise errors[0]
+        causes = [error for error in errors if not isinstance(error, threading.BrokenBarrierError)]
+        raise (causes or errors)[0]
     return _complete(outputs)
 
 

@@ -17,8 +17,8 @@ class Adam(torch.optim.Adam):
     epsilon_hat / sqrt(1 - beta2^t) given to torch at step t is the same formula.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], learning_rate: float, fused: bool) -> None:
-        super().__init__(parameters, lr=learning_rate, betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=fused or None)
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], fused: bool) -> None:
+        super().__init__(parameters, betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=fused or None)
         self.steps_taken = 0
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -29,10 +29,12 @@ class Adam(torch.optim.Adam):
         super().step(closure)
 
 
-def build_optimizer(
-    name: str, parameters: Iterable[torch.nn.Parameter], learning_rate: float, *, fused: bool
-) -> torch.optim.Optimizer:
-    """`fused`: one kernel for all tensors, with the same formula."""
+def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], *, fused: bool) -> torch.optim.Optimizer:
+    """An optimizer whose learning rate is set before every step. `fused`: one kernel for all tensors, same formula."""
     if name == "adam":
-        return Adam(parameters, learning_rate, fused)
-    return torch.optim.SGD(parameters, lr=learning_rate, momentum=SGD_MOMENTUM, fused=fused or None)
+        return Adam(parameters, fused)
+    return torch.optim.SGD(parameters, momentum=SGD_MOMENTUM, fused=fused or None)
+
+
+# torch's names of what an optimizer remembers -> the framework-neutral ones.
+SLOTS = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
