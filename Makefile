@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS := all,dev
 PYTEST_ARGS ?=
 
-.PHONY: compare install check test bench
+.PHONY: compare install check test
 
 compare: install ## the main job: all six modes on the built-in digits, one table
 	PATH="$(abspath $(BIN)):$$PATH" scripts/compare_modes.sh

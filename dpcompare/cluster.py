@@ -60,8 +60,8 @@ class Cluster(BaseModel):
                 f"nodes must hold the same number of devices, at least 1, got {sorted(sizes)}; "
                 "build a cluster with Cluster.partition()"
             )
-        if self.device_type == "gpu":
-            _refuse_shared_gpus(self.devices)
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"each device may be used once, received {', '.join(self.devices)}")
         return self
 
     @classmethod
@@ -95,7 +95,8 @@ class Cluster(BaseModel):
                 "received both a list of GPUs and the device type cpu; leave one of them out "
                 "(--gpus implies --device gpu)"
             )
-        device_type, devices = _devices_to_split(device, gpus, num_nodes * (devices_per_node or 1))
+        installed = installed_gpus() if device != "cpu" else []
+        device_type, devices = _devices_to_split(device, gpus, num_nodes * (devices_per_node or 1), installed)
         per_node = devices_per_node or _even_share(devices, num_nodes)
         if num_nodes * per_node > len(devices):
             raise RequestError(
@@ -103,6 +104,9 @@ class Cluster(BaseModel):
                 f"but {len(devices)} are visible ({', '.join(devices)}); ask for fewer nodes or devices per "
                 "node, or simulate devices with --device cpu"
             )
+        devices = devices[: num_nodes * per_node]
+        if device_type == "gpu":
+            _refuse_shared_gpus(devices, per_node, installed)
         cores = max(1, (num_cores or available_cores()) // num_nodes)
         nodes = tuple(
             Node(rank=rank, devices=tuple(devices[rank * per_node : (rank + 1) * per_node]), num_cores=cores)
@@ -111,15 +115,16 @@ class Cluster(BaseModel):
         return cls(device_type=device_type, nodes=nodes)
 
 
-def _devices_to_split(device: str, gpus: Sequence[str] | None, num_cpu_devices: int) -> tuple[DeviceType, list[str]]:
+def _devices_to_split(
+    device: str, gpus: Sequence[str] | None, num_cpu_devices: int, installed: Sequence[Gpu]
+) -> tuple[DeviceType, list[str]]:
     """The device type and the devices to split; CPU devices are made up, as many as are asked for."""
     if gpus is not None:
         if not gpus:
             raise RequestError("GPUs: received an empty list, expected device ids such as 0,1,2,3")
-        _refuse_shared_gpus(gpus)
         return "gpu", list(gpus)
     if device != "cpu":
-        visible = visible_gpus()
+        visible = visible_gpus(installed)
         if visible:
             return "gpu", visible
         if device == "gpu":
@@ -146,13 +151,19 @@ def _even_share(devices: Sequence[str], num_nodes: int) -> int:
     return len(devices) // num_nodes
 
 
-def _refuse_shared_gpus(gpus: Sequence[str]) -> None:
-    physical = [physical_gpu(gpu) for gpu in gpus]
+def _refuse_shared_gpus(gpus: Sequence[str], per_node: int, installed: Sequence[Gpu]) -> None:
+    """Every replica needs a physical GPU of its own, and a process sees one MIG device at most."""
+    physical = [_physical_gpu(gpu, installed) for gpu in gpus]
     repeated = sorted({gpu for gpu, where in zip(gpus, physical, strict=True) if physical.count(where) > 1})
     if repeated:
         raise RequestError(
-            f"GPUs {', '.join(repeated)} in {','.join(gpus)} are one physical GPU used more than once; NCCL "
-            "refuses two ranks on one GPU, so every replica needs a GPU of its own: name each GPU once"
+            f"GPUs {', '.join(repeated)} of {','.join(gpus)} are one physical GPU used more than once; NCCL refuses two "
+            "ranks on one GPU, so every replica needs a GPU of its own: choose them with --gpus, or fewer devices"
+        )
+    if per_node > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
+        raise RequestError(
+            f"received {per_node} devices per node with MIG devices among them ({','.join(gpus)}); CUDA shows a process "
+            "one MIG device at most: use --devices-per-node 1"
         )
 
 
@@ -167,35 +178,36 @@ _GPU_LINE = re.compile(r"^GPU (?P<index>\d+): .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
 _MIG_LINE = re.compile(r"^\s+MIG .*\(UUID: (?P<uuid>MIG-[^)]+)\)")
 
 
-class _Gpu(BaseModel):
+class Gpu(BaseModel):
+    """A GPU that is installed in this machine."""
+
     index: str
     uuid: str
     mig: list[str] = []
 
 
-def _installed_gpus() -> list[_Gpu]:
+def installed_gpus() -> list[Gpu]:
     """The GPUs that `nvidia-smi -L` lists, in PCI order; none where there is no driver."""
     try:
         listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):  # no driver, or one that does not answer: no usable GPU
         return []
-    gpus: list[_Gpu] = []
+    gpus: list[Gpu] = []
     for line in listing.stdout.splitlines():
         if gpu := _GPU_LINE.match(line):
-            gpus.append(_Gpu(index=gpu["index"], uuid=gpu["uuid"]))
+            gpus.append(Gpu(index=gpu["index"], uuid=gpu["uuid"]))
         elif (mig := _MIG_LINE.match(line)) and gpus:
             gpus[-1].mig.append(mig["uuid"])
     return gpus
 
 
-def visible_gpus(environ: Mapping[str, str] | None = None) -> list[str]:
-    """The GPUs a process started here would see, as CUDA_VISIBLE_DEVICES names them.
+def visible_gpus(installed: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Which of the installed GPUs a process started here would see, as CUDA_VISIBLE_DEVICES names them.
 
     Without a mask these are the indices of all GPUs (the MIG ids, where a GPU is cut into MIG devices). A mask
     that is already set is respected as CUDA reads it: up to the first entry that names no installed device.
     """
-    mask = (os.environ if environ is None else environ).get("CUDA_VISIBLE_DEVICES")
-    installed = _installed_gpus()
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         return [name for gpu in installed for name in (gpu.mig or [gpu.index])]
     visible = []
@@ -206,13 +218,28 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[str]:
     return visible
 
 
-def physical_gpu(name: str) -> str:
-    """The UUID of the physical GPU behind an index, UUID or MIG id; the name itself where it is not installed."""
-    gpu = _find(name, _installed_gpus())
+def invisible_gpus(names: Sequence[str]) -> list[str]:
+    """Those of `names` that are not visible on this machine, however they are named."""
+    installed = installed_gpus()
+    visible = {device_id(name, installed) for name in visible_gpus(installed)}
+    return [name for name in names if device_id(name, installed) not in visible]
+
+
+def device_id(name: str, installed: Sequence[Gpu]) -> str | None:
+    """The full UUID of the GPU or MIG device that an index or (the beginning of) a UUID names."""
+    gpu = _find(name, installed)
+    if gpu is None:
+        return None
+    return next((mig for mig in gpu.mig if mig.startswith(name)), gpu.uuid)
+
+
+def _physical_gpu(name: str, installed: Sequence[Gpu]) -> str:
+    """The UUID of the physical GPU behind a name; the name itself where it is not installed."""
+    gpu = _find(name, installed)
     return gpu.uuid if gpu else name
 
 
-def _find(name: str, installed: Sequence[_Gpu]) -> _Gpu | None:
+def _find(name: str, installed: Sequence[Gpu]) -> Gpu | None:
     """CUDA accepts an index, or any prefix of a UUID that names one device."""
     if name.isdigit():
         return next((gpu for gpu in installed if gpu.index == name), None)

@@ -93,11 +93,6 @@ class Workload(BaseModel):
             problems.append(
                 f"image_size: received {self.image_size}, but {self.model} needs at least {smallest} pixels"
             )
-        if self.steps is not None and self.lr_warmup_steps > self.steps:
-            problems.append(
-                f"lr_warmup_steps: received {self.lr_warmup_steps}, but the run has {self.steps} steps only; expected "
-                "at most as many"
-            )
         if self.epochs is not None and self.steps is not None:
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
         if self.steps is not None and self.warmup_steps >= self.steps:
@@ -107,6 +102,11 @@ class Workload(BaseModel):
             )
         _raise(problems)
         return self
+
+    def batchnorm_values(self, rows: int) -> int | None:
+        """Values per channel in the smallest batch-normalised feature map of `rows` images."""
+        stride = MODELS[self.model].batchnorm_stride
+        return None if stride is None else rows * (-(-self.image_size // stride)) ** 2
 
     @property
     def num_epochs(self) -> int:
@@ -209,6 +209,11 @@ class RunConfig(BaseModel):
             problems.append(
                 f"global_batch_size: received {batch}, which does not divide evenly among {cluster.num_replicas} "
                 f"replicas{each}; expected a multiple of {parts}"
+            )
+        elif self.workload.batchnorm == "local" and self.workload.batchnorm_values(batch // parts) == 1:
+            problems.append(
+                f"global_batch_size: received {batch}, which leaves each replica one image per micro-batch; at "
+                f"{self.workload.image_size} px the last BatchNorm of {self.workload.model} needs at least 2"
             )
         _raise(problems)
         return self

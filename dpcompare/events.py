@@ -20,7 +20,11 @@ Event = dict[str, Any]
 | evaluate | epoch, loss_sum, correct, count |
 | end | - |
 | error | message, traceback |
+| stopped | - (it was asked to end) |
 """
+
+LAST_EVENTS = ("end", "error", "stopped")
+"""A process that has ended without one of these was killed, or crashed."""
 
 
 def event_path(run_dir: Path, process_rank: int) -> Path:

@@ -14,7 +14,7 @@ from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
 from dpcompare.data.sources import BUILT_IN, find_images
 from dpcompare.data.store import FORMAT, Store, is_store, open_store
 from dpcompare.errors import RequestError
-from dpcompare.models import initial_weights
+from dpcompare.models import INITIALIZATION, initial_weights
 
 
 def cache_dir() -> Path:
@@ -38,6 +38,11 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
         raise RequestError(
             f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
             "no step to measure; expected fewer warm-up steps, or more epochs"
+        )
+    if workload.lr_warmup_steps > num_steps:
+        raise RequestError(
+            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
+            "at most as many, or more epochs"
         )
     num_classes = len(store.manifest.classes)
     weights = _weights(workload, num_classes)
@@ -102,7 +107,8 @@ def _weights(workload: Workload, num_classes: int) -> Path:
     """The file of initial weights of (model, image size, classes, seed)."""
     from safetensors.numpy import save_file
 
-    name = f"{workload.model}-{workload.image_size}px-{num_classes}classes-seed{workload.seed}.safetensors"
+    shape = f"{workload.image_size}px-{num_classes}classes"
+    name = f"{workload.model}-{shape}-seed{workload.seed}-v{INITIALIZATION}.safetensors"
     path = cache_dir() / "weights" / name
     if path.is_file():
         return path

@@ -7,14 +7,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from dpcompare.events import Event, EventTail
+from dpcompare.events import LAST_EVENTS, Event, EventTail
 from dpcompare.planning import INHERITED_TO_DROP, LOOPBACK, NodeProcess
-from dpcompare.processes import die_with_parent, signal_group
+from dpcompare.processes import die_with_parent, is_alive, signal_group
 from dpcompare.result import node_log_path
 
 SECONDS_BETWEEN_LOOKS = 0.05
@@ -33,43 +33,71 @@ def free_ports(count: int) -> list[int]:
         return [each.getsockname()[1] for each in sockets]
 
 
-def launch(
-    node_processes: Sequence[NodeProcess], run_dir: Path, observe: Observer = lambda event: None
-) -> dict[int, int]:
+@dataclass
+class Ended:
+    """How the processes of a run ended by themselves; those that were stopped are left out."""
+
+    nodes: dict[int, int] = field(default_factory=dict)
+    """node_rank -> exit status (negative: the signal) of its node process."""
+    vanished: list[int] = field(default_factory=list)
+    """Ranks of training processes that ended without a last word: killed, or crashed in native code."""
+
+    @property
+    def failed(self) -> bool:
+        return any(self.nodes.values())
+
+
+def launch(node_processes: Sequence[NodeProcess], run_dir: Path, observe: Observer = lambda event: None) -> Ended:
     """Start all node processes and wait until they have ended; the first failure stops the others.
 
     Args:
         node_processes: what to start, from `dpcompare.planning.plan`.
         run_dir: holds config.json; gets the logs.
         observe: called with every event of the training processes, soon after it was written.
-
-    Returns:
-        node_rank -> exit status (negative: the signal) of the node processes that ended by themselves; the
-        ones that were stopped because another failed are left out.
     """
-    num_processes = sum(len(node.processes) for node in node_processes)
-    events = EventTail(run_dir, num_processes)
-    ended: dict[int, int] = {}
-    with _terminated_as_interrupted(), ExitStack() as stack:
+    watch = _Watch(EventTail(run_dir, sum(len(node.processes) for node in node_processes)), observe)
+    ended = Ended()
+    with ExitStack() as stack:
         running: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_stop, running)
         for node in node_processes:
             running[node.node_rank] = _start(node, run_dir)
-        while running:
+        while running and not ended.failed:
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            for event in events.new_events():
-                observe(event)
+            ended.vanished += watch.look()
             for rank, process in list(running.items()):
                 if process.poll() is not None:
-                    ended[rank] = process.returncode
+                    ended.nodes[rank] = process.returncode
                     # A node process that died may leave members of its group behind.
                     signal_group(process.pid, signal.SIGKILL)
                     del running[rank]
-            if any(ended.values()):
-                break
-    for event in events.new_events():
-        observe(event)
+        ended.vanished += watch.look()
+    watch.look()
     return ended
+
+
+class _Watch:
+    """Passes events on, and notices training processes that end without their last one."""
+
+    def __init__(self, events: EventTail, observe: Observer) -> None:
+        self._events = events
+        self._observe = observe
+        self._pids: dict[int, int] = {}
+
+    def look(self) -> list[int]:
+        """Ranks that have vanished since the last look."""
+        # First who is gone, then what they wrote before: in the other order a last word could be missed.
+        gone = [rank for rank, pid in self._pids.items() if not is_alive(pid)]
+        for event in self._events.new_events():
+            if event["kind"] == "start":
+                self._pids[event["process_rank"]] = event["pid"]
+            elif event["kind"] in LAST_EVENTS:
+                self._pids.pop(event["process_rank"], None)
+            self._observe(event)
+        vanished = [rank for rank in gone if rank in self._pids]
+        for rank in vanished:
+            del self._pids[rank]
+        return vanished
 
 
 def _start(node: NodeProcess, run_dir: Path) -> subprocess.Popen[bytes]:
@@ -101,21 +129,3 @@ def _stop(running: dict[int, subprocess.Popen[bytes]]) -> None:
         for process in running.values():
             signal_group(process.pid, signal.SIGKILL)
             process.wait()
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a run in the same order as Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    except ValueError:  # not the main thread, which alone may set handlers; its owner deals with signals
-        previous = {}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

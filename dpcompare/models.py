@@ -19,6 +19,9 @@ Shape = tuple[int, ...]
 
 IMAGE_CHANNELS = 3
 
+INITIALIZATION = 1
+"""Number of the rule by which `initial_weights` draws, so that no cached file of another rule is taken for it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
@@ -26,6 +29,8 @@ class Model:
 
     min_image_size: int
     """Smallest image side in pixels that the layers accept."""
+    batchnorm_stride: int | None = None
+    """Pixels per position of the smallest feature map that is batch-normalised; None without BatchNorm."""
     shapes: Callable[[int, int], dict[str, Shape]]
     """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
 
@@ -136,6 +141,7 @@ def _efficientnet_row(scale: str) -> Model:
     width, depth = EFFICIENTNET_SCALES[scale]
     return Model(
         min_image_size=32,
+        batchnorm_stride=32,
         shapes=lambda image_size, num_classes: dict(_efficientnet(width, depth, num_classes)),
     )
 

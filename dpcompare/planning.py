@@ -175,15 +175,14 @@ nodes=()
 stop_all() {{ # every node process leads a process group of its own
   for node in "${{nodes[@]}}"; do kill -s "$1" -- "-$node"; done 2> /dev/null
 }}
-trap 'stop_all TERM; sleep 5; stop_all KILL; exit 130' INT TERM HUP
+trap 'stop_all TERM; sleep 5; stop_all KILL; {runner} collect {here} "$started_at" interrupted; exit 130' INT TERM HUP
 
 {starts}
 
-status=0
+status=completed
 for _ in "${{nodes[@]}}"; do # in the order in which they end: the first failure stops the others
-  wait -n || {{ status=1; stop_all TERM; sleep 5; stop_all KILL; break; }}
+  wait -n || {{ status=failed; stop_all TERM; sleep 5; stop_all KILL; break; }}
 done
 wait
-{runner} collect {here} "$started_at" || status=1
-exit $status
+{runner} collect {here} "$started_at" "$status"
 """

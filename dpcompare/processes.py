@@ -1,10 +1,14 @@
-"""Processes that never outlive the one that started them."""
+"""Processes: ended together with their parent, asked to end, and told apart from those that were."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 
@@ -25,3 +29,30 @@ def signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended (a zombie has)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in ("Z", "X")
+
+
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Within this context SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    except ValueError:  # not the main thread, which alone may set handlers; its owner deals with signals
+        previous = {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ class ProcessRecord(BaseModel):
     threads: int
     collective: str
     """What carried the gradients: nccl, gloo, ring, threads, or none for one replica."""
+    settings: dict[str, Any]
+    """What the backend chose or was given that a fair comparison must know; see `Backend.settings`."""
     sample_order_sha256: str
     peak_memory_bytes: int
     """Most resident memory at once."""
@@ -100,7 +103,8 @@ class Evaluation(BaseModel):
 
     epoch: int
     """Epochs begun when it was made, from 1."""
-    loss: float
+    loss: float | None
+    """None where it is not finite."""
     accuracy: float
     count: int
 
@@ -141,13 +145,15 @@ class RunResult(BaseModel):
     wall_seconds: float
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None
-    train_loss: list[float] = []
+    train_loss: list[float | None] = []
+    """Global loss of every step; None where it is not finite, which JSON cannot say."""
     evaluations: list[Evaluation] = []
     sample_order_sha256: str | None = None
     store_sha256: str | None = None
     weights_sha256: str | None = None
     skipped_images: int = 0
     threads_per_process: int
+    settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
     config: dict[str, Any]
 
@@ -254,6 +260,7 @@ def collect(
         weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
         skipped_images=config.inputs.num_skipped if config.inputs else 0,
         threads_per_process=config.threads_per_process,
+        settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         config=config.model_dump(mode="json"),
         **_speed(processes, workload.warmup_steps, started_at),
@@ -265,11 +272,15 @@ def _peak(values: Iterable[int]) -> PeakMemory | None:
     return PeakMemory(max_process=max(each), total=sum(each)) if each else None
 
 
-def _global_losses(processes: Sequence[Measurements]) -> list[float]:
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _global_losses(processes: Sequence[Measurements]) -> list[float | None]:
     """Per step, the sum of losses over all processes / the samples of the global batch."""
     sums = zip(*(process.series["losses"] for process in processes), strict=False)
     counts = processes[0].series["global_counts"]
-    return [sum(losses) / count for losses, count in zip(sums, counts, strict=False)]
+    return [_finite(sum(losses) / count) for losses, count in zip(sums, counts, strict=False)]
 
 
 def _evaluations(processes: Sequence[Measurements]) -> list[Evaluation]:
@@ -279,7 +290,7 @@ def _evaluations(processes: Sequence[Measurements]) -> list[Evaluation]:
         combined.append(
             Evaluation(
                 epoch=parts[0]["epoch"],
-                loss=sum(part["loss_sum"] for part in parts) / count,
+                loss=_finite(sum(part["loss_sum"] for part in parts) / count),
                 accuracy=sum(part["correct"] for part in parts) / count,
                 count=count,
             )

@@ -10,15 +10,16 @@ from datetime import datetime
 from pathlib import Path
 
 from dpcompare.backends import require_framework
-from dpcompare.cluster import visible_gpus
+from dpcompare.cluster import installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.config import RunConfig
 from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event, read_events
 from dpcompare.inputs import prepare_inputs
-from dpcompare.launcher import free_ports, launch
+from dpcompare.launcher import Ended, free_ports, launch
 from dpcompare.planning import num_ports, plan
-from dpcompare.result import CONFIG_FILE, LOGS_DIR, RunResult, Status, collect, log_path, node_log_path
+from dpcompare.processes import terminated_as_interrupted
+from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect, log_path, node_log_path
 
 LOG_LINES_SHOWN = 20
 
@@ -51,18 +52,22 @@ def run(
         KeyboardInterrupt: the run was interrupted; all processes have ended and result.json says so.
     """
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
-    config = prepare_run(config, directory, data_progress)
-    node_processes = plan(config, directory.resolve(), free_ports(num_ports(config)))
-    started_at = time.time()
-    status: Status = "interrupted"
-    error: str | None = "interrupted"
-    try:
-        ended = launch(node_processes, directory, observe)
-        failed = {rank: code for rank, code in ended.items() if code != 0}
-        status = "failed" if failed else "completed"
-        error = _diagnosis(config, directory, failed) if failed else None
-    finally:  # whatever happened, what was measured is kept
-        result = _finish(config, directory, status=status, error=error, started_at=started_at)
+    with terminated_as_interrupted():
+        config = prepare_run(config, directory, data_progress)
+        node_processes = plan(config, directory.resolve(), free_ports(num_ports(config)))
+        started_at = time.time()
+        status: Status = "failed"
+        error: str | None = None
+        try:
+            ended = launch(node_processes, directory, observe)
+            status = "failed" if ended.failed else "completed"
+            error = _diagnosis(config, directory, ended) if ended.failed else None
+        except BaseException as raised:
+            status = "interrupted" if isinstance(raised, KeyboardInterrupt) else "failed"
+            error = f"{type(raised).__name__}: {raised}" if status == "failed" else "interrupted"
+            raise
+        finally:  # whatever happened, what was measured is kept
+            result = _finish(config, directory, status=status, error=error, started_at=started_at)
     if result.status == "failed":
         raise RunFailedError(
             f"{config.framework} {config.mode} failed.\n{result.error}\nlogs: {directory / LOGS_DIR}",
@@ -80,19 +85,22 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     require_framework(config.framework, config.python)
     _require_devices(config)
     prepared = prepare_inputs(config, data_progress)
-    (run_dir / LOGS_DIR).mkdir(parents=True, exist_ok=True)
-    prepared.save(run_dir / CONFIG_FILE)
+    try:
+        (run_dir / LOGS_DIR).mkdir(parents=True, exist_ok=True)
+        prepared.save(run_dir / CONFIG_FILE)
+    except OSError as error:
+        raise RequestError(
+            f"run directory {str(run_dir)!r} cannot be written ({error.strerror}); choose another --run-dir"
+        ) from None
     return prepared
 
 
 def _require_devices(config: RunConfig) -> None:
-    if config.cluster.device_type != "gpu":
-        return
-    visible = visible_gpus()
-    if missing := [gpu for gpu in config.cluster.devices if gpu not in visible]:
+    if config.cluster.device_type == "gpu" and (missing := invisible_gpus(config.cluster.devices)):
+        visible = ", ".join(visible_gpus(installed_gpus())) or "none"
         raise RequestError(
-            f"GPUs {', '.join(missing)} are not visible here (visible: {', '.join(visible) or 'none'}); name visible "
-            "ones, or use --device cpu to simulate devices on the CPU"
+            f"GPUs {', '.join(missing)} are not visible here (visible: {visible}); name visible ones, or use "
+            "--device cpu to simulate devices on the CPU"
         )
 
 
@@ -110,31 +118,48 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
     return result
 
 
-def _diagnosis(config: RunConfig, run_dir: Path, failed: dict[int, int]) -> str:
-    """The first failure: the traceback of its process, or the end of a log where a process died without one."""
+def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
+    """The first failure: a process that was killed or crashed, else the first traceback, else how the nodes ended."""
     errors = [event for event in read_events(run_dir, config.num_processes) if event["kind"] == "error"]
-    if errors:
-        first = min(errors, key=lambda event: event["time"])
-        node, local = divmod(first["process_rank"], config.processes_per_node)
-        return (
-            f"process {first['process_rank']} (node {node}, {log_path(run_dir, node, local)}):\n"
-            f"{first['traceback'].rstrip()}"
-        )
+    errors.sort(key=lambda event: event["time"])
     parts = []
-    for node, code in sorted(failed.items()):
-        how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        logs = [node_log_path(run_dir, node)]
-        logs += [log_path(run_dir, node, local) for local in range(config.processes_per_node)]
-        written = [log for log in logs if log.is_file() and log.stat().st_size]
-        parts.append(f"node {node} ended with {how}")
-        for log in written:
-            lines = log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-            parts.append(f"end of {log}:\n" + "\n".join(lines))
-    return "\n".join(parts)
+    for rank in ended.vanished:
+        node, local = divmod(rank, config.processes_per_node)
+        how = _how_it_ended(ended.nodes.get(node), alone=config.processes_per_node == 1)
+        parts.append(
+            f"process {rank} (node {node}, local rank {local}) ended without a message{how}: it was killed (by a "
+            f"signal, or by the kernel for want of memory) or crashed\n{_end_of(log_path(run_dir, node, local))}"
+        )
+    for event in errors[:1]:
+        rank = event["process_rank"]
+        node, local = divmod(rank, config.processes_per_node)
+        lead = "then " if parts else ""
+        parts.append(
+            f"{lead}process {rank} (node {node}, local rank {local}, {log_path(run_dir, node, local)}):\n"
+            f"{event['traceback'].rstrip()}"
+        )
+    if not parts:
+        for node, code in sorted(ended.nodes.items()):
+            if code:
+                log = node_log_path(run_dir, node)
+                parts.append(f"node {node} ended before training{_how_it_ended(code, alone=True)}\n{_end_of(log)}")
+    return "\n".join(parts) or "a process ended before its work was done; see the logs"
+
+
+def _how_it_ended(code: int | None, *, alone: bool) -> str:
+    """The exit status of a node process, where it is that of its only training process."""
+    if not code or not alone or code == 1:
+        return ""
+    return f" (signal {-code})" if code < 0 else f" (exit status {code})"
+
+
+def _end_of(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    return "\n".join([f"end of {log}:", *lines[-LOG_LINES_SHOWN:]])
 
 
 def main() -> None:
-    """`python -m dpcompare.runner prepare RUN_DIR < config.json` and `... collect RUN_DIR STARTED_AT`."""
+    """`python -m dpcompare.runner prepare RUN_DIR < config.json` and `... collect RUN_DIR STARTED_AT STATUS`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     prepare_command = commands.add_parser("prepare", help="write the run directory of a config read from stdin")
@@ -142,6 +167,7 @@ def main() -> None:
     collect_command = commands.add_parser("collect", help="write result.json of a run that has ended")
     collect_command.add_argument("run_dir", type=Path)
     collect_command.add_argument("started_at", type=float, help="when it started, seconds since the epoch")
+    collect_command.add_argument("status", choices=["completed", "failed", "interrupted"], help="how it ended")
     arguments = parser.parse_args()
     run_dir: Path = arguments.run_dir
     try:
@@ -152,16 +178,12 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     config = RunConfig.load(run_dir / CONFIG_FILE)
-    records = len(list(run_dir.glob("process-*.json")))
-    complete = records == config.num_processes
-    result = _finish(
-        config,
-        run_dir,
-        status="completed" if complete else "failed",
-        error=None if complete else _diagnosis(config, run_dir, {}),
-        started_at=arguments.started_at,
-    )
-    print(f"{result.status}: {run_dir / 'result.json'}", file=sys.stderr)
+    status: Status = arguments.status
+    causes = {"completed": None, "failed": _diagnosis(config, run_dir, Ended()), "interrupted": "interrupted"}
+    result = _finish(config, run_dir, status=status, error=causes[status], started_at=arguments.started_at)
+    if result.error:
+        print(result.error, file=sys.stderr)
+    print(f"{result.status}: {run_dir / RESULT_FILE}", file=sys.stderr)
     sys.exit(0 if result.status == "completed" else 1)
 
 

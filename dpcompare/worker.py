@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dpcompare.processes import die_with_parent
+
+if __name__ == "__main__":
+    die_with_parent()  # before anything slow: torchrun's death in the meantime would go unnoticed
+
 import argparse
 import os
+import signal
 import socket
 import sys
+import threading
 import time
 import traceback
-from importlib.metadata import version
+from importlib import import_module
 from pathlib import Path
+
+import PIL
 
 import dpcompare
 from dpcompare import loop
@@ -18,10 +27,7 @@ from dpcompare.backends.base import Backend
 from dpcompare.config import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.events import EventLog
-from dpcompare.processes import die_with_parent
 from dpcompare.result import CONFIG_FILE, ProcessRecord, log_path
-
-CORE_PACKAGES = ("numpy", "pillow")
 
 
 def main() -> None:
@@ -29,7 +35,8 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--node-rank", type=int, required=True)
     arguments = parser.parse_args()
-    die_with_parent()
+    # Blocked here, before there are other threads, and waited for by a thread of its own; see _say_when_stopped.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
     _write_output_to(log_path(arguments.run_dir, arguments.node_rank, local_rank))
     status = _work(arguments.run_dir, arguments.node_rank, local_rank)
@@ -62,6 +69,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         devices=devices[local_rank * share : (local_rank + 1) * share],
         **place,
     )
+    threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
     try:
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
@@ -82,6 +90,17 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         return 1
     events.append("end", time=time.time())
     return 0
+
+
+def _say_when_stopped(events: EventLog) -> None:
+    """Wait for SIGTERM, which the parent sends when another process has failed, and end.
+
+    A handler would not run while the main thread waits in an exchange with a process that is gone, and the parent must
+    be able to tell a process that was asked to end from one that was killed.
+    """
+    signal.sigwait({signal.SIGTERM})
+    events.append("stopped", time=time.time())
+    os._exit(128 + signal.SIGTERM)
 
 
 def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) -> None:
@@ -107,13 +126,16 @@ def _record(
         device_names=backend.devices(),
         threads=config.threads_per_process,
         collective=backend.collective,
+        settings=backend.settings(),
         sample_order_sha256=order_sha256,
         peak_memory_bytes=_peak_memory_bytes(),
         peak_device_memory_bytes=backend.peak_device_memory_bytes(),
         versions={
             "dpcompare": dpcompare.__version__,
             "python": sys.version.split()[0],
-            **{package: version(package) for package in (*CORE_PACKAGES, *backend.packages)},
+            "pillow": PIL.__version__,
+            # Asked of the module: a distribution may have another name, such as tensorflow-cpu.
+            **{package: import_module(package).__version__ for package in ("numpy", *backend.packages)},
         },
     )
 

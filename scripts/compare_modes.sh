@@ -29,8 +29,7 @@ run() { # FRAMEWORK MODE TOPOLOGY...
   wait "$child"
   local code=$?
   child=
-  [ "$code" -eq 2 ] && exit 2 # the request is wrong, for the other modes too
-  [ "$code" -ne 0 ] && status=1
+  [ "$code" -ne 0 ] && status=$code
   [ -f "$directory/result.json" ] && done_runs+=("$directory")
 }
 
@@ -41,6 +40,7 @@ run tensorflow single
 run tensorflow mirrored --devices-per-node "$replicas"
 run tensorflow multiworker --nodes "$replicas" --devices-per-node 1
 
+[ "${#done_runs[@]}" -eq 0 ] && exit "$status" # nothing could be started
 "$dpcompare" report "${done_runs[@]}" || status=1
 echo "run directories: $out" >&2
 exit "$status"

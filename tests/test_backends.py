@@ -25,7 +25,7 @@ def imported_frameworks(code):
     """Top-level packages of a framework that a fresh interpreter has loaded after `code`."""
     check = f"import sys\n{code}\nprint(*sorted({FRAMEWORK_PACKAGES} & {{name.split('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    return done.stdout.split()[-20:] if done.stdout.strip() else []
+    return done.stdout.split()
 
 
 @pytest.mark.parametrize("module", CORE_MODULES)
@@ -47,8 +47,11 @@ def test_commands_that_train_nothing_load_no_framework(arguments):
     code = f"""
 import contextlib, io
 from dpcompare.cli import main
-with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
-    main({arguments!r})
+try:
+    with contextlib.redirect_stdout(io.StringIO()):
+        main({arguments!r})
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
 """
     assert imported_frameworks(code) == []
 
@@ -88,10 +91,6 @@ def test_every_mode_belongs_to_a_known_framework_and_says_what_it_is():
 def test_an_unknown_mode_is_refused_with_a_hint():
     with pytest.raises(RequestError, match="Did you mean 'torch ddp'"):
         load_backend("torch", "ddpp")
-
-
-def test_another_interpreter_is_asked_without_importing_anything():
-    assert missing_packages("torch", sys.executable) == missing_packages("torch")
 
 
 @pytest.mark.parametrize("python", ["/does/not/exist", "/bin/false"])

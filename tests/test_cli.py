@@ -47,7 +47,7 @@ REFUSED = {
     "two devices of single": ([*TORCH, "--devices-per-node", "2"], "trains on one device, received 2"),
     "GPU twice": (
         ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,0"],
-        "GPUs 0 in 0,1,0 .* more than once",
+        "GPUs 0 of 0,1,0 .* more than once",
     ),
     "GPUs that do not divide": (
         ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2", "--nodes", "2"],
@@ -57,6 +57,15 @@ REFUSED = {
         ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1"],
         r"GPUs 0, 1 are not visible here \(visible: none\)",
     ),
+    "more devices than visible": (
+        ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1", "--nodes", "2", "--devices-per-node", "2"],
+        "need 4 gpu devices, but 2 are visible",
+    ),
+    "one image per replica": (
+        ["--framework", "torch", "--mode", "ddp", "--nodes", "2", "--global-batch-size", "2", "--image-size", "32"],
+        "leaves each replica one image per micro-batch",
+    ),
+    "run directory that cannot be made": ([*TORCH, *TINY, "--run-dir", "/proc/run"], "cannot be written"),
     "GPUs on the CPU": ([*TORCH, "--gpus", "0"], "both a list of GPUs and the device type cpu"),
     "no node": ([*TORCH, "--nodes", "0"], "nodes: received 0, expected at least 1"),
     "batch that does not divide": (
@@ -82,7 +91,7 @@ REFUSED = {
     "dataset that is a file": ([*TORCH, "--dataset", "file"], "is a file, not a folder"),
     "corrupt image": ([*TORCH, "--dataset", "corrupt"], r"05\.jpg' cannot be decoded: .*--skip-corrupt"),
     "damaged store": ([*TORCH, *TINY, "--dataset", "damaged"], "the checksum of split train does not match"),
-    "store of another size": ([*TORCH, "--dataset", "damaged"], "holds images of 32 px|checksum"),
+    "store of another size": ([*TORCH, "--dataset", "store"], "holds images of 32 px, received image_size 64"),
     "run directory in use": ([*TORCH, "--run-dir", "used"], "run directory 'used' already holds a run"),
     "unknown key in the config file": (
         [*TORCH, "--config", "unknown.toml"],
@@ -113,6 +122,7 @@ def bad_input(photos, tmp_path):
     (tmp_path / "type.toml").write_text("\nepochs = 3\nimage_size = '64'\n")
     (tmp_path / "broken.toml").write_text("epochs = = 3\n")
     store = prepare(photos, tmp_path / "damaged", 32)
+    shutil.copytree(store.path, tmp_path / "store")
     content = bytearray((store.path / "train-images.npy").read_bytes())
     content[-1] ^= 1
     (store.path / "train-images.npy").write_bytes(content)

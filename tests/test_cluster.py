@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.cluster import Cluster, physical_gpu, visible_gpus
+from dpcompare.cluster import Cluster, installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.errors import RequestError
 
 MIG = """\
@@ -49,14 +49,13 @@ def test_fewer_devices_than_visible(install_gpus):
 def test_a_mask_that_is_set_is_respected(install_gpus, monkeypatch, mask, expected):
     install_gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", mask)
-    assert visible_gpus() == expected
+    assert visible_gpus(installed_gpus()) == expected
 
 
 def test_mig_devices_take_the_place_of_their_gpu(install_gpus):
     install_gpus(MIG)
-    assert visible_gpus() == ["MIG-1111", "MIG-2222", "1"]
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-2222"}) == ["MIG-2222"]
-    assert physical_gpu("MIG-2222") == "GPU-aaaa0000"
+    assert visible_gpus(installed_gpus()) == ["MIG-1111", "MIG-2222", "1"]
+    assert visible_gpus(installed_gpus(), {"CUDA_VISIBLE_DEVICES": "MIG-2222"}) == ["MIG-2222"]
 
 
 @pytest.mark.parametrize("gpus", [["0", "0"], ["0", "GPU-aaaa0000"]])
@@ -66,10 +65,27 @@ def test_one_gpu_twice_is_refused_with_the_reason(install_gpus, gpus):
         Cluster.partition(1, gpus=gpus)
 
 
-def test_two_mig_devices_of_one_gpu_are_refused(install_gpus):
+def test_mig_devices_that_cannot_train_together_are_refused(install_gpus):
     install_gpus(MIG)
     with pytest.raises(RequestError, match="one physical GPU used more than once"):
-        Cluster.partition(1, gpus=["MIG-1111", "MIG-2222"])
+        Cluster.partition()
+    with pytest.raises(RequestError, match="CUDA shows a process one MIG device at most"):
+        Cluster.partition(gpus=["MIG-1111", "1"])
+    assert shares(Cluster.partition(2, gpus=["MIG-1111", "1"])) == ["MIG-1111", "1"]
+
+
+def test_a_mask_that_names_one_gpu_twice_is_refused(install_gpus, monkeypatch):
+    install_gpus()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,0")
+    with pytest.raises(RequestError, match="one physical GPU used more than once"):
+        Cluster.partition()
+
+
+def test_gpus_are_recognised_by_any_of_their_names(install_gpus, monkeypatch):
+    install_gpus()
+    assert invisible_gpus(["0", "GPU-bbbb1111", "GPU-cccc", "7", "GPU-none"]) == ["7", "GPU-none"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aaaa0000")
+    assert invisible_gpus(["0", "1"]) == ["1"]
 
 
 def test_cpu_devices_are_made_up_where_there_is_no_gpu():

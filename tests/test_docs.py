@@ -36,4 +36,4 @@ def test_the_tree_of_the_readme_is_the_tree_of_the_repository():
     shown = {re.split(r"\s+", line.strip())[0] for line in tree.splitlines() if line.startswith("  ")}
     modules = {path.name for path in (ROOT / "dpcompare").glob("*.py")} - {"__init__.py", "__main__.py"}
     packages = {f"{path.parent.name}/" for path in (ROOT / "dpcompare").glob("*/__init__.py")}
-    assert modules | packages <= shown
+    assert modules | packages == shown

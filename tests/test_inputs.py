@@ -75,6 +75,11 @@ def test_an_epoch_that_is_all_warm_up_is_refused(photos):
         inputs(dataset=str(photos))
 
 
+def test_a_learning_rate_warmup_longer_than_the_run_is_refused():
+    with pytest.raises(RequestError, match="lr_warmup_steps: received 99, but the run has 45 steps only"):
+        inputs(lr_warmup_steps=99)
+
+
 def test_skipped_images_are_counted(photos):
     (photos / "cat" / "05.jpg").write_text("no image")
     assert inputs(dataset=str(photos), steps=6, skip_corrupt=True).num_skipped == 1

@@ -47,7 +47,8 @@ SLEEP_AND_TELL = (
 def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
     code = "import os; print('node', os.environ['NAME'])"
     ended = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
-    assert ended == {0: 0, 1: 0}
+    assert ended.nodes == {0: 0, 1: 0}
+    assert not ended.failed
     assert (tmp_path / "logs" / "node1.log").read_text() == "node one\n"
 
 
@@ -58,7 +59,7 @@ def test_the_first_failure_stops_the_others(tmp_path):
     failing = node(
         1, f"import os, sys, time\nwhile not os.path.exists({str(pid_file)!r}): time.sleep(.01)\nsys.exit(7)"
     )
-    assert launch(tmp_path, sleeper, failing) == {1: 7}
+    assert launch(tmp_path, sleeper, failing).nodes == {1: 7}
     assert time.monotonic() - start < 30
     assert not is_running(int(pid_file.read_text() or 0))
 
@@ -76,7 +77,7 @@ def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
         """,
     )
     failing = node(1, f"import os, sys, time\nwhile not os.path.exists({str(ready)!r}): time.sleep(.01)\nsys.exit(1)")
-    assert launch(tmp_path, deaf, failing) == {1: 1}
+    assert launch(tmp_path, deaf, failing).nodes == {1: 1}
 
 
 def test_children_of_a_node_process_end_with_it(tmp_path):
@@ -91,7 +92,7 @@ def test_children_of_a_node_process_end_with_it(tmp_path):
         """,
         PID_FILE=str(pid_file),
     )
-    assert launch(tmp_path, parent) == {0: 3}
+    assert launch(tmp_path, parent).nodes == {0: 3}
     wait_until(lambda: not is_running(int(pid_file.read_text())))
 
 
@@ -108,11 +109,27 @@ def test_events_reach_the_observer(tmp_path):
     from pathlib import Path
     from dpcompare.events import EventLog
     log = EventLog(Path({str(tmp_path)!r}), 0)
-    log.append("start", time=time.time())
+    log.append("start", time=time.time(), pid=1)
     """
     seen = []
     launch(tmp_path, node(0, code), observe=seen.append)
     assert [event["kind"] for event in seen] == ["start"]
+
+
+@pytest.mark.parametrize(("last_word", "vanished"), [("error", []), ("stopped", []), (None, [0])])
+def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, vanished):
+    code = f"""
+    import os, time
+    from pathlib import Path
+    from dpcompare.events import EventLog
+    log = EventLog(Path({str(tmp_path)!r}), 0)
+    log.append("start", time=time.time(), pid=os.getpid())
+    time.sleep(0.3)
+    if {last_word!r}:
+        log.append({last_word!r}, time=time.time())
+    os._exit(1)
+    """
+    assert launch(tmp_path, node(0, code)).vanished == vanished
 
 
 LAUNCH_A_SLEEPER = """

@@ -30,6 +30,7 @@ def record(rank, **changes):
         "device_names": [f"cpu:{rank}"],
         "threads": 1,
         "collective": "gloo",
+        "settings": {"tf32": False},
         "sample_order_sha256": "abc",
         "peak_memory_bytes": 10 * (rank + 1),
         "peak_device_memory_bytes": None,
@@ -139,6 +140,13 @@ def test_what_is_no_result_is_refused(tmp_path, content):
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(RequestError, match=r"result\.json"):
         RunResult.load(tmp_path)
+
+
+def test_a_loss_that_is_not_finite_is_null_and_can_be_read_back(config, tmp_path):
+    found = events(0, losses=(16.0, float("nan"))) + events(1, losses=(16.0, float("inf")))
+    collected(config, tmp_path, found, status="failed", error="diverged").save(tmp_path)
+    assert RunResult.load(tmp_path).train_loss == [4.0, None]
+    assert "NaN" not in (tmp_path / "result.json").read_text()
 
 
 def test_step_seconds():

@@ -64,11 +64,12 @@ def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, fra
         if event["kind"] == "train" and event["process_rank"] == 1:
             os.kill(pids[1], signal.SIGKILL)
 
-    with pytest.raises(RunFailedError, match="logs: "):
+    with pytest.raises(RunFailedError, match=r"process 1 \(node 1, local rank 0\) ended without a message"):
         run(config(framework, mode, steps=100_000), tmp_path / "run", observe=kill_second)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"
     assert result["train_loss"]
+    assert result["error"].startswith("process 1 (node 1")
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
 
 

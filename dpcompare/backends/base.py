@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file
 
+from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, BATCH_NORM_EPSILON, SGD_MOMENTUM
 from dpcompare.config import Inputs, RunConfig
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.errors import RequestError
@@ -30,7 +32,7 @@ class Backend(ABC):
     """Replicas over all processes, as the framework itself counts them after `setup`."""
 
     packages: ClassVar[tuple[str, ...]]
-    """Distributions whose versions belong into every result."""
+    """Modules whose versions belong into every result."""
 
     def __init__(self, config: RunConfig) -> None:
         if config.inputs is None:
@@ -48,6 +50,11 @@ class Backend(ABC):
         if self.config.cluster.num_replicas == 1:
             return "none"
         return self.config.mode_row.collective[self.config.cluster.device_type]
+
+    def initial_state(self) -> State | None:
+        """The tensors to start from: the file that all backends share. None keeps what the model was built with."""
+        state: State = load_file(self.inputs.weights)
+        return state
 
     @abstractmethod
     def setup(self) -> None:
@@ -78,7 +85,10 @@ class Backend(ABC):
 
     @abstractmethod
     def state(self) -> State:
-        """The model's tensors by their framework-neutral names, BatchNorm statistics of replica 0 included."""
+        """The model's tensors by their framework-neutral names, BatchNorm statistics of replica 0 included.
+
+        All processes must call it: those statistics are exchanged.
+        """
 
     @abstractmethod
     def optimizer_state(self) -> State:
@@ -91,6 +101,22 @@ class Backend(ABC):
     @abstractmethod
     def teardown(self) -> None:
         """Leave the other processes in good order."""
+
+    def settings(self) -> dict[str, Any]:
+        """What a fair comparison must know of how this backend trains; a subclass that changes one says so here."""
+        constants: dict[str, dict[str, Any]] = {
+            "sgd": {"momentum": SGD_MOMENTUM},
+            "adam": {"betas": ADAM_BETAS, "epsilon": ADAM_EPSILON},
+        }
+        return {
+            "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
+            "batchnorm_epsilon": BATCH_NORM_EPSILON,
+            "dropout": 0.0,
+            "stochastic_depth": 0.0,
+            "tf32": self.workload.profile == "native",
+            "compilation": "none",
+            "input_threads": 1,
+        }
 
     def devices(self) -> list[str]:
         """Names of this process's devices, as the framework reports them."""

@@ -17,6 +17,7 @@ from dpcompare.cli.plan import plan
 from dpcompare.cli.report import report
 from dpcompare.cli.run import run
 from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.processes import terminated_as_interrupted
 
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
@@ -43,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     as_json = "--json" in arguments
     try:
         # Click would end a Ctrl-C with exit code 1, hence its exceptions are dealt with here.
-        status = cli.main(arguments, prog_name="dpcompare", standalone_mode=False)
+        with terminated_as_interrupted():
+            status = cli.main(arguments, prog_name="dpcompare", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(status if isinstance(status, int) else 0)
     except click.ClickException as error:

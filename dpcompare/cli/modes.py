@@ -16,10 +16,10 @@ from dpcompare.cli.output import print_json, stdout_console
 def modes(python: tuple[str, ...], as_json: bool) -> None:
     """List every mode and whether it is usable here, or why not."""
     from dpcompare.backends import MODES, require_framework
-    from dpcompare.cluster import visible_gpus
+    from dpcompare.cluster import installed_gpus, visible_gpus
     from dpcompare.errors import RequestError
 
-    device_type = "gpu" if visible_gpus() else "cpu"
+    device_type = "gpu" if visible_gpus(installed_gpus()) else "cpu"
     interpreters = _interpreters(python)
     rows: list[dict[str, Any]] = []
     reasons: dict[str, str | None] = {}

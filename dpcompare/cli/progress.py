@@ -115,27 +115,36 @@ class RunProgress:
 
 @contextmanager
 def data_progress() -> Iterator[Callable[[int, int], None]]:
-    """A bar over the images of a dataset that is being prepared; a line per tenth where there is no terminal."""
-    with _bar() if is_animated() else _LinesPerTenth() as bar:
-        task = None
+    """Shows images of a dataset being prepared: a bar, or a line per tenth where there is no terminal.
 
-        def show(done: int, total: int) -> None:
-            nonlocal task
-            if task is None:
-                task = bar.add_task("preparing images", total=total, figures="")
-            bar.update(task, completed=done)
+    The bar is there only while there is something to show: two live displays would fight for the same line.
+    """
+    bar = _bar() if is_animated() else _LinesPerTenth()
+    task = None
 
+    def show(done: int, total: int) -> None:
+        nonlocal task
+        if task is None:
+            bar.start()
+            task = bar.add_task("preparing images", total=total, figures="")
+        bar.update(task, completed=done)
+        if done == total:
+            bar.stop()
+
+    try:
         yield show
+    finally:
+        bar.stop()
 
 
 class _LinesPerTenth:
-    """The two methods of rich's Progress that are used, as plain lines."""
+    """The methods of rich's Progress that are used, as plain lines."""
 
-    def __enter__(self) -> _LinesPerTenth:
-        return self
+    def start(self) -> None:
+        """Lines need no start."""
 
-    def __exit__(self, *exception: object) -> None:
-        return None
+    def stop(self) -> None:
+        """Lines need no end."""
 
     def add_task(self, description: str, *, total: int, figures: str) -> TaskID:
         self._description, self._total, self._tenth = description, total, 0

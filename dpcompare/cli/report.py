@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ import click
 from dpcompare.cli.output import print_json, stdout_console
 
 if TYPE_CHECKING:
+    from dpcompare.fairness import Sheet
     from dpcompare.result import RunResult
 
 MIB = 1024 * 1024
@@ -18,20 +20,38 @@ MIB = 1024 * 1024
 
 @click.command()
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN_DIR...")
+@click.option("--subject", multiple=True, metavar="KNOB", help="A knob that the comparison is about, so it may differ.")
 @click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
-def report(run_dirs: tuple[Path, ...], as_json: bool) -> None:
-    """Print the results of runs in one table."""
+def report(run_dirs: tuple[Path, ...], subject: tuple[str, ...], as_json: bool) -> None:
+    """Print the results of runs in one table, with the fairness sheet of comparing them."""
+    from dpcompare import fairness
     from dpcompare.result import RunResult
 
     results = [RunResult.load(run_dir) for run_dir in run_dirs]
+    try:
+        sheet = fairness.compare(results, subject=subject)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--subject") from None
     if as_json:
         runs = zip(run_dirs, results, strict=True)
-        print_json({"runs": [{"run_dir": str(d), **r.model_dump(mode="json")} for d, r in runs]})
+        print_json(
+            {
+                "runs": [{"run_dir": str(d), **r.model_dump(mode="json")} for d, r in runs],
+                "fairness": {
+                    "verdict": sheet.verdict,
+                    "reasons": sheet.reasons,
+                    "knobs": [dataclasses.asdict(row) for row in sheet.rows],
+                },
+            }
+        )
     else:
         print_table(results)
+        if len(results) > 1:
+            print_sheet(results, sheet)
 
 
 def _figure(value: float | None, form: str = "{:.1f}") -> str:
+    """A figure, or a dash where nothing finite was measured."""
     return "-" if value is None else form.format(value)
 
 
@@ -66,6 +86,25 @@ def print_table(results: Sequence[RunResult]) -> None:
     stdout_console().print(table)
 
 
+def print_sheet(results: Sequence[RunResult], sheet: Sheet) -> None:
+    """The knobs that differ, then the verdict and its reasons."""
+    from rich.table import Table
+
+    table = Table(title="fairness sheet: the knobs that differ")
+    table.add_column("knob")
+    for result in results:
+        table.add_column(f"{result.framework} {result.mode}", overflow="fold")
+    table.add_column("")
+    for row in sheet.rows:
+        if not row.equal:
+            table.add_row(row.knob, *map(str, row.values), "NOT COMPARABLE" if row.reason else "what is compared")
+    console = stdout_console()
+    console.print(table)
+    console.print(sheet.summary, soft_wrap=True)
+    for reason in sheet.reasons:
+        console.print(f"- {reason}", soft_wrap=True)
+
+
 def print_summary(result: RunResult, run_dir: Path) -> None:
     """One run, a line per figure."""
     from rich.table import Table
@@ -90,10 +129,11 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         peak = result.peak_memory_bytes
         rows["memory"] = f"{peak.total / MIB:,.0f} MiB, largest process {peak.max_process / MIB:,.0f} MiB"
     if result.train_loss:
-        rows["train loss"] = f"{result.train_loss[0]:.4f} -> {result.train_loss[-1]:.4f}"
+        first, last = (_figure(result.train_loss[step], "{:.4f}") for step in (0, -1))
+        rows["train loss"] = f"{first} -> {last}"
     for evaluation in result.evaluations:
         rows[f"epoch {evaluation.epoch}"] = (
-            f"accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss:.4f}, {evaluation.count} samples"
+            f"accuracy {evaluation.accuracy:.4f}, loss {_figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
         )
     if result.skipped_images:
         rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"

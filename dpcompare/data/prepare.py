@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import joblib
 import numpy as np
 import numpy.typing as npt
 import PIL
+from joblib.externals.loky import get_reusable_executor
 from PIL import Image, ImageOps
 
 from dpcompare.cluster import available_cores
@@ -130,13 +130,12 @@ def _decode_all(
     if num_processes == 1 or len(tasks) == 1:
         yield from map(_decode, tasks)
         return
-    # spawn: a forked child of a threaded process (a progress display, a notebook) can deadlock.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(num_processes, len(tasks)), mp_context=context) as pool:
+    # joblib's processes, unlike multiprocessing's, neither fork a threaded parent nor run the caller's script again.
+    with joblib.Parallel(min(num_processes, len(tasks)), return_as="generator", batch_size=1) as parallel:
         try:
-            yield from pool.map(_decode, tasks)
+            yield from parallel(joblib.delayed(_decode)(task) for task in tasks)
         finally:
-            pool.shutdown(cancel_futures=True)
+            get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
 def _decode(task: tuple[Path, int, Sequence[Path], int]) -> tuple[int, dict[int, str]]:

@@ -143,8 +143,15 @@ class StoreWriter:
         self._image_size = image_size
 
     def __enter__(self) -> StoreWriter:
-        self._destination.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = Path(tempfile.mkdtemp(prefix=f".{self._destination.name}-", dir=self._destination.parent))
+        folder = self._destination.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._temporary = Path(tempfile.mkdtemp(prefix=f".{self._destination.name}-", dir=folder))
+        except OSError as error:
+            raise RequestError(
+                f"no store can be written below {str(folder)!r} ({error.strerror}); choose another destination, or "
+                "another cache with DPCOMPARE_CACHE_DIR"
+            ) from None
         return self
 
     def __exit__(

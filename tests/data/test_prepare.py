@@ -1,6 +1,8 @@
 """Preparing stores from folders of images, in every layout."""
 
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -76,6 +78,29 @@ def test_several_processes_write_the_same_store_as_one(photos, tmp_path):
     assert seen[-1] == (20, 20)
 
 
+def test_a_script_without_a_main_guard_can_prepare(photos, tmp_path):
+    script = "from dpcompare.data.prepare import prepare; from pathlib import Path\n"
+    script += "prepare('photos', Path('store'), 32, num_processes=2); print('once')"
+    (tmp_path / "script.py").write_text(script)
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+    assert done.stdout == "once\n"
+
+
+def test_an_interrupted_preparation_leaves_nothing(tmp_path):
+    (tmp_path / "many").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "many" / name).mkdir()
+        for index in range(300):
+            Image.new("RGB", (600, 600)).save(tmp_path / "many" / name / f"{index}.png")
+    command = [sys.executable, "-m", "dpcompare", "data", "prepare", "many", "store", "--image-size", "32"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert "preparing" in process.stderr.readline()
+    process.terminate()
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]
+
+
 def test_resizing_keeps_the_centre_and_turns_images_upright():
     image = Image.new("RGB", (40, 20), "white")
     image.paste("black", (0, 0, 10, 20))  # cut off: the centre square is columns 10 to 30
@@ -90,6 +115,20 @@ def test_resizing_keeps_the_centre_and_turns_images_upright():
 @pytest.mark.parametrize("mode", ["L", "RGBA", "P", "CMYK", "1"])
 def test_every_kind_of_image_becomes_rgb(mode):
     assert resize(Image.new(mode, (50, 40)), 16).shape == (16, 16, 3)
+
+
+@pytest.mark.parametrize("damage", ["empty file", "unequal lists"])
+def test_a_broken_stanford_list_is_named(photos, tmp_path, damage):
+    root = tmp_path / "dogs"
+    shutil.copytree(photos, root / "Images")
+    names = np.empty((2, 1), object)
+    names[:, 0] = ["cat/00.png", "dog/01.jpg"]
+    for file in ("train_list.mat", "test_list.mat"):
+        savemat(root / file, {"file_list": names, "labels": np.array([[1]])})
+    if damage == "empty file":
+        (root / "train_list.mat").write_bytes(b"")
+    with pytest.raises(RequestError, match=r"train_list\.mat' cannot be read as a Stanford Dogs list"):
+        find_images(root)
 
 
 @pytest.fixture

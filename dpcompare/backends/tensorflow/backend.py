@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from safetensors.numpy import load_file
 
 from dpcompare.backends.base import Backend, State
 from dpcompare.backends.tensorflow.model import build_model, mapped_variables
@@ -28,6 +27,10 @@ class TensorFlowBackend(Backend):
         """The mode's strategy over this process's devices; called once they are configured."""
         raise NotImplementedError
 
+    def build_model(self) -> keras.Model:
+        """The model to train; override it together with `initial_state` to train one of your own."""
+        return build_model(self.workload, self.inputs.num_classes)
+
     def setup(self) -> None:
         self._training: bool | None = None
         self._step = 0
@@ -42,7 +45,7 @@ class TensorFlowBackend(Backend):
         self.strategy = self.make_strategy()
         self.num_replicas = self.strategy.num_replicas_in_sync
         with self.strategy.scope():
-            self.model = build_model(workload, self.inputs.num_classes)
+            self.model = self.build_model()
             self._parameters = [variable.value for variable in self.model.trainable_variables]
             # The model's own list of what is not trained also holds the seeds of its dropout layers.
             self._statistics = [
@@ -54,7 +57,8 @@ class TensorFlowBackend(Backend):
                 if workload.accumulate > 1
                 else []
             )
-        self.load_state(load_file(self.inputs.weights))
+        if (initial := self.initial_state()) is not None:
+            self.load_state(initial)
         # XLA fails under the strategies on the CPU, and Keras would compile the one-device run alone.
         # autograph: the functions have no Python control flow to translate.
         function = tf.function(autograph=False, jit_compile=False)
@@ -70,7 +74,15 @@ class TensorFlowBackend(Backend):
         # Operations run beside each other, one per replica, and share the threads of the process.
         tf.config.threading.set_inter_op_parallelism_threads(max(2, replicas))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
-        for gpu in tf.config.list_physical_devices("GPU"):
+        gpus = tf.config.list_physical_devices("GPU")
+        # TensorFlow itself would place the variables of a missing GPU on the CPU, without a word.
+        if self.config.cluster.device_type == "gpu" and len(gpus) != replicas:
+            raise RuntimeError(
+                f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; install "
+                "tensorflow[and-cuda] in an environment of its own (torch's CUDA wheels overwrite its files) and name "
+                "its interpreter with --python tensorflow=PATH"
+            )
+        for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
         if self.config.cluster.device_type == "cpu":
             host = tf.config.list_physical_devices("CPU")[0]
@@ -245,6 +257,9 @@ class TensorFlowBackend(Backend):
 
     def teardown(self) -> None:
         """Nothing to leave in one process."""
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"memory_layout": "NHWC", "optimizer_kernels": "ResourceApply"}
 
     def devices(self) -> list[str]:
         if self.config.cluster.device_type == "cpu":

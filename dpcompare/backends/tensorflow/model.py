@@ -112,8 +112,10 @@ def mapped_variables(model: keras.Model) -> Iterator[MappedVariable]:
                 tensor, layouts = "weight", _DEPTHWISE
             elif isinstance(layer, keras.layers.Conv2D):
                 tensor, layouts = "weight", _CONVOLUTION
-            else:
+            elif isinstance(layer, keras.layers.Dense):
                 tensor, layouts = "weight", _DENSE
+            else:  # a layer of somebody's own model: Keras's name and layout
+                tensor, layouts = variable.name, _VECTOR
             yield MappedVariable(f"{prefix}.{tensor}", variable, *layouts)
 
 

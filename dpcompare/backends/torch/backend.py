@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional
 
@@ -18,6 +17,23 @@ from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batc
 from dpcompare.backends.torch.model import build_model
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+
+
+class Autocast(nn.Module):
+    """Computes a model in bfloat16, in whatever thread it is called.
+
+    Autocast is a setting of a thread, and nn.DataParallel passes on to its threads that it is on but not its dtype:
+    entered outside, replicas on GPUs would compute in float16.
+    """
+
+    def __init__(self, module: nn.Module, device_type: str, *, enabled: bool) -> None:
+        super().__init__()
+        self.module = module
+        self._device_type, self._enabled = device_type, enabled
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._enabled):
+            return self.module(images)
 
 
 class TorchBackend(Backend):
@@ -53,6 +69,10 @@ class TorchBackend(Backend):
         """Whether a backward pass exchanges gradients: only the last micro-batch of a step does."""
         return nullcontext()
 
+    def build_model(self) -> nn.Module:
+        """The model to train, on the host; override it together with `initial_state` to train one of your own."""
+        return build_model(self.workload, self.inputs.num_classes)
+
     def setup(self) -> None:
         self._training: bool | None = None
         workload = self.workload
@@ -62,7 +82,7 @@ class TorchBackend(Backend):
         torch.backends.cuda.matmul.allow_tf32 = native
         torch.backends.cudnn.allow_tf32 = native
         self.connect()
-        model = build_model(workload, self.inputs.num_classes)
+        model = self.build_model()
         if workload.precision == "float64":
             model = model.double()
         self._memory_format = torch.channels_last if native else torch.contiguous_format
@@ -70,8 +90,10 @@ class TorchBackend(Backend):
         if workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
         self._running_variance = RunningVariance(self.model)
-        self.load_state(load_file(self.inputs.weights))
-        self.replicated = self.replicate(self.model)
+        if (initial := self.initial_state()) is not None:
+            self.load_state(initial)
+        self._computing = Autocast(self.model, self.device.type, enabled=workload.precision == "bfloat16")
+        self.replicated = self.replicate(self._computing)
         self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), fused=native)
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
@@ -110,9 +132,9 @@ class TorchBackend(Backend):
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
         self._enter(training=False)
-        # The model itself, not the replicated one: every process evaluates its own rows, without an exchange.
+        # Not the replicated model: every process evaluates its own rows, without an exchange.
         with torch.no_grad():
-            logits, losses = self._losses(self.model, batch)
+            logits, losses = self._losses(self._computing, batch)
             correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
@@ -130,9 +152,7 @@ class TorchBackend(Backend):
 
     def _losses(self, model: nn.Module, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits, and the loss of each row: 0 for rows that only fill up."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.workload.precision == "bfloat16"):
-            logits = model(batch.images)
-        logits = logits.to(batch.weights.dtype)
+        logits = model(batch.images).to(batch.weights.dtype)
         return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
 
     def synchronize(self) -> None:
@@ -176,6 +196,13 @@ class TorchBackend(Backend):
 
     def teardown(self) -> None:
         """Nothing to leave in one process."""
+
+    def settings(self) -> dict[str, Any]:
+        native = self.workload.profile == "native"
+        return super().settings() | {
+            "memory_layout": "NHWC (channels_last)" if native else "NCHW",
+            "optimizer_kernels": "fused" if native else "torch's default",
+        }
 
     def devices(self) -> list[str]:
         if self.device.type == "cpu":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
+from inspect import signature
 from typing import Any
 
 import torch
@@ -14,6 +15,14 @@ from dpcompare.backends.torch.backend import TorchBackend
 
 # The default of half an hour makes a lost process look like a hang.
 EXCHANGE_TIMEOUT = timedelta(minutes=10)
+
+
+# torch 2.15 renamed it.
+_BUFFER_ARGUMENT = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
 
 
 class DistributedDataParallel(TorchBackend):
@@ -36,7 +45,7 @@ class DistributedDataParallel(TorchBackend):
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             # Running statistics do not enter a training step; they are exchanged when they are read.
-            broadcast_buffers=False,
+            **{_BUFFER_ARGUMENT: False},
             gradient_as_bucket_view=native,
             static_graph=native and self.workload.accumulate == 1,  # accumulation skips the exchange at times
         )

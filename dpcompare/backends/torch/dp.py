@@ -93,16 +93,11 @@ def _in_threads(run: Callable[[int], torch.Tensor], count: int) -> list[torch.Te
     """run(0) ... run(count - 1), each in a thread of its own; the first error is raised."""
     outputs: list[torch.Tensor | None] = [None] * count
     errors: list[BaseException] = []
-    # Gradient and autocast modes are settings of a thread too.
-    grad_enabled = torch.is_grad_enabled()
-    autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+    grad_enabled = torch.is_grad_enabled()  # a setting of a thread too
 
     def work(rank: int) -> None:
         try:
-            with (
-                torch.set_grad_enabled(grad_enabled),
-                torch.autocast("cpu", autocast[1], enabled=autocast[0]),
-            ):
+            with torch.set_grad_enabled(grad_enabled):
                 outputs[rank] = run(rank)
         except BaseException as error:  # raised in the calling thread below
             errors.append(error)

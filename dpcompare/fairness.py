@@ -1,0 +1,157 @@
+"""The fairness sheet: every knob that can make a comparison unfair, its value on each side, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpcompare.result import RunResult
+
+Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One row of KNOBS."""
+
+    value: Callable[[RunResult], Any]
+    remedy: str = ""
+    """What makes it equal; empty where it is a property of the framework or mode that is being compared."""
+
+    @property
+    def must_be_equal(self) -> bool:
+        return bool(self.remedy)
+
+
+def _workload(name: str) -> Callable[[RunResult], Any]:
+    return lambda result: result.config["workload"].get(name)
+
+
+def _setting(name: str) -> Callable[[RunResult], Any]:
+    return lambda result: result.settings.get(name)
+
+
+def _major_minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])
+
+
+KNOBS: dict[str, Knob] = {
+    # What is trained.
+    "data": Knob(value=lambda r: r.store_sha256, remedy="train on the same prepared store"),
+    "skipped images": Knob(value=lambda r: r.skipped_images, remedy="train on the same prepared store"),
+    "evaluated samples": Knob(
+        value=lambda r: r.evaluations[-1].count if r.evaluations else None,
+        remedy="evaluate every validation sample exactly once",
+    ),
+    "sample order": Knob(value=lambda r: r.sample_order_sha256, remedy="same --seed, --global-batch-size and steps"),
+    "augmentation": Knob(value=_workload("augment"), remedy="same --augment"),
+    "model": Knob(value=lambda r: r.model, remedy="same --model"),
+    "image size": Knob(value=lambda r: r.image_size, remedy="same --image-size"),
+    "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="same --model and --seed"),
+    "steps trained": Knob(value=lambda r: len(r.train_loss), remedy="same --epochs or --steps"),
+    # How it is trained.
+    "global batch size": Knob(value=lambda r: r.global_batch_size, remedy="same --global-batch-size"),
+    "batch per replica": Knob(value=lambda r: r.global_batch_size / r.num_replicas, remedy="same number of replicas"),
+    "replicas": Knob(value=lambda r: r.num_replicas, remedy="same --nodes times --devices-per-node"),
+    "micro-batches per step": Knob(value=_workload("accumulate"), remedy="same --accumulate"),
+    "BatchNorm scope": Knob(value=_workload("batchnorm"), remedy="same --batchnorm"),
+    "BatchNorm momentum": Knob(value=_workload("batchnorm_momentum"), remedy="same --batchnorm-momentum"),
+    "BatchNorm epsilon": Knob(value=_setting("batchnorm_epsilon"), remedy="same release of dpcompare"),
+    "optimizer": Knob(value=_setting("optimizer"), remedy="same --optimizer"),
+    "learning rate": Knob(value=_workload("learning_rate"), remedy="same --learning-rate"),
+    "schedule": Knob(value=_workload("schedule"), remedy="same --schedule"),
+    "learning-rate warm-up": Knob(value=_workload("lr_warmup_steps"), remedy="same --lr-warmup-steps"),
+    "learning-rate scaling": Knob(value=_workload("scale_lr"), remedy="same --scale-lr"),
+    "dropout": Knob(value=_setting("dropout"), remedy="the same rate of dropout in both frameworks"),
+    "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
+    # With which arithmetic.
+    "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
+    "TF32": Knob(value=_setting("tf32"), remedy="same --profile"),
+    "compilation": Knob(value=_setting("compilation"), remedy="--profile strict on both sides"),
+    "profile": Knob(value=lambda r: r.profile, remedy="same --profile"),
+    "emulation": Knob(value=lambda r: r.emulated, remedy="devices on which the mode runs by itself"),
+    # On what, and how it is measured.
+    "device type": Knob(value=lambda r: r.device_type, remedy="same --device"),
+    "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
+    "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes, remedy="the same number of cores"),
+    "input threads per process": Knob(value=_setting("input_threads"), remedy="same release of dpcompare"),
+    "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
+    "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),
+    "dpcompare": Knob(value=lambda r: _major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),
+    # What the comparison is about: shown, and never a reason.
+    "framework": Knob(value=lambda r: r.framework),
+    "mode": Knob(value=lambda r: r.mode),
+    "nodes": Knob(value=lambda r: r.num_nodes),
+    "processes": Knob(value=lambda r: r.num_processes),
+    "exchange": Knob(value=lambda r: r.collective),
+    "memory layout": Knob(value=_setting("memory_layout")),
+    "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
+    "versions": Knob(value=lambda r: r.versions),
+}
+
+
+def _kinds(names: Sequence[str]) -> list[str]:
+    """Device names without the numbers of simulated ones."""
+    return sorted({name.split(":")[0] for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    knob: str
+    values: list[Any]
+    """One per result, in their order."""
+    equal: bool
+    reason: bool
+    """Whether it makes the results not comparable."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    rows: list[Row]
+
+    @property
+    def verdict(self) -> Verdict:
+        return "NOT COMPARABLE" if self.reasons else "COMPARABLE"
+
+    @property
+    def reasons(self) -> list[str]:
+        """One sentence per knob that differs and must not."""
+        return [
+            f"{row.knob} differs ({', '.join(map(str, row.values))}): {KNOBS[row.knob].remedy}"
+            for row in self.rows
+            if row.reason
+        ]
+
+    @property
+    def summary(self) -> str:
+        judged = [row for row in self.rows if KNOBS[row.knob].must_be_equal]
+        equal = sum(row.equal for row in judged)
+        return f"{self.verdict} ({equal} of {len(judged)} knobs equal)"
+
+
+def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> Sheet:
+    """The sheet of two or more results.
+
+    Args:
+        results: what is to be compared.
+        subject: knobs that the comparison is about, which may therefore differ.
+
+    Raises:
+        ValueError: `subject` names no knob.
+    """
+    if unknown := set(subject) - set(KNOBS):
+        raise ValueError(f"unknown knob {sorted(unknown)}; expected some of {', '.join(KNOBS)}")
+    rows = []
+    for name, knob in KNOBS.items():
+        values = [knob.value(result) for result in results]
+        equal = all(value == values[0] for value in values)
+        rows.append(
+            Row(
+                knob=name,
+                values=values,
+                equal=equal,
+                reason=not equal and knob.must_be_equal and name not in subject,
+            )
+        )
+    return Sheet(rows=rows)
