@@ -139,6 +139,8 @@ class RunConfig(BaseModel):
     mode: str
     workload: Workload = Field(default_factory=Workload)
     cluster: Cluster
+    task: Literal["train", "probe"] = "train"
+    """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.probe`."""
     python: str = sys.executable
     """The interpreter whose environment holds the framework."""
     inputs: Inputs | None = None

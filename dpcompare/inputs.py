@@ -28,9 +28,13 @@ def cache_dir() -> Path:
 def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunConfig:
     """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
 
+    A config that has its inputs already is returned as it is.
+
     Raises:
         RequestError: the dataset cannot be used as asked.
     """
+    if config.inputs is not None:
+        return config
     workload = config.workload
     store = _store(workload, progress)
     num_steps = total_steps(workload, store.manifest.splits["train"].count)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -19,10 +20,13 @@ from dpcompare.schedule import learning_rate
 SECONDS_BETWEEN_EVENTS = 0.25
 
 
-def train(backend: Backend, store: Store, events: EventLog) -> str:
+def train(
+    backend: Backend, store: Store, events: EventLog, after_step: Callable[[int], None] = lambda step: None
+) -> str:
     """Train and evaluate the whole workload of a backend that is set up.
 
-    What is measured goes to `events` as it happens: see `dpcompare.events`.
+    What is measured goes to `events` as it happens: see `dpcompare.events`. `after_step` is called with the number of
+    each finished step, from 1, outside the measured time.
 
     Returns:
         sha256 of the order in which the samples of all steps were trained.
@@ -58,6 +62,7 @@ def train(backend: Backend, store: Store, events: EventLog) -> str:
         end = time.perf_counter()
 
         steps.add(step, loss, batches[0].global_count, step_seconds=end - start, data_seconds=received - start)
+        after_step(step)
         if step % epoch_steps == 0 or step == num_steps:
             steps.write()
             validation_feed = backend.feed(validation_reader.read(evaluation_batches(len(validation), batch_size)))

@@ -131,6 +131,15 @@ def _toy_cnn(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
     yield from _biased("fc3", (num_classes, 84))
 
 
+def _toy_bn(num_classes: int) -> Iterator[tuple[str, Shape]]:
+    """What is hard to align in EfficientNet, in miniature: strided "same" convolutions and BatchNorm."""
+    yield "conv_stem.weight", (8, IMAGE_CHANNELS, 3, 3)
+    yield from _batch_norm("bn1", 8)
+    yield "conv_dw.weight", (8, 1, 3, 3)
+    yield from _batch_norm("bn2", 8)
+    yield from _biased("classifier", (num_classes, 8))
+
+
 def _mlp(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
     """One hidden layer of 512 units on the flattened (height, width, channel) pixels."""
     yield from _biased("fc1", (512, image_size * image_size * IMAGE_CHANNELS))
@@ -149,6 +158,7 @@ def _efficientnet_row(scale: str) -> Model:
 MODELS: dict[str, Model] = {
     **{f"efficientnet-{scale}": _efficientnet_row(scale) for scale in EFFICIENTNET_SCALES},
     "toy-cnn": Model(min_image_size=32, shapes=lambda size, classes: dict(_toy_cnn(size, classes))),
+    "toy-bn": Model(min_image_size=4, batchnorm_stride=4, shapes=lambda size, classes: dict(_toy_bn(classes))),
     "mlp": Model(min_image_size=1, shapes=lambda size, classes: dict(_mlp(size, classes))),
 }
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import PIL
 
 import dpcompare
-from dpcompare import loop
+from dpcompare import loop, probe
 from dpcompare.backends import load_backend
 from dpcompare.backends.base import Backend
 from dpcompare.config import RunConfig
@@ -76,7 +76,10 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         _check_against_plan(backend, config, process_rank)
         assert config.inputs is not None
         store = open_store(config.inputs.store)
-        order_sha256 = loop.train(backend, store, events)
+        if config.task == "probe":
+            order_sha256 = probe.run(backend, store, events, run_dir)
+        else:
+            order_sha256 = loop.train(backend, store, events)
         _record(backend, config, order_sha256, **place).save(run_dir)
         backend.teardown()
     except Exception as error:

@@ -51,6 +51,12 @@ class NumpyBackend(Backend):
         correct = (probabilities.argmax(1) == batch.labels) * batch.weights
         return np.array([losses.sum(), correct.sum(), batch.weights.sum()])
 
+    def logits(self, batch, *, training):
+        return batch.images @ self.weights
+
+    def to_host(self, batch):
+        return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
+
     def synchronize(self):
         self.calls.append("synchronize")
 

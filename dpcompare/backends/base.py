@@ -76,6 +76,17 @@ class Backend(ABC):
         """Returns a handle of (sum of losses, correct, count) over this process's samples."""
 
     @abstractmethod
+    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+        """The model's output for this process's rows, (rows, classes).
+
+        With `training` BatchNorm normalises by the batch and updates its running statistics; all processes must call it.
+        """
+
+    @abstractmethod
+    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        """images, labels and weights of this process's rows as they are on its devices, in a HostBatch's layout."""
+
+    @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has finished what it was given."""
 

@@ -16,6 +16,7 @@ from dpcompare.cli.output import fail
 from dpcompare.cli.plan import plan
 from dpcompare.cli.report import report
 from dpcompare.cli.run import run
+from dpcompare.cli.verify import verify
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.processes import terminated_as_interrupted
 
@@ -34,7 +35,7 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
 
 
-for command in (run, plan, modes, data, report):
+for command in (run, plan, modes, data, report, verify):
     cli.add_command(command)
 
 

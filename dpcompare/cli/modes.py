@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.options import _interpreters
+from dpcompare.cli.options import interpreters
 from dpcompare.cli.output import print_json, stdout_console
 
 
@@ -20,12 +20,12 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
     from dpcompare.errors import RequestError
 
     device_type = "gpu" if visible_gpus(installed_gpus()) else "cpu"
-    interpreters = _interpreters(python)
+    chosen_pythons = interpreters(python)
     rows: list[dict[str, Any]] = []
     reasons: dict[str, str | None] = {}
     for (framework, name), mode in MODES.items():
         if framework not in reasons:
-            chosen = {"python": interpreters[framework]} if framework in interpreters else {}
+            chosen = {"python": chosen_pythons[framework]} if framework in chosen_pythons else {}
             try:
                 require_framework(framework, **chosen)
                 reasons[framework] = None

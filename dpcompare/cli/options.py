@@ -241,7 +241,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         gpus=None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()],
     )
     chosen = {}
-    if python := _interpreters(options["python"]).get(options["framework"]):
+    if python := interpreters(options["python"]).get(options["framework"]):
         chosen["python"] = python
     config: RunConfig = request(
         RunConfig,
@@ -254,7 +254,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     return config
 
 
-def _interpreters(pairs: tuple[str, ...]) -> dict[str, str]:
+def interpreters(pairs: tuple[str, ...]) -> dict[str, str]:
     """framework -> interpreter, from the environment and --python."""
     import os
 

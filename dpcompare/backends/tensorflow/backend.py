@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import keras
@@ -66,6 +67,9 @@ class TensorFlowBackend(Backend):
         self._accumulate = function(self._accumulate_micro_batch)
         self._apply = function(self._apply_accumulated)
         self._evaluate = function(self._evaluate_global_batch)
+        self._training_logits, self._evaluation_logits = (
+            function(partial(self._logits_of_global_batch, training=training)) for training in (True, False)
+        )
         self._share_statistics = function(self._copy_statistics_of_replica_0)
 
     def _configure_devices(self) -> None:
@@ -128,6 +132,9 @@ class TensorFlowBackend(Backend):
         self._apply(constants)
         return loss_sum
 
+    def _logits_of_global_batch(self, images: Any, *, training: bool) -> Any:
+        return self.strategy.run(lambda rows: tf.cast(self.model(rows, training=training), self._dtype), (images,))
+
     def _train_global_batch(self, images: Any, labels: Any, weights: Any, count: Any, constants: Any) -> Any:
         def of_replica(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
@@ -181,6 +188,19 @@ class TensorFlowBackend(Backend):
         logits, losses = self._losses(images, labels, weights, training=False)
         hits = tf.cast(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels, weights.dtype)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits * weights), tf.reduce_sum(weights)])
+
+    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+        self._enter(training=training)
+        function = self._training_logits if training else self._evaluation_logits
+        return self._local_rows(function(batch.images))
+
+    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
+        return {name: self._local_rows(array) for name, array in arrays.items()}
+
+    def _local_rows(self, per_replica: Any) -> npt.NDArray[Any]:
+        """The rows of this process's replicas, one replica after another."""
+        return np.concatenate([part.numpy() for part in self.strategy.experimental_local_results(per_replica)])
 
     def _losses(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, *, training: bool

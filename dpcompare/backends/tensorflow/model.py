@@ -24,7 +24,17 @@ def build_model(workload: Workload, num_classes: int) -> keras.Model:
         return _toy_cnn(shape, num_classes)
     if workload.model == "mlp":
         return _mlp(shape, num_classes)
-    return _efficientnet(workload, shape, num_classes)
+    if workload.model == "toy-bn":
+        return _with_shared_batch_norm(_toy_bn(shape, num_classes), workload)
+    return _with_shared_batch_norm(_efficientnet(workload, shape, num_classes), workload)
+
+
+def _with_shared_batch_norm(model: keras.Model, workload: Workload) -> keras.Model:
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
+            layer.synchronized = workload.batchnorm == "sync"
+    return model
 
 
 def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
@@ -35,9 +45,6 @@ def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: 
     for layer in whole.layers:
         if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike
             layer.rate = 0.0
-        elif isinstance(layer, keras.layers.BatchNormalization):
-            layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
-            layer.synchronized = workload.batchnorm == "sync"
     # Entered after its own rescaling and normalisation: pixels are normalised on the host, once for all.
     return keras.Model(whole.get_layer("normalization").output, whole.output)
 
@@ -55,6 +62,23 @@ def _toy_cnn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
             layers.Dense(120, activation="relu", name="fc1"),
             layers.Dense(84, activation="relu", name="fc2"),
             layers.Dense(num_classes, name="fc3"),
+        ]
+    )
+
+
+def _toy_bn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False, name="conv_stem"),
+            layers.BatchNormalization(name="bn1"),
+            layers.ReLU(),
+            layers.DepthwiseConv2D(3, strides=2, padding="same", use_bias=False, name="conv_dw"),
+            layers.BatchNormalization(name="bn2"),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(num_classes, name="classifier"),
         ]
     )
 

@@ -138,6 +138,19 @@ class TorchBackend(Backend):
             correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
+    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+        self._enter(training=training)
+        with torch.no_grad():
+            logits = (self.replicated if training else self._computing)(batch.images)
+        if training:
+            self._running_variance.count_update()
+        return logits.to(batch.weights.dtype).cpu().numpy()
+
+    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        images = batch.images.permute(0, 2, 3, 1).contiguous()
+        arrays = {"images": images, "labels": batch.labels.int(), "weights": batch.weights}
+        return {name: array.cpu().numpy() for name, array in arrays.items()}
+
     def _enter(self, *, training: bool) -> None:
         """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
         if training == self._training:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import timm
 import torch
+from timm.layers import Conv2dSame
 from torch import nn
 from torch.nn import functional
 
@@ -18,10 +19,16 @@ def build_model(workload: Workload, num_classes: int) -> nn.Module:
         return ToyCnn(workload.image_size, num_classes)
     if workload.model == "mlp":
         return Mlp(workload.image_size, num_classes)
+    if workload.model == "toy-bn":
+        return _with_shared_batch_norm(ToyBn(num_classes), workload)
     # tf_: padding as TensorFlow's "same"; torchvision's model pads strided convolutions differently.
     model = timm.create_model(
         f"tf_{workload.model.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
     )
+    return _with_shared_batch_norm(model, workload)
+
+
+def _with_shared_batch_norm(model: nn.Module, workload: Workload) -> nn.Module:
     for norm in batch_norms(model).values():
         norm.eps, norm.momentum = BATCH_NORM_EPSILON, 1 - workload.batchnorm_momentum
     return model
@@ -48,6 +55,23 @@ class ToyCnn(nn.Module):
         x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
         x = functional.relu(self.fc1(_flatten(x)))
         return self.fc3(functional.relu(self.fc2(x)))
+
+
+class ToyBn(nn.Module):
+    """Two strided convolutions with TensorFlow's "same" padding, each with BatchNorm, and a dense layer."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.conv_stem = Conv2dSame(IMAGE_CHANNELS, 8, 3, stride=2, bias=False)
+        self.bn1 = nn.BatchNorm2d(8)
+        self.conv_dw = Conv2dSame(8, 8, 3, stride=2, groups=8, bias=False)
+        self.bn2 = nn.BatchNorm2d(8)
+        self.classifier = nn.Linear(8, num_classes)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.bn1(self.conv_stem(images)))
+        x = functional.relu(self.bn2(self.conv_dw(x)))
+        return self.classifier(x.mean((2, 3)))
 
 
 class Mlp(nn.Module):

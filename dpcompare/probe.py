@@ -1,0 +1,72 @@
+"""What a process leaves behind for `dpcompare verify`: the arrays in which two modes could differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
+
+from dpcompare import loop
+from dpcompare.backends.base import Backend
+from dpcompare.data.augmentation import Augmentation
+from dpcompare.data.batches import BatchReader
+from dpcompare.data.order import training_batches
+from dpcompare.data.store import Store
+from dpcompare.events import EventLog
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
+    """Train as `loop.train` does, and write RUN_DIR/probe-<rank>.safetensors.
+
+    Every process writes its rows of the first batch and their logits; process 0 also writes the tensors of the model
+    at the start (`initial.`), after the first step (`stepped.`) and at the end (`trained.`), and what the optimizer
+    remembers after the first step (`slots.`): with SGD its momentum then is the gradient.
+    """
+    arrays: Arrays = {}
+    initial = backend.state()
+    split = store.split("train")
+    workload = backend.workload
+    reader = BatchReader(
+        split,
+        Augmentation(workload.augment, seed=workload.seed, num_samples=len(split)),
+        process_rank=backend.process_rank,
+        num_processes=backend.num_processes,
+    )
+    order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
+    (first,) = backend.feed(reader.read(order))
+    arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}
+    arrays["evaluation_logits"] = backend.logits(first, training=False)
+    arrays["training_logits"] = backend.logits(first, training=True)
+    backend.load_state(initial)  # the forward pass in training mode has moved BatchNorm's statistics
+
+    captured: dict[str, Arrays] = {"initial": initial}
+
+    def after_step(step: int) -> None:
+        if step == 1:
+            captured["stepped"] = backend.state()
+            captured["slots"] = backend.optimizer_state()
+
+    digest = loop.train(backend, store, events, after_step)
+    captured["trained"] = backend.state()
+    if backend.process_rank == 0:
+        arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, path(run_dir, backend.process_rank)
+    )
+    return digest
+
+
+def path(run_dir: Path, process_rank: int) -> Path:
+    return run_dir / f"probe-{process_rank}.safetensors"
+
+
+def load(run_dir: Path, num_processes: int) -> Arrays:
+    """The arrays of all processes of a probe; rows in the order of the global batch."""
+    parts = [load_file(path(run_dir, rank)) for rank in range(num_processes)]
+    rows = [name for name in parts[0] if name.startswith("rows.") or name.endswith("_logits")]
+    return parts[0] | {name: np.concatenate([part[name] for part in parts]) for name in rows}

@@ -1,0 +1,490 @@
+"""`dpcompare verify`: run the modes side by side on this machine and compare what they compute, array by array."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
+
+from dpcompare import probe
+from dpcompare.backends import MODES
+from dpcompare.cluster import Cluster
+from dpcompare.config import RunConfig, Workload, request
+from dpcompare.data.augmentation import AUGMENTATIONS, Augmentation
+from dpcompare.data.batches import BatchReader
+from dpcompare.data.order import OrderDigest, training_batches
+from dpcompare.data.store import open_store
+from dpcompare.errors import RequestError, RunFailedError, did_you_mean
+from dpcompare.inputs import prepare_inputs
+from dpcompare.result import RunResult
+from dpcompare.runner import run
+
+# What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
+# see docs/fairness.md. None: nothing absolute, see FLOOR_MULTIPLE.
+TOLERANCES: dict[str, dict[str, float | None]] = {
+    "weight round trip": {"float32": 0.0, "float64": 0.0},
+    "sample order": {"float32": 0.0, "float64": 0.0},
+    "pixels and augmentation": {"float32": 0.0, "float64": 0.0},
+    "evaluation logits": {"float32": 1e-5, "float64": 1e-12},
+    "training logits": {"float32": 5e-4, "float64": 1e-11},
+    "first loss": {"float32": 5e-5, "float64": 1e-12},
+    "gradient": {"float32": 2e-4, "float64": 1e-11},
+    "gradient of each tensor": {"float32": 5e-2, "float64": 1e-8},
+    "one step of sgd": {"float32": 2e-4, "float64": 1e-11},
+    "one step of adam": {"float32": 5e-3, "float64": 1e-9},
+    "losses over sgd steps": {"float32": None, "float64": 1e-7},
+    "losses over adam steps": {"float32": None, "float64": 1e-8},
+    "BatchNorm statistics": {"float32": None, "float64": 1e-8},
+    "evaluated samples": {"float32": 0.0, "float64": 0.0},
+    "evaluation loss": {"float32": None, "float64": 1e-8},
+    "accumulation = replicas = one batch": {"float32": 1e-4, "float64": 1e-12},
+}
+
+FLOOR_MULTIPLE = 10.0
+"""float32 training is chaotic: beyond the first step two correct implementations drift apart as far as one drifts from
+itself when its weights are disturbed by rounding. That floor is measured in the same run, and this multiple promised."""
+FLOOR_SEEDS = 3
+FLOOR_PERTURBATION = 1e-6
+"""Relative size of the disturbance: the rounding of a float32 (6e-8), accumulated in sums of thousands of terms."""
+
+CHECKED_WITH_FLOOR = ("losses over {optimizer} steps", "BatchNorm statistics", "evaluation loss")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the table."""
+
+    name: str
+    modes: str
+    """What was compared."""
+    pair: str
+    """The two that differ most."""
+    workload: str
+    precision: str
+    measured: float | None
+    """The largest difference found; None where a side did not run."""
+    tolerance: float
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.measured is not None and self.measured <= self.tolerance
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One mode on one topology."""
+
+    framework: str
+    mode: str
+    num_nodes: int
+    devices_per_node: int
+
+    def __str__(self) -> str:
+        topology = "" if self.mode == "single" else f" {self.num_nodes}x{self.devices_per_node}"
+        return f"{self.framework} {self.mode}{topology}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Arms that must compute the same; the first one is the reference of the others."""
+
+    workload: Workload
+    arms: tuple[Arm, ...]
+    kind: str = "modes"
+    """`modes`: every check. `accumulation`: only losses, over arms that cut the batch differently."""
+    accumulate: tuple[int, ...] = ()
+    """Micro-batches of each arm, where they differ."""
+
+
+@dataclass
+class Side:
+    """What one arm left behind."""
+
+    arm: Arm
+    config: RunConfig
+    result: RunResult
+    arrays: probe.Arrays = field(repr=False)
+
+
+def usable_arms(frameworks: Sequence[str], modes: Sequence[str], num_replicas: int) -> tuple[Arm, ...]:
+    """The chosen modes that can have this many replicas; several nodes where a mode can have them."""
+    arms = []
+    for (framework, mode), row in MODES.items():
+        if framework not in frameworks or mode not in modes or row.multi_device != (num_replicas > 1):
+            continue
+        num_nodes = 2 if row.multi_node and num_replicas % 2 == 0 else 1
+        arms.append(
+            Arm(
+                framework=framework,
+                mode=mode,
+                num_nodes=num_nodes,
+                devices_per_node=num_replicas // num_nodes,
+            )
+        )
+    return tuple(arms)
+
+
+def plan_groups(
+    frameworks: Sequence[str],
+    modes: Sequence[str],
+    *,
+    model: str,
+    replicas: Sequence[int],
+    precisions: Sequence[str],
+    quick: bool,
+) -> list[Group]:
+    """What to run. Quick: `model` on one device only and few steps; tiny models on several replicas.
+
+    Raises:
+        RequestError: an unknown mode, or a number of replicas that the batches do not divide by.
+    """
+    known = sorted({mode for _, mode in MODES})
+    for mode in modes:
+        if mode not in known:
+            raise RequestError(
+                f"unknown mode {mode!r}; expected some of {', '.join(known)}.{did_you_mean(mode, known)}"
+            )
+    batch = 16
+    if bad := [count for count in replicas if count < 1 or batch % (2 * count)]:
+        raise RequestError(
+            f"--replicas: received {', '.join(map(str, bad))}, but the batch of {batch} images must divide among the replicas "
+            f"with at least 2 each; expected some of {', '.join(str(n) for n in range(1, batch // 2 + 1) if batch % (2 * n) == 0)}"
+        )
+    groups = []
+    for precision in precisions:
+        for count in replicas:
+            arms = usable_arms(frameworks, modes, count)
+            if len(arms) < 2 and count > 1:
+                continue
+            big = count == 1 or (not quick and count == 2)
+            chosen = model if big or model not in _BIG else "toy-bn"
+            for optimizer in _optimizers(chosen, precision, quick=quick):
+                groups.append(Group(workload=_workload(chosen, optimizer, precision, batch, quick=quick), arms=arms))
+        groups.append(_accumulation(frameworks, modes, precision, batch))
+    return [group for group in groups if len(group.arms) > 1]
+
+
+_BIG = tuple(f"efficientnet-b{scale}" for scale in range(8))
+
+
+def _optimizers(model: str, precision: str, *, quick: bool) -> list[str]:
+    """Both, but for a quick run of a big model, and for tiny models in float32: there Adam, which divides by the root of
+    the second moment, makes updates of full size out of the rounding of gradients that are nearly zero."""
+    if model not in _BIG:
+        return ["sgd"] if precision == "float32" else ["sgd", "adam"]
+    if quick:
+        return ["adam"] if precision == "float32" else ["sgd"]
+    return ["sgd", "adam"]
+
+
+def _workload(model: str, optimizer: str, precision: str, batch: int, *, quick: bool) -> Workload:
+    steps = {"sgd": 5, "adam": 20}[optimizer]
+    workload: Workload = request(
+        Workload,
+        model=model,
+        image_size=64,
+        global_batch_size=batch,
+        steps=min(steps, 5) if quick and model in _BIG else steps,
+        warmup_steps=0,
+        optimizer=optimizer,
+        learning_rate={"sgd": 0.01, "adam": 1e-3}[optimizer],
+        precision=precision,
+        augment=AUGMENTATIONS,
+    )
+    return workload
+
+
+def _accumulation(frameworks: Sequence[str], modes: Sequence[str], precision: str, batch: int) -> Group:
+    """One batch, the same in 2 micro-batches, and on 2 replicas, with a model without BatchNorm."""
+    workload = _workload("mlp", "sgd", precision, batch, quick=False)
+    singles = usable_arms(frameworks, modes, 1)
+    several = usable_arms(frameworks, modes, 2)
+    arms = (*singles, *singles, *several, *several)
+    accumulate = (1,) * len(singles) + (2,) * len(singles) + (1,) * len(several) + (2,) * len(several)
+    return Group(workload=workload, arms=arms, kind="accumulation", accumulate=accumulate)
+
+
+def verify(
+    groups: Sequence[Group],
+    *,
+    device: str = "cpu",
+    interpreters: dict[str, str] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[Check]:
+    """Run every arm of every group and yield the checks, group by group.
+
+    Args:
+        groups: from `plan_groups`.
+        device: `cpu`, or `auto` for the GPUs where there are any.
+        interpreters: framework -> interpreter of its environment.
+        say: called with a line of progress.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dpcompare-verify-"))
+    try:
+        for number, group in enumerate(groups):
+            yield from _verify_group(group, folder / str(number), device, interpreters or {}, say)
+            shutil.rmtree(folder / str(number), ignore_errors=True)  # the tensors of one group can be gigabytes
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _verify_group(
+    group: Group, folder: Path, device: str, interpreters: dict[str, str], say: Callable[[str], None]
+) -> Iterator[Check]:
+    sides: list[Side] = []
+    described = f"{group.workload.model}, {group.workload.optimizer}"
+    for number, arm in enumerate(group.arms):
+        accumulate = group.accumulate[number] if group.accumulate else 1
+        config = _config(arm, group.workload, accumulate, device, interpreters)
+        say(
+            f"{arm}: {described}, {group.workload.precision}" + (f", accumulate {accumulate}" if accumulate > 1 else "")
+        )
+        try:
+            sides.append(_run(arm, config, folder / str(number)))
+        except RunFailedError as error:
+            yield Check(
+                name="run",
+                modes=str(arm),
+                pair=str(arm),
+                workload=described,
+                precision=group.workload.precision,
+                measured=None,
+                tolerance=0.0,
+                detail=str(error),
+            )
+    if not sides:
+        return
+    if group.kind == "accumulation":
+        name = "accumulation = replicas = one batch"
+        yield _compared(name, group, sides, _loss_difference, TOLERANCES[name][group.workload.precision])
+        return
+    floor: dict[str, float] = {}
+    if group.workload.precision == "float32":
+        floor = _floor(group, sides[0], folder / "floor", say)
+    for name, difference in _differences(group.workload.optimizer).items():
+        tolerance = TOLERANCES[name][group.workload.precision]
+        if tolerance is None:
+            tolerance = FLOOR_MULTIPLE * floor[name]
+        yield _compared(name, group, sides, difference, tolerance)
+
+
+def _config(arm: Arm, workload: Workload, accumulate: int, device: str, interpreters: dict[str, str]) -> RunConfig:
+    chosen: dict[str, Any] = {"python": interpreters[arm.framework]} if arm.framework in interpreters else {}
+    return RunConfig(
+        framework=arm.framework,
+        mode=arm.mode,
+        workload=workload.model_copy(update={"accumulate": accumulate}),
+        cluster=Cluster.partition(arm.num_nodes, arm.devices_per_node, device=device),  # type: ignore[arg-type]
+        task="probe",
+        **chosen,
+    )
+
+
+def _run(arm: Arm, config: RunConfig, run_dir: Path) -> Side:
+    config = prepare_inputs(config)
+    result = run(config, run_dir)
+    return Side(arm=arm, config=config, result=result, arrays=probe.load(run_dir, config.num_processes))
+
+
+def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], None]) -> dict[str, float]:
+    """How far the reference drifts from itself when its initial weights are disturbed by rounding."""
+    assert reference.config.inputs is not None
+    weights = load_file(reference.config.inputs.weights)
+    largest: dict[str, float] = {}
+    for seed in range(FLOOR_SEEDS):
+        say(f"{reference.arm}: floor of float32, weights disturbed by {FLOOR_PERTURBATION:g} (seed {seed})")
+        generator = np.random.default_rng(seed)
+        disturbed = {
+            name: (array * (1 + FLOOR_PERTURBATION * generator.standard_normal(array.shape))).astype(np.float32)
+            for name, array in weights.items()
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"disturbed-{seed}.safetensors"
+        save_file(disturbed, path)
+        inputs = reference.config.inputs.model_copy(update={"weights": path})
+        config = reference.config.model_copy(update={"inputs": inputs})
+        other = _run(reference.arm, config, folder / str(seed))
+        differences = _differences(group.workload.optimizer)
+        for template in CHECKED_WITH_FLOOR:
+            name = template.format(optimizer=group.workload.optimizer)
+            largest[name] = max(largest.get(name, 0.0), differences[name](reference, other))
+    return largest
+
+
+Difference = Callable[[Side, Side], float]
+
+
+def _compared(name: str, group: Group, sides: Sequence[Side], difference: Difference, tolerance: float | None) -> Check:
+    """The largest difference of any side from the first; `weight round trip` and `sample order` look at each alone."""
+    reference = sides[0]
+    measured = {side.arm: difference(reference, side) for side in sides[1:]} or {reference.arm: 0.0}
+    if name in _EACH_ALONE:
+        measured |= {reference.arm: difference(reference, reference)}
+    # NaN compares false with everything, and must not be taken for agreement.
+    worst = max(measured, key=lambda arm: np.inf if np.isnan(measured[arm]) else measured[arm])
+    value = float("inf") if np.isnan(measured[worst]) else measured[worst]
+    assert tolerance is not None
+    return Check(
+        name=name,
+        modes=", ".join(dict.fromkeys(str(side.arm) for side in sides)),
+        pair=str(worst) if worst == reference.arm else f"{reference.arm} / {worst}",
+        workload=f"{group.workload.model}, {group.workload.optimizer}",
+        precision=group.workload.precision,
+        measured=value,
+        tolerance=tolerance,
+    )
+
+
+_EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation", "evaluated samples")
+
+
+def _differences(optimizer: str) -> dict[str, Difference]:
+    """The checks of a group of modes, by name."""
+    found: dict[str, Difference] = {
+        "weight round trip": _weights_against_file,
+        "sample order": _order_against_plan,
+        "pixels and augmentation": _rows_against_store,
+        "evaluation logits": _largest("evaluation_logits"),
+        "training logits": _largest("training_logits"),
+        "first loss": lambda a, b: abs(_losses(a)[0] - _losses(b)[0]),
+    }
+    if optimizer == "sgd":
+        found["gradient"] = lambda a, b: _relative(_slots(a, "momentum"), _slots(b, "momentum"))
+        found["gradient of each tensor"] = _gradient_of_each_tensor
+    found[f"one step of {optimizer}"] = lambda a, b: _relative(_update(a), _update(b))
+    found[f"losses over {optimizer} steps"] = _loss_difference
+    found["BatchNorm statistics"] = _statistics
+    found["evaluated samples"] = _evaluated_samples
+    found["evaluation loss"] = lambda a, b: abs(_evaluation_loss(a) - _evaluation_loss(b))
+    return found
+
+
+def _losses(side: Side) -> npt.NDArray[np.float64]:
+    return np.array(side.result.train_loss, np.float64)
+
+
+def _loss_difference(a: Side, b: Side) -> float:
+    return float(np.abs(_losses(a) - _losses(b)).max())
+
+
+def _evaluation_loss(side: Side) -> float:
+    loss = side.result.evaluations[-1].loss
+    return float("nan") if loss is None else loss
+
+
+def _evaluated_samples(_: Side, side: Side) -> float:
+    assert side.config.inputs is not None
+    return float(abs(side.result.evaluations[-1].count - side.config.inputs.num_validation))
+
+
+def _weights_against_file(_: Side, side: Side) -> float:
+    """How many tensors differ from the file of initial weights in any bit."""
+    assert side.config.inputs is not None
+    expected = load_file(side.config.inputs.weights)
+    loaded = _tensors(side, "initial")
+    same = loaded.keys() == expected.keys() and [
+        np.array_equal(loaded[name], expected[name].astype(loaded[name].dtype)) for name in expected
+    ]
+    return float(len(expected) - sum(same)) if same else float(len(expected))
+
+
+def _order_against_plan(_: Side, side: Side) -> float:
+    """1 where the samples were trained in another order than (seed, epoch) says."""
+    workload = side.config.workload
+    assert side.config.inputs is not None
+    digest = OrderDigest()
+    for batch in training_batches(
+        side.config.inputs.num_train,
+        workload.global_batch_size,
+        seed=workload.seed,
+        num_steps=len(side.result.train_loss),
+    ):
+        digest.update(batch)
+    return float(digest.hexdigest() != side.result.sample_order_sha256)
+
+
+def _rows_against_store(_: Side, side: Side) -> float:
+    """How many rows of the first batch reached the devices with other bytes than the store and the rules say."""
+    workload = side.config.workload
+    assert side.config.inputs is not None
+    split = open_store(side.config.inputs.store).split("train")
+    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
+    reader = BatchReader(split, augmentation, process_rank=0, num_processes=1)
+    order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
+    (expected,) = reader.read(order)
+    received = {name: side.arrays[f"rows.{name}"] for name in ("images", "labels", "weights")}
+    if received["images"].shape != expected.images.shape:
+        return float(len(expected.labels))
+    same = [
+        all(
+            np.array_equal(received[name][row], getattr(expected, name)[row].astype(received[name].dtype))
+            for name in received
+        )
+        for row in range(len(expected.labels))
+    ]
+    return float(len(same) - sum(same))
+
+
+def _largest(name: str) -> Difference:
+    return lambda a, b: float(np.abs(a.arrays[name] - b.arrays[name]).max())
+
+
+def _tensors(side: Side, when: str) -> probe.Arrays:
+    prefix = f"{when}."
+    return {name.removeprefix(prefix): array for name, array in side.arrays.items() if name.startswith(prefix)}
+
+
+def _slots(side: Side, slot: str) -> probe.Arrays:
+    return _tensors(side, f"slots.{slot}")
+
+
+def _update(side: Side) -> probe.Arrays:
+    """What the first step changed in the trained tensors."""
+    initial, stepped = _tensors(side, "initial"), _tensors(side, "stepped")
+    return {name: stepped[name] - initial[name] for name in initial if not _is_statistic(name)}
+
+
+def _is_statistic(name: str) -> bool:
+    return name.endswith((".running_mean", ".running_var"))
+
+
+def _relative(a: probe.Arrays, b: probe.Arrays) -> float:
+    """||b - a|| / ||a|| over all tensors together."""
+    difference = np.sqrt(sum(float(np.square((b[name] - a[name]).astype(np.float64)).sum()) for name in a))
+    norm = np.sqrt(sum(float(np.square(a[name].astype(np.float64)).sum()) for name in a))
+    return float(difference / norm) if norm else float(difference)
+
+
+# The shift of a projection's BatchNorm goes through a convolution into the next BatchNorm, which takes it out again:
+# its gradient is zero but for rounding. The first block is followed by a block with a shortcut into no BatchNorm.
+_ZERO_GRADIENTS = re.compile(r"blocks\.(0\.[1-9]\d*\.bn2|[1-9]\.\d+\.bn3)\.bias")
+
+
+def _gradient_of_each_tensor(a: Side, b: Side) -> float:
+    """The worst relative difference of a single tensor's gradient."""
+    of_a, of_b = _slots(a, "momentum"), _slots(b, "momentum")
+    return max(
+        _relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if not _ZERO_GRADIENTS.fullmatch(name)
+    )
+
+
+def _statistics(a: Side, b: Side) -> float:
+    """The largest difference of a running statistic, relative to 1 plus its size; 0 for a model without BatchNorm."""
+    of_a, of_b = _tensors(a, "trained"), _tensors(b, "trained")
+    return max(
+        (
+            float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max())
+            for name in of_a
+            if _is_statistic(name)
+        ),
+        default=0.0,
+    )
