@@ -20,7 +20,7 @@ def _listed(value: str) -> list[str]:
 @click.option("--frameworks", default="torch,tensorflow", show_default=True, help="By commas.")
 @click.option("--modes", default="single,dp,ddp,mirrored,multiworker", show_default=True, help="By commas.")
 @click.option("--model", default="efficientnet-b2", show_default=True)
-@click.option("--replicas", default="1,2,4", show_default=True, help="Numbers of replicas to compare at.")
+@click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
 @click.option("--precision", default="float32,float64", show_default=True, help="By commas.")
 @click.option("--quick", is_flag=True, help="The model on one device only and few steps; tiny models elsewhere.")
 @click.option("--device", type=click.Choice(["cpu", "auto"]), default="cpu", show_default=True)
@@ -30,7 +30,7 @@ def verify(
     frameworks: str,
     modes: str,
     model: str,
-    replicas: str,
+    replicas: str | None,
     precision: str,
     quick: bool,
     device: str,
@@ -42,6 +42,7 @@ def verify(
     from dpcompare.verification import verify as run_checks
 
     chosen = interpreters(python)
+    replicas = replicas or ("1,2" if quick else "1,2,4")
     present = _usable(_listed(frameworks), chosen)
     groups = plan_groups(
         present,
