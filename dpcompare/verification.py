@@ -193,7 +193,7 @@ def _workload(model: str, optimizer: str, precision: str, batch: int, *, quick: 
     workload: Workload = request(
         Workload,
         model=model,
-        dataset="digits-mini",
+        dataset="synthetic-mini",
         image_size=64,
         global_batch_size=batch,
         steps=min(steps, 6) if quick and model in _BIG else steps,
@@ -451,7 +451,8 @@ def _rows_against_store(_: Side, side: Side) -> float:
 
 
 def _largest(name: str) -> Difference:
-    return lambda a, b: float(np.abs(a.arrays[name] - b.arrays[name]).max())
+    """The largest difference of an array, relative to its largest value."""
+    return lambda a, b: float(np.abs(a.arrays[name] - b.arrays[name]).max() / np.abs(a.arrays[name]).max())
 
 
 def _tensors(side: Side, when: str) -> probe.Arrays:
