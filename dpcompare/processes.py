@@ -42,13 +42,14 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
-    """Within this context SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does."""
+    """Within this context SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does; ignored ones (nohup) stay so."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
+    wanted = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     try:
-        previous = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+        previous = {number: signal.signal(number, interrupt) for number in wanted}
     except ValueError:  # not the main thread, which alone may set handlers; its owner deals with signals
         previous = {}
     try:

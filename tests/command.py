@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ class Finished:
         return json.loads(self.stdout)
 
 
+def with_default_signals() -> None:
+    """In the child: tests may run under nohup or in the background of a shell, where signals are ignored."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "dpcompare", *map(str, arguments)],
@@ -29,6 +36,7 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=with_default_signals,
     )
 
 

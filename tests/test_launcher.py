@@ -12,6 +12,8 @@ import pytest
 
 from dpcompare import launcher
 from dpcompare.planning import NodeProcess, TrainingProcess
+from dpcompare.processes import terminated_as_interrupted
+from tests.command import with_default_signals
 
 
 def node(rank, code, **env):
@@ -153,11 +155,22 @@ def test_no_child_outlives_its_launcher(tmp_path, number):
         [sys.executable, "-c", LAUNCH_A_SLEEPER, str(tmp_path), SLEEP_AND_TELL],
         env=environment,
         stderr=subprocess.DEVNULL,
+        preexec_fn=with_default_signals,
     )
     wait_until(lambda: pid_file.exists() and pid_file.read_text())
     parent.send_signal(number)
     parent.wait(20)
     wait_until(lambda: not is_running(int(pid_file.read_text())))
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """`nohup dpcompare run` goes on when its terminal closes."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminated_as_interrupted():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_free_ports_are_distinct():

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import with_default_signals
+
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--steps", "7"]
 
@@ -23,6 +25,7 @@ def start(script, *arguments, **environment):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=with_default_signals,
     )
 
 

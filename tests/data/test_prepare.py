@@ -12,6 +12,7 @@ from scipy.io import savemat
 from dpcompare.data.prepare import prepare, resize
 from dpcompare.data.sources import find_images
 from dpcompare.errors import RequestError
+from tests.command import with_default_signals
 
 
 def counts(store):
@@ -93,7 +94,7 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path):
         for index in range(300):
             Image.new("RGB", (600, 600)).save(tmp_path / "many" / name / f"{index}.png")
     command = [sys.executable, "-m", "dpcompare", "data", "prepare", "many", "store", "--image-size", "32"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=with_default_signals)
     assert "preparing" in process.stderr.readline()
     process.terminate()
     process.communicate(timeout=30)
