@@ -37,6 +37,7 @@ def _major_minor(version: str) -> str:
 
 
 KNOBS: dict[str, Knob] = {
+    "status": Knob(value=lambda r: r.status, remedy="runs that completed"),
     # What is trained.
     "data": Knob(value=lambda r: r.store_sha256, remedy="train on the same prepared store"),
     "skipped images": Knob(value=lambda r: r.skipped_images, remedy="train on the same prepared store"),
@@ -118,7 +119,7 @@ class Sheet:
     def reasons(self) -> list[str]:
         """One sentence per knob that differs and must not."""
         return [
-            f"{row.knob} differs ({', '.join(map(str, row.values))}): {KNOBS[row.knob].remedy}"
+            f"{row.knob} differs or is unknown ({', '.join(map(str, row.values))}): {KNOBS[row.knob].remedy}"
             for row in self.rows
             if row.reason
         ]
@@ -146,12 +147,8 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> She
     for name, knob in KNOBS.items():
         values = [knob.value(result) for result in results]
         equal = all(value == values[0] for value in values)
-        rows.append(
-            Row(
-                knob=name,
-                values=values,
-                equal=equal,
-                reason=not equal and knob.must_be_equal and name not in subject,
-            )
-        )
+        # What was not recorded, or a run that did not complete, cannot be called equal.
+        unknown_value = None in values or (name == "status" and set(values) != {"completed"})
+        reason = knob.must_be_equal and (not equal or unknown_value) and name not in subject
+        rows.append(Row(knob=name, values=values, equal=equal and not reason, reason=reason))
     return Sheet(rows=rows)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ TOLERANCES: dict[str, dict[str, float | None]] = {
     "losses over sgd steps": {"float32": None, "float64": 1e-7},
     "losses over adam steps": {"float32": None, "float64": 1e-8},
     "BatchNorm statistics": {"float32": None, "float64": 1e-8},
-    "evaluated samples": {"float32": 0.0, "float64": 0.0},
+    "accuracy (samples)": {"float32": 1.0, "float64": 0.0},
     "evaluation loss": {"float32": None, "float64": 1e-8},
     "accumulation = replicas = one batch": {"float32": 1e-4, "float64": 1e-12},
 }
@@ -87,10 +87,12 @@ class Arm:
     mode: str
     num_nodes: int
     devices_per_node: int
+    accumulate: int = 1
 
     def __str__(self) -> str:
         topology = "" if self.mode == "single" else f" {self.num_nodes}x{self.devices_per_node}"
-        return f"{self.framework} {self.mode}{topology}"
+        parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
+        return f"{self.framework} {self.mode}{topology}{parts}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,6 @@ class Group:
     arms: tuple[Arm, ...]
     kind: str = "modes"
     """`modes`: every check. `accumulation`: only losses, over arms that cut the batch differently."""
-    accumulate: tuple[int, ...] = ()
-    """Micro-batches of each arm, where they differ."""
 
 
 @dataclass
@@ -154,6 +154,8 @@ def plan_groups(
                 f"unknown mode {mode!r}; expected some of {', '.join(known)}.{did_you_mean(mode, known)}"
             )
     batch = 16
+    if not replicas:
+        raise RequestError("--replicas: received none, expected numbers such as 1,2,4")
     if bad := [count for count in replicas if count < 1 or batch % (2 * count)]:
         raise RequestError(
             f"--replicas: received {', '.join(map(str, bad))}, but the batch of {batch} images must divide among the replicas "
@@ -163,15 +165,15 @@ def plan_groups(
     for precision in precisions:
         for count in replicas:
             arms = usable_arms(frameworks, modes, count)
-            if len(arms) < 2 and count > 1:
+            if not arms:
                 continue
             big = count == 1 or (not quick and count == 2)
             chosen = model if big or model not in _BIG else "toy-bn"
             for optimizer in _optimizers(chosen, precision, quick=quick):
                 groups.append(Group(workload=_workload(chosen, optimizer, precision, batch, quick=quick), arms=arms))
         if precision == "float64" or not quick:
-            groups.append(_accumulation(frameworks, modes, precision, batch))
-    return [group for group in groups if len(group.arms) > 1]
+            groups.append(_accumulation(frameworks, modes, replicas, precision, batch))
+    return [group for group in groups if group.kind == "modes" or len(group.arms) > 1]
 
 
 _BIG = tuple(f"efficientnet-b{scale}" for scale in range(8))
@@ -207,14 +209,15 @@ def _workload(model: str, optimizer: str, precision: str, batch: int, *, quick: 
     return workload
 
 
-def _accumulation(frameworks: Sequence[str], modes: Sequence[str], precision: str, batch: int) -> Group:
+def _accumulation(
+    frameworks: Sequence[str], modes: Sequence[str], replicas: Sequence[int], precision: str, batch: int
+) -> Group:
     """One batch, the same in 2 micro-batches, and on 2 replicas, with a model without BatchNorm."""
     workload = _workload("mlp", "sgd", precision, batch, quick=False)
     singles = usable_arms(frameworks, modes, 1)
-    several = usable_arms(frameworks, modes, 2)
-    arms = (*singles, *singles, *several)
-    accumulate = (1,) * len(singles) + (2,) * len(singles) + (1,) * len(several)
-    return Group(workload=workload, arms=arms, kind="accumulation", accumulate=accumulate)
+    in_parts = tuple(replace(arm, accumulate=2) for arm in singles)
+    several = usable_arms(frameworks, modes, 2) if 2 in replicas else ()
+    return Group(workload=workload, arms=(*singles, *in_parts, *several), kind="accumulation")
 
 
 def verify(
@@ -232,72 +235,87 @@ def verify(
         interpreters: framework -> interpreter of its environment.
         say: called with a line of progress.
     """
+    # All of them before the first run: a topology that this machine lacks is refused with nothing started.
+    configs = [[config_of(arm, group.workload, device, interpreters or {}) for arm in group.arms] for group in groups]
     folder = Path(tempfile.mkdtemp(prefix="dpcompare-verify-"))
     try:
-        for number, group in enumerate(groups):
-            yield from _verify_group(group, folder / str(number), device, interpreters or {}, say)
+        for number, (group, of_group) in enumerate(zip(groups, configs, strict=True)):
+            yield from _verify_group(group, of_group, folder / str(number), say)
             shutil.rmtree(folder / str(number), ignore_errors=True)  # the tensors of one group can be gigabytes
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _verify_group(
-    group: Group, folder: Path, device: str, interpreters: dict[str, str], say: Callable[[str], None]
+    group: Group, configs: Sequence[RunConfig], folder: Path, say: Callable[[str], None]
 ) -> Iterator[Check]:
     sides: list[Side] = []
     described = f"{group.workload.model}, {group.workload.optimizer}"
-    for number, arm in enumerate(group.arms):
-        accumulate = group.accumulate[number] if group.accumulate else 1
-        config = config_of(arm, group.workload, accumulate, device, interpreters)
-        say(
-            f"{arm}: {described}, {group.workload.precision}" + (f", accumulate {accumulate}" if accumulate > 1 else "")
-        )
+    for number, (arm, config) in enumerate(zip(group.arms, configs, strict=True)):
+        say(f"{arm}: {described}, {group.workload.precision}")
         try:
             sides.append(run_side(arm, config, folder / str(number)))
         except RunFailedError as error:
-            yield Check(
-                name="run",
-                modes=str(arm),
-                pair=str(arm),
-                workload=described,
-                precision=group.workload.precision,
-                measured=None,
-                tolerance=0.0,
-                detail=str(error),
-            )
+            yield _did_not_run("run", group, str(arm), str(error))
     if not sides:
         return
-    if group.kind == "accumulation":
-        name = "accumulation = replicas = one batch"
-        yield _compared(name, group, sides, _loss_difference, TOLERANCES[name][group.workload.precision])
-        return
     floor: dict[str, float] = {}
-    if group.workload.precision == "float32":
-        floor = _floor(group, sides[0], folder / "floor", say)
+    if group.kind == "modes" and group.workload.precision == "float32" and len(sides) > 1:
+        try:
+            floor = _floor(group, sides[0], folder / "floor", say)
+        except RunFailedError as error:
+            yield _did_not_run("floor of float32", group, str(sides[0].arm), str(error))
     yield from compare_sides(group, sides, floor)
 
 
+def _did_not_run(name: str, group: Group, pair: str, detail: str) -> Check:
+    """A check that failed because a side has nothing to compare."""
+    return Check(
+        name=name,
+        modes=", ".join(map(str, group.arms)),
+        pair=pair,
+        workload=f"{group.workload.model}, {group.workload.optimizer}",
+        precision=group.workload.precision,
+        measured=None,
+        tolerance=0.0,
+        detail=detail.split("\nlogs: ")[0],  # the logs go with the temporary directory
+    )
+
+
 def compare_sides(group: Group, sides: Sequence[Side], floor: dict[str, float]) -> Iterator[Check]:
-    """The checks of a group of modes that have run.
+    """The checks of a group whose arms have run.
 
     Args:
         group: what they ran.
-        sides: at least one; the first is the reference.
+        sides: at least one; the first is the reference. Where only one of several ran, what compares them has failed.
         floor: check -> how far the reference drifts from itself; only needed in float32.
     """
-    for name, difference in _differences(group.workload.optimizer).items():
+    checks = (
+        {"accumulation = replicas = one batch": _loss_difference}
+        if group.kind == "accumulation"
+        else _differences(group.workload.optimizer)
+    )
+    for name, difference in checks.items():
         tolerance = TOLERANCES[name][group.workload.precision]
+        if name not in _EACH_ALONE and len(sides) < 2:
+            if len(group.arms) > 1:
+                yield _did_not_run(name, group, str(sides[0].arm), "there is no other side to compare with")
+            continue
         if tolerance is None:
+            if name not in floor:
+                yield _did_not_run(name, group, str(sides[0].arm), "the floor could not be measured")
+                continue
             tolerance = FLOOR_MULTIPLE * floor[name]
         yield _compared(name, group, sides, difference, tolerance)
 
 
-def config_of(arm: Arm, workload: Workload, accumulate: int, device: str, interpreters: dict[str, str]) -> RunConfig:
+def config_of(arm: Arm, workload: Workload, device: str, interpreters: dict[str, str]) -> RunConfig:
+    """The run of one arm."""
     chosen: dict[str, Any] = {"python": interpreters[arm.framework]} if arm.framework in interpreters else {}
     return RunConfig(
         framework=arm.framework,
         mode=arm.mode,
-        workload=workload.model_copy(update={"accumulate": accumulate}),
+        workload=workload.model_copy(update={"accumulate": arm.accumulate}),
         cluster=Cluster.partition(arm.num_nodes, arm.devices_per_node, device=device),  # type: ignore[arg-type]
         task="probe",
         **chosen,
@@ -339,20 +357,16 @@ def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], Non
 Difference = Callable[[Side, Side], float]
 
 
-def _compared(name: str, group: Group, sides: Sequence[Side], difference: Difference, tolerance: float | None) -> Check:
-    """The largest difference of any side from the first; `weight round trip` and `sample order` look at each alone."""
+def _compared(name: str, group: Group, sides: Sequence[Side], difference: Difference, tolerance: float) -> Check:
+    """The largest difference of any side from the first; checks of each side alone look at the first too."""
     reference = sides[0]
-    measured = {side.arm: difference(reference, side) for side in sides[1:]} or {reference.arm: 0.0}
-    if name in _EACH_ALONE:
-        measured |= {reference.arm: difference(reference, reference)}
+    measured = [(difference(reference, side), side) for side in (sides if name in _EACH_ALONE else sides[1:])]
     # NaN compares false with everything, and must not be taken for agreement.
-    worst = max(measured, key=lambda arm: np.inf if np.isnan(measured[arm]) else measured[arm])
-    value = float("inf") if np.isnan(measured[worst]) else float(measured[worst])
-    assert tolerance is not None
+    value, worst = max(((float("inf") if np.isnan(m) else float(m), side) for m, side in measured), key=lambda m: m[0])
     return Check(
         name=name,
-        modes=", ".join(dict.fromkeys(str(side.arm) for side in sides)),
-        pair=str(worst) if worst == reference.arm else f"{reference.arm} / {worst}",
+        modes=", ".join(str(side.arm) for side in sides),
+        pair=str(worst.arm) if name in _EACH_ALONE else f"{reference.arm} / {worst.arm}",
         workload=f"{group.workload.model}, {group.workload.optimizer}",
         precision=group.workload.precision,
         measured=value,
@@ -360,7 +374,7 @@ def _compared(name: str, group: Group, sides: Sequence[Side], difference: Differ
     )
 
 
-_EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation", "evaluated samples")
+_EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation")
 
 
 def _differences(optimizer: str) -> dict[str, Difference]:
@@ -379,7 +393,7 @@ def _differences(optimizer: str) -> dict[str, Difference]:
     found[f"one step of {optimizer}"] = lambda a, b: _relative(_update(a), _update(b))
     found[f"losses over {optimizer} steps"] = _loss_difference
     found["BatchNorm statistics"] = _statistics
-    found["evaluated samples"] = _evaluated_samples
+    found["accuracy (samples)"] = lambda a, b: abs(_correct(a) - _correct(b))
     found["evaluation loss"] = lambda a, b: abs(_evaluation_loss(a) - _evaluation_loss(b))
     return found
 
@@ -397,9 +411,10 @@ def _evaluation_loss(side: Side) -> float:
     return float("nan") if loss is None else loss
 
 
-def _evaluated_samples(_: Side, side: Side) -> float:
-    assert side.config.inputs is not None
-    return float(abs(side.result.evaluations[-1].count - side.config.inputs.num_validation))
+def _correct(side: Side) -> float:
+    """Validation samples classified correctly; that each was counted once is a condition of every run."""
+    evaluation = side.result.evaluations[-1]
+    return round(evaluation.accuracy * evaluation.count)
 
 
 def _weights_against_file(_: Side, side: Side) -> float:
@@ -481,27 +496,36 @@ def _relative(a: probe.Arrays, b: probe.Arrays) -> float:
     return float(difference / norm) if norm else float(difference)
 
 
-# The shift of a projection's BatchNorm goes through a convolution into the next BatchNorm, which takes it out again:
-# its gradient is zero but for rounding. The first block is followed by a block with a shortcut into no BatchNorm.
-_ZERO_GRADIENTS = re.compile(r"blocks\.(0\.[1-9]\d*\.bn2|[1-9]\.\d+\.bn3)\.bias")
+def _zero_gradients(names: Iterable[str]) -> set[str]:
+    """EfficientNet's tensors whose gradient is zero but for rounding.
+
+    The shift of a projection's BatchNorm goes through a convolution of 1x1 into the next BatchNorm, which takes it out
+    again. In the first stage only its last block is followed by such a convolution; the others by a padded one.
+    """
+    shifts = [name for name in names if re.fullmatch(r"blocks\.(0\.\d+\.bn2|[1-9]\.\d+\.bn3)\.bias", name)]
+    first_stage = sorted(
+        (name for name in shifts if name.startswith("blocks.0.")), key=lambda name: int(name.split(".")[2])
+    )
+    return set(shifts) - set(first_stage[:-1])
 
 
 def _gradient_of_each_tensor(a: Side, b: Side) -> float:
     """The worst relative difference of a single tensor's gradient."""
     of_a, of_b = _slots(a, "momentum"), _slots(b, "momentum")
-    return max(
-        _relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if not _ZERO_GRADIENTS.fullmatch(name)
-    )
+    zero = _zero_gradients(of_a)
+    return _worst(_relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if name not in zero)
 
 
 def _statistics(a: Side, b: Side) -> float:
     """The largest difference of a running statistic, relative to 1 plus its size; 0 for a model without BatchNorm."""
     of_a, of_b = _tensors(a, "trained"), _tensors(b, "trained")
-    return max(
-        (
-            float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max())
-            for name in of_a
-            if _is_statistic(name)
-        ),
-        default=0.0,
+    return _worst(
+        float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max())
+        for name in of_a
+        if _is_statistic(name)
     )
+
+
+def _worst(values: Iterable[float]) -> float:
+    """The largest value, NaN if any is; 0 for none. (Python's max() passes over a NaN.)"""
+    return float(np.max([0.0, *values]))

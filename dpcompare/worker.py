@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+
 from dpcompare.processes import die_with_parent
 
 if __name__ == "__main__":
     die_with_parent()  # before anything slow: torchrun's death in the meantime would go unnoticed
+    # Before NumPy starts threads of its own, which would take the signal that _say_when_stopped waits for.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 import argparse
 import os
-import signal
 import socket
 import sys
 import threading
@@ -35,8 +38,6 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--node-rank", type=int, required=True)
     arguments = parser.parse_args()
-    # Blocked here, before there are other threads, and waited for by a thread of its own; see _say_when_stopped.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
     _write_output_to(log_path(arguments.run_dir, arguments.node_rank, local_rank))
     status = _work(arguments.run_dir, arguments.node_rank, local_rank)

@@ -12,6 +12,7 @@ out="${OUT:-runs/compare-$(date +%Y%m%d-%H%M%S)}"
 options=(--device "${DEVICE:-auto}" "$@")
 child=
 status=0
+refused=0
 done_runs=()
 
 stop() { # end the run in progress and wait until it has cleaned up
@@ -29,7 +30,8 @@ run() { # FRAMEWORK MODE TOPOLOGY...
   wait "$child"
   local code=$?
   child=
-  [ "$code" -ne 0 ] && status=$code
+  [ "$code" -ne 0 ] && status=1
+  [ "$code" -eq 2 ] && refused=1
   [ -f "$directory/result.json" ] && done_runs+=("$directory")
 }
 
@@ -40,7 +42,7 @@ run tensorflow single
 run tensorflow mirrored --devices-per-node "$replicas"
 run tensorflow multiworker --nodes "$replicas" --devices-per-node 1
 
-[ "${#done_runs[@]}" -eq 0 ] && exit "$status" # nothing could be started
+[ "${#done_runs[@]}" -eq 0 ] && exit "$((status + refused))" # 2: nothing could be started
 "$dpcompare" report "${done_runs[@]}" || status=1
 echo "run directories: $out" >&2
 exit "$status"

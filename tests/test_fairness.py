@@ -95,7 +95,7 @@ def test_one_knob_that_differs_is_named(changes, named):
     assert sheet.verdict == "NOT COMPARABLE"
     assert {row.knob for row in sheet.rows if row.reason} == named
     for knob, reason in zip([row.knob for row in sheet.rows if row.reason], sheet.reasons, strict=True):
-        assert reason.startswith(f"{knob} differs")
+        assert reason.startswith(f"{knob} differs or is unknown")
         assert KNOBS[knob].remedy in reason
 
 
@@ -109,6 +109,11 @@ def test_the_confounds_of_the_article_are_each_named():
     assert sheet.verdict == "NOT COMPARABLE"
     named = {row.knob for row in sheet.rows if row.reason}
     assert named == {"input threads per process", "dropout", "augmentation", "evaluated samples"}
+
+
+@pytest.mark.parametrize("changes", [{"status": "failed"}, {"settings": {"dropout": None}}, {"store_sha256": None}])
+def test_what_failed_or_was_not_recorded_is_not_comparable(changes):
+    assert compare([result(**changes), result(**changes)]).verdict == "NOT COMPARABLE"
 
 
 def test_the_subject_of_a_comparison_may_differ():

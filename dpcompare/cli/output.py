@@ -34,7 +34,7 @@ def is_animated() -> bool:
 
 
 def print_json(content: Any) -> None:
-    click.echo(json.dumps(content, indent=2))
+    click.echo(json.dumps(content, indent=2, allow_nan=False))
 
 
 def fail(code: int, message: str, *, as_json: bool, usage: str | None = None, **context: str) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,7 @@ class RunProgress:
         # Steps of each process that the others have not all reported yet.
         self._losses: dict[int, list[float]] = {rank: [] for rank in range(config.num_processes)}
         self._counts: list[int] = []
-        self._evaluations: list[Event] = []
+        self._evaluations: defaultdict[int, list[Event]] = defaultdict(list)
         self._speeds: dict[int, float] = {}
         self._step = 0
         self._num_steps = 0
@@ -103,13 +104,12 @@ class RunProgress:
             self._say(f"step {self._step}/{self._num_steps}: {figures}")
 
     def _on_evaluate(self, event: Event) -> None:
-        self._evaluations.append(event)
-        if len(self._evaluations) < len(self._losses):
+        parts = self._evaluations[event["epoch"]]
+        parts.append(event)
+        if len(parts) < len(self._losses):
             return
-        loss, correct, count = (
-            sum(part[name] for part in self._evaluations) for name in ("loss_sum", "correct", "count")
-        )
-        self._evaluations.clear()
+        loss, correct, count = (sum(part[name] for part in parts) for name in ("loss_sum", "correct", "count"))
+        del self._evaluations[event["epoch"]]
         self._say(f"epoch {event['epoch']}: accuracy {correct / count:.4f}, loss {loss / count:.4f} on {count} samples")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,6 @@ def run(run_dir: Path | None, as_json: bool, **options: Any) -> None:
     with data_progress() as images_done, RunProgress(config, run_dir) as progress:
         result = runner.run(config, run_dir, observe=progress.observe, data_progress=images_done)
     if as_json:
-        print_json(result.model_dump(mode="json"))
+        print_json(json.loads(result.model_dump_json()))
     else:
         print_summary(result, run_dir)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
@@ -68,7 +69,11 @@ def verify(
     passed = all(check.passed for check in checks)
     if as_json:
         fields = ("name", "modes", "pair", "workload", "precision", "measured", "tolerance", "passed", "detail")
-        print_json({"passed": passed, "checks": [{name: getattr(check, name) for name in fields} for check in checks]})
+        rows = [{name: getattr(check, name) for name in fields} for check in checks]
+        for row in rows:
+            if row["measured"] is not None and not math.isfinite(row["measured"]):
+                row |= {"measured": None, "detail": "the difference is not a finite number"}  # JSON has no infinity
+        print_json({"passed": passed, "checks": rows})
     else:
         _print_table(checks)
         failed = sum(not check.passed for check in checks)
