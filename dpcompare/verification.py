@@ -1,30 +1,25 @@
-"""`dpcompare verify`: run the modes side by side on this machine and compare what they compute, array by array."""
+"""`dpcompare verify`: which modes run side by side on this machine, and how closely they must agree."""
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
 from dpcompare import probe
 from dpcompare.backends import MODES
 from dpcompare.cluster import Cluster
+from dpcompare.comparison import EACH_ALONE, Arm, Difference, Side, differences, loss_difference
 from dpcompare.config import RunConfig, Workload, request
-from dpcompare.data.augmentation import AUGMENTATIONS, Augmentation
-from dpcompare.data.batches import BatchReader
-from dpcompare.data.order import OrderDigest, training_batches
-from dpcompare.data.store import open_store
+from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.errors import RequestError, RunFailedError, did_you_mean
 from dpcompare.inputs import prepare_inputs
-from dpcompare.result import RunResult
 from dpcompare.runner import run
 
 # What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
@@ -80,22 +75,6 @@ class Check:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One mode on one topology."""
-
-    framework: str
-    mode: str
-    num_nodes: int
-    devices_per_node: int
-    accumulate: int = 1
-
-    def __str__(self) -> str:
-        topology = "" if self.mode == "single" else f" {self.num_nodes}x{self.devices_per_node}"
-        parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
-        return f"{self.framework} {self.mode}{topology}{parts}"
-
-
-@dataclass(frozen=True, kw_only=True)
 class Group:
     """Arms that must compute the same; the first one is the reference of the others."""
 
@@ -103,16 +82,6 @@ class Group:
     arms: tuple[Arm, ...]
     kind: str = "modes"
     """`modes`: every check. `accumulation`: only losses, over arms that cut the batch differently."""
-
-
-@dataclass
-class Side:
-    """What one arm left behind."""
-
-    arm: Arm
-    config: RunConfig
-    result: RunResult
-    arrays: probe.Arrays = field(repr=False)
 
 
 def usable_arms(frameworks: Sequence[str], modes: Sequence[str], num_replicas: int) -> tuple[Arm, ...]:
@@ -291,13 +260,13 @@ def compare_sides(group: Group, sides: Sequence[Side], floor: dict[str, float]) 
         floor: check -> how far the reference drifts from itself; only needed in float32.
     """
     checks = (
-        {"accumulation = replicas = one batch": _loss_difference}
+        {"accumulation = replicas = one batch": loss_difference}
         if group.kind == "accumulation"
-        else _differences(group.workload.optimizer)
+        else differences(group.workload.optimizer)
     )
     for name, difference in checks.items():
         tolerance = TOLERANCES[name][group.workload.precision]
-        if name not in _EACH_ALONE and len(sides) < 2:
+        if name not in EACH_ALONE and len(sides) < 2:
             if len(group.arms) > 1:
                 yield _did_not_run(name, group, str(sides[0].arm), "there is no other side to compare with")
             continue
@@ -347,185 +316,25 @@ def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], Non
         inputs = reference.config.inputs.model_copy(update={"weights": path})
         config = reference.config.model_copy(update={"inputs": inputs})
         other = run_side(reference.arm, config, folder / str(seed))
-        differences = _differences(group.workload.optimizer)
+        found = differences(group.workload.optimizer)
         for template in CHECKED_WITH_FLOOR:
             name = template.format(optimizer=group.workload.optimizer)
-            largest[name] = max(largest.get(name, 0.0), differences[name](reference, other))
+            largest[name] = max(largest.get(name, 0.0), found[name](reference, other))
     return largest
-
-
-Difference = Callable[[Side, Side], float]
 
 
 def _compared(name: str, group: Group, sides: Sequence[Side], difference: Difference, tolerance: float) -> Check:
     """The largest difference of any side from the first; checks of each side alone look at the first too."""
     reference = sides[0]
-    measured = [(difference(reference, side), side) for side in (sides if name in _EACH_ALONE else sides[1:])]
+    measured = [(difference(reference, side), side) for side in (sides if name in EACH_ALONE else sides[1:])]
     # NaN compares false with everything, and must not be taken for agreement.
     value, worst = max(((float("inf") if np.isnan(m) else float(m), side) for m, side in measured), key=lambda m: m[0])
     return Check(
         name=name,
         modes=", ".join(str(side.arm) for side in sides),
-        pair=str(worst.arm) if name in _EACH_ALONE else f"{reference.arm} / {worst.arm}",
+        pair=str(worst.arm) if name in EACH_ALONE else f"{reference.arm} / {worst.arm}",
         workload=f"{group.workload.model}, {group.workload.optimizer}",
         precision=group.workload.precision,
         measured=value,
         tolerance=tolerance,
     )
-
-
-_EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation")
-
-
-def _differences(optimizer: str) -> dict[str, Difference]:
-    """The checks of a group of modes, by name."""
-    found: dict[str, Difference] = {
-        "weight round trip": _weights_against_file,
-        "sample order": _order_against_plan,
-        "pixels and augmentation": _rows_against_store,
-        "evaluation logits": _largest("evaluation_logits"),
-        "training logits": _largest("training_logits"),
-        "first loss": lambda a, b: abs(_losses(a)[0] - _losses(b)[0]),
-    }
-    if optimizer == "sgd":
-        found["gradient"] = lambda a, b: _relative(_slots(a, "momentum"), _slots(b, "momentum"))
-        found["gradient of each tensor"] = _gradient_of_each_tensor
-    found[f"one step of {optimizer}"] = lambda a, b: _relative(_update(a), _update(b))
-    found[f"losses over {optimizer} steps"] = _loss_difference
-    found["BatchNorm statistics"] = _statistics
-    found["accuracy (samples)"] = lambda a, b: abs(_correct(a) - _correct(b))
-    found["evaluation loss"] = lambda a, b: abs(_evaluation_loss(a) - _evaluation_loss(b))
-    return found
-
-
-def _losses(side: Side) -> npt.NDArray[np.float64]:
-    return np.array(side.result.train_loss, np.float64)
-
-
-def _loss_difference(a: Side, b: Side) -> float:
-    return float(np.abs(_losses(a) - _losses(b)).max())
-
-
-def _evaluation_loss(side: Side) -> float:
-    loss = side.result.evaluations[-1].loss
-    return float("nan") if loss is None else loss
-
-
-def _correct(side: Side) -> float:
-    """Validation samples classified correctly; that each was counted once is a condition of every run."""
-    evaluation = side.result.evaluations[-1]
-    return round(evaluation.accuracy * evaluation.count)
-
-
-def _weights_against_file(_: Side, side: Side) -> float:
-    """How many tensors differ from the file of initial weights in any bit."""
-    assert side.config.inputs is not None
-    expected = load_file(side.config.inputs.weights)
-    loaded = _tensors(side, "initial")
-    same = loaded.keys() == expected.keys() and [
-        np.array_equal(loaded[name], expected[name].astype(loaded[name].dtype)) for name in expected
-    ]
-    return float(len(expected) - sum(same)) if same else float(len(expected))
-
-
-def _order_against_plan(_: Side, side: Side) -> float:
-    """1 where the samples were trained in another order than (seed, epoch) says."""
-    workload = side.config.workload
-    assert side.config.inputs is not None
-    digest = OrderDigest()
-    for batch in training_batches(
-        side.config.inputs.num_train,
-        workload.global_batch_size,
-        seed=workload.seed,
-        num_steps=len(side.result.train_loss),
-    ):
-        digest.update(batch)
-    return float(digest.hexdigest() != side.result.sample_order_sha256)
-
-
-def _rows_against_store(_: Side, side: Side) -> float:
-    """How many rows of the first batch reached the devices with other bytes than the store and the rules say."""
-    workload = side.config.workload
-    assert side.config.inputs is not None
-    split = open_store(side.config.inputs.store).split("train")
-    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
-    reader = BatchReader(split, augmentation, process_rank=0, num_processes=1)
-    order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
-    (expected,) = reader.read(order)
-    received = {name: side.arrays[f"rows.{name}"] for name in ("images", "labels", "weights")}
-    if received["images"].shape != expected.images.shape:
-        return float(len(expected.labels))
-    same = [
-        all(
-            np.array_equal(received[name][row], getattr(expected, name)[row].astype(received[name].dtype))
-            for name in received
-        )
-        for row in range(len(expected.labels))
-    ]
-    return float(len(same) - sum(same))
-
-
-def _largest(name: str) -> Difference:
-    """The largest difference of an array, relative to its largest value."""
-    return lambda a, b: float(np.abs(a.arrays[name] - b.arrays[name]).max() / np.abs(a.arrays[name]).max())
-
-
-def _tensors(side: Side, when: str) -> probe.Arrays:
-    prefix = f"{when}."
-    return {name.removeprefix(prefix): array for name, array in side.arrays.items() if name.startswith(prefix)}
-
-
-def _slots(side: Side, slot: str) -> probe.Arrays:
-    return _tensors(side, f"slots.{slot}")
-
-
-def _update(side: Side) -> probe.Arrays:
-    """What the first step changed in the trained tensors."""
-    initial, stepped = _tensors(side, "initial"), _tensors(side, "stepped")
-    return {name: stepped[name] - initial[name] for name in initial if not _is_statistic(name)}
-
-
-def _is_statistic(name: str) -> bool:
-    return name.endswith((".running_mean", ".running_var"))
-
-
-def _relative(a: probe.Arrays, b: probe.Arrays) -> float:
-    """||b - a|| / ||a|| over all tensors together."""
-    difference = np.sqrt(sum(float(np.square((b[name] - a[name]).astype(np.float64)).sum()) for name in a))
-    norm = np.sqrt(sum(float(np.square(a[name].astype(np.float64)).sum()) for name in a))
-    return float(difference / norm) if norm else float(difference)
-
-
-def _zero_gradients(names: Iterable[str]) -> set[str]:
-    """EfficientNet's tensors whose gradient is zero but for rounding.
-
-    The shift of a projection's BatchNorm goes through a convolution of 1x1 into the next BatchNorm, which takes it out
-    again. In the first stage only its last block is followed by such a convolution; the others by a padded one.
-    """
-    shifts = [name for name in names if re.fullmatch(r"blocks\.(0\.\d+\.bn2|[1-9]\.\d+\.bn3)\.bias", name)]
-    first_stage = sorted(
-        (name for name in shifts if name.startswith("blocks.0.")), key=lambda name: int(name.split(".")[2])
-    )
-    return set(shifts) - set(first_stage[:-1])
-
-
-def _gradient_of_each_tensor(a: Side, b: Side) -> float:
-    """The worst relative difference of a single tensor's gradient."""
-    of_a, of_b = _slots(a, "momentum"), _slots(b, "momentum")
-    zero = _zero_gradients(of_a)
-    return _worst(_relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if name not in zero)
-
-
-def _statistics(a: Side, b: Side) -> float:
-    """The largest difference of a running statistic, relative to 1 plus its size; 0 for a model without BatchNorm."""
-    of_a, of_b = _tensors(a, "trained"), _tensors(b, "trained")
-    return _worst(
-        float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max())
-        for name in of_a
-        if _is_statistic(name)
-    )
-
-
-def _worst(values: Iterable[float]) -> float:
-    """The largest value, NaN if any is; 0 for none. (Python's max() passes over a NaN.)"""
-    return float(np.max([0.0, *values]))

@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 import pytest
 
+from dpcompare.comparison import zero_gradients
 from dpcompare.errors import RunFailedError
 from dpcompare.models import MODELS
 from dpcompare.verification import (
     TOLERANCES,
     Group,
     _workload,
-    _zero_gradients,
     compare_sides,
     config_of,
     plan_groups,
@@ -192,7 +192,7 @@ def test_where_one_side_ran_alone_what_compares_it_has_failed(healthy):
 @pytest.mark.parametrize(("scale", "first_stage"), [("b0", 1), ("b2", 2), ("b5", 3)])
 def test_the_zero_gradients_of_every_efficientnet(scale, first_stage):
     names = MODELS[f"efficientnet-{scale}"].shapes(64, 10)
-    zero = _zero_gradients(names)
+    zero = zero_gradients(names)
     blocks = {
         name.rsplit(".", 3)[0] for name in names if name.startswith("blocks.") and name.endswith("conv_dw.weight")
     }
