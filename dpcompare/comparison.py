@@ -11,8 +11,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from dpcompare import probe
-from dpcompare.config import RunConfig
-from dpcompare.data.augmentation import Augmentation
+from dpcompare.config import RunConfig, Workload
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
@@ -48,24 +47,28 @@ class Side:
 Difference = Callable[[Side, Side], float]
 
 
-EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation")
+EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation", "regularization")
 """Checks of each side against the files and rules, not against another side."""
 
 
-def differences(optimizer: str) -> dict[str, Difference]:
+def differences(workload: Workload) -> dict[str, Difference]:
     """The checks of a group of modes, by name."""
+    optimizer = workload.optimizer
     found: dict[str, Difference] = {
         "weight round trip": _weights_against_file,
         "sample order": _order_against_plan,
-        "pixels and augmentation": _rows_against_store,
+        "pixels and augmentation": lambda _, side: _rows_against_host(side, "images", "labels", "weights"),
         "evaluation logits": _largest("evaluation_logits"),
         "training logits": _largest("training_logits"),
         "first loss": lambda a, b: abs(_losses(a)[0] - _losses(b)[0]),
     }
+    if workload.regularization == "shared":
+        found["regularization"] = lambda _, side: _rows_against_host(side, "factors")
     if optimizer == "sgd":
         found["gradient"] = lambda a, b: _relative(_slots(a, "momentum"), _slots(b, "momentum"))
         found["gradient of each tensor"] = _gradient_of_each_tensor
     found[f"one step of {optimizer}"] = lambda a, b: _relative(_update(a), _update(b))
+    found["losses over 2 steps"] = lambda a, b: loss_difference(a, b, 2)
     found[f"losses over {optimizer} steps"] = loss_difference
     found["BatchNorm statistics"] = _statistics
     found["accuracy (samples)"] = lambda a, b: abs(_correct(a) - _correct(b))
@@ -77,9 +80,9 @@ def _losses(side: Side) -> npt.NDArray[np.float64]:
     return np.array(side.result.train_loss, np.float64)
 
 
-def loss_difference(a: Side, b: Side) -> float:
-    """The largest difference of the loss of a step."""
-    return float(np.abs(_losses(a) - _losses(b)).max())
+def loss_difference(a: Side, b: Side, num_steps: int | None = None) -> float:
+    """The largest difference of the loss of one of the first steps, or of any."""
+    return float(np.abs(_losses(a) - _losses(b))[:num_steps].max())
 
 
 def _evaluation_loss(side: Side) -> float:
@@ -119,24 +122,21 @@ def _order_against_plan(_: Side, side: Side) -> float:
     return float(digest.hexdigest() != side.result.sample_order_sha256)
 
 
-def _rows_against_store(_: Side, side: Side) -> float:
+def _rows_against_host(side: Side, *names: str) -> float:
     """How many rows of the first batch reached the devices with other bytes than the store and the rules say."""
     workload = side.config.workload
     assert side.config.inputs is not None
     split = open_store(side.config.inputs.store).split("train")
-    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
-    reader = BatchReader(split, augmentation, process_rank=0, num_processes=1)
+    reader = BatchReader.for_training(workload, split, process_rank=0, num_processes=1)
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
-    (expected,) = reader.read(order)
-    received = {name: side.arrays[f"rows.{name}"] for name in ("images", "labels", "weights")}
-    if received["images"].shape != expected.images.shape:
-        return float(len(expected.labels))
+    (batch,) = reader.read(order)
+    expected = {name: getattr(batch, name) for name in names}
+    received = {name: side.arrays[f"rows.{name}"] for name in names}
+    if any(received[name].shape != expected[name].shape for name in names):
+        return float(workload.global_batch_size)
     same = [
-        all(
-            np.array_equal(received[name][row], getattr(expected, name)[row].astype(received[name].dtype))
-            for name in received
-        )
-        for row in range(len(expected.labels))
+        all(np.array_equal(received[name][row], expected[name][row].astype(received[name].dtype)) for name in names)
+        for row in range(workload.global_batch_size)
     ]
     return float(len(same) - sum(same))
 

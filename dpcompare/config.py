@@ -21,6 +21,7 @@ Profile = Literal["strict", "native"]
 Schedule = Literal["constant", "cosine"]
 ScaleLr = Literal["none", "linear"]
 BatchNorm = Literal["local", "sync"]
+Regularizing = Literal["off", "shared"]
 
 DEFAULT_EPOCHS = 1
 
@@ -43,6 +44,8 @@ class Workload(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     model: Annotated[str, AfterValidator(_one_of("model", MODELS))] = "efficientnet-b2"
+    weights: str = "random"
+    """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
     dataset: str = "digits"
     """`digits`, `synthetic`, or the path of a prepared store or of a folder of images."""
     image_size: int = Field(default=64, ge=1)
@@ -73,6 +76,8 @@ class Workload(BaseModel):
     The 0.99 of EfficientNet's reference code needs some 500 steps to forget the initial statistics: until then an
     evaluation is at chance, however well the model is trained. 0.9 needs 50.
     """
+    regularization: Regularizing = "off"
+    """`shared`: dropout and stochastic depth, drawn on the host for both frameworks; see `dpcompare.data.regularization`."""
     precision: Precision = "float32"
     """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
     profile: Profile = "strict"
@@ -92,6 +97,12 @@ class Workload(BaseModel):
         if self.image_size < smallest:
             problems.append(
                 f"image_size: received {self.image_size}, but {self.model} needs at least {smallest} pixels"
+            )
+        if self.regularization == "shared" and not MODELS[self.model].drops:
+            regularized = [name for name, model in MODELS.items() if model.drops]
+            problems.append(
+                f"regularization: received shared, but {self.model} has no dropout and no stochastic depth; expected "
+                f"off, or one of the models {', '.join(regularized)}"
             )
         if self.epochs is not None and self.steps is not None:
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")

@@ -49,7 +49,7 @@ KNOBS: dict[str, Knob] = {
     "augmentation": Knob(value=_workload("augment"), remedy="same --augment"),
     "model": Knob(value=lambda r: r.model, remedy="same --model"),
     "image size": Knob(value=lambda r: r.image_size, remedy="same --image-size"),
-    "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="same --model and --seed"),
+    "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="same --model, --weights and --seed"),
     "steps trained": Knob(value=lambda r: len(r.train_loss), remedy="same --epochs or --steps"),
     # How it is trained.
     "global batch size": Knob(value=lambda r: r.global_batch_size, remedy="same --global-batch-size"),
@@ -64,6 +64,7 @@ KNOBS: dict[str, Knob] = {
     "schedule": Knob(value=_workload("schedule"), remedy="same --schedule"),
     "learning-rate warm-up": Knob(value=_workload("lr_warmup_steps"), remedy="same --lr-warmup-steps"),
     "learning-rate scaling": Knob(value=_workload("scale_lr"), remedy="same --scale-lr"),
+    "regularization": Knob(value=_workload("regularization"), remedy="same --regularization"),
     "dropout": Knob(value=_setting("dropout"), remedy="the same rate of dropout in both frameworks"),
     "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
     # With which arithmetic.

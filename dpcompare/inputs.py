@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from dpcompare.config import Inputs, RunConfig, Workload
@@ -14,7 +13,7 @@ from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
 from dpcompare.data.sources import BUILT_IN, find_images
 from dpcompare.data.store import FORMAT, Store, is_store, open_store
 from dpcompare.errors import RequestError
-from dpcompare.models import INITIALIZATION, initial_weights
+from dpcompare.weights import prepare_weights
 
 
 def cache_dir() -> Path:
@@ -49,7 +48,7 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
             "at most as many, or more epochs"
         )
     num_classes = len(store.manifest.classes)
-    weights = _weights(workload, num_classes)
+    weights = prepare_weights(workload, num_classes, cache_dir())
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
@@ -105,21 +104,3 @@ def _store_key(workload: Workload, path: Path) -> str:
                 stamp = (status.st_size, status.st_mtime_ns) if status else None
                 digest.update(f"{split}|{file}|{label}|{stamp}\n".encode("utf-8", "surrogateescape"))
     return f"{name}-{workload.image_size}px-{digest.hexdigest()[:16]}"
-
-
-def _weights(workload: Workload, num_classes: int) -> Path:
-    """The file of initial weights of (model, image size, classes, seed)."""
-    from safetensors.numpy import save_file
-
-    shape = f"{workload.image_size}px-{num_classes}classes"
-    name = f"{workload.model}-{shape}-seed{workload.seed}-v{INITIALIZATION}.safetensors"
-    path = cache_dir() / "weights" / name
-    if path.is_file():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-        # Written apart and moved: a run started at the same time reads a whole file or none.
-        written = Path(temporary) / name
-        save_file(initial_weights(workload.model, workload.image_size, num_classes, workload.seed), written)
-        written.replace(path)
-    return path

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any
 
 from dpcompare.backends.base import Backend
-from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
@@ -36,7 +35,6 @@ def train(
     split = store.split("train")
     num_steps = total_steps(workload, len(split))
     epoch_steps = steps_per_epoch(len(split), batch_size)
-    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
     place = {
         "process_rank": backend.process_rank,
         "num_processes": backend.num_processes,
@@ -44,10 +42,10 @@ def train(
     }
     order = training_batches(len(split), batch_size, seed=workload.seed, num_steps=num_steps)
     digest = OrderDigest()
-    reader = BatchReader(split, augmentation, **place, accumulate=workload.accumulate)
+    reader = BatchReader.for_training(workload, split, **place, accumulate=workload.accumulate)
     feed = backend.feed(reader.read(order, digest))
     validation = store.split("validation")
-    validation_reader = BatchReader(validation, None, **place)
+    validation_reader = BatchReader(validation, None, None, **place)
     steps = _StepLog(backend, events)
 
     events.append("ready", time=time.time(), steps=num_steps, num_replicas=backend.num_replicas)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,19 @@ INITIALIZATION = 1
 
 
 @dataclass(frozen=True, kw_only=True)
+class Drop:
+    """A place in a model where regularization drops features of a sample in training."""
+
+    name: str
+    """Its layer: `blocks.1.1.drop_path`, or `dropout` before the classifier."""
+    kind: Literal["dropout", "stochastic depth"]
+    rate: float
+    """Probability that a feature, or with stochastic depth the whole branch, is dropped."""
+    features: int = 1
+    """Independent draws per sample: 1 drops all features of the sample together."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Model:
     """One row of MODELS."""
 
@@ -33,6 +47,8 @@ class Model:
     """Pixels per position of the smallest feature map that is batch-normalised; None without BatchNorm."""
     shapes: Callable[[int, int], dict[str, Shape]]
     """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
+    drops: tuple[Drop, ...] = ()
+    """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,17 +73,19 @@ B0_STAGES = (
 B0_STEM_CHANNELS = 32
 B0_HEAD_CHANNELS = 1280
 
-# Width and depth coefficients of EfficientNet-B0 to B7 (Tan and Le 2019 and their reference code).
+# Coefficients of width and depth, and dropout rate, of B0 to B7 (Tan and Le 2019 and their reference code).
 EFFICIENTNET_SCALES = {
-    "b0": (1.0, 1.0),
-    "b1": (1.0, 1.1),
-    "b2": (1.1, 1.2),
-    "b3": (1.2, 1.4),
-    "b4": (1.4, 1.8),
-    "b5": (1.6, 2.2),
-    "b6": (1.8, 2.6),
-    "b7": (2.0, 3.1),
+    "b0": (1.0, 1.0, 0.2),
+    "b1": (1.0, 1.1, 0.2),
+    "b2": (1.1, 1.2, 0.3),
+    "b3": (1.2, 1.4, 0.3),
+    "b4": (1.4, 1.8, 0.4),
+    "b5": (1.6, 2.2, 0.4),
+    "b6": (1.8, 2.6, 0.5),
+    "b7": (2.0, 3.1, 0.5),
 }
+STOCHASTIC_DEPTH_RATE = 0.2
+"""Of the last block; earlier ones drop proportionally less (Huang et al. 2016, section 3, "linear decay")."""
 
 
 def _scaled_channels(channels: int, width: float) -> int:
@@ -121,6 +139,20 @@ def _efficientnet(width: float, depth: float, num_classes: int) -> Iterator[tupl
     yield from _biased("classifier", (num_classes, head))
 
 
+def _efficientnet_drops(width: float, depth: float, dropout_rate: float) -> Iterator[Drop]:
+    """Stochastic depth in every block with a residual, and dropout before the classifier.
+
+    The rate of block b of n is 0.2 * b / n, b counted from 0 over all blocks, as in both frameworks' own models.
+    """
+    blocks = [(i, j) for i, stage in enumerate(B0_STAGES) for j in range(math.ceil(stage.repeats * depth))]
+    for number, (i, j) in enumerate(blocks):
+        if j > 0:  # the first block of a stage changes the shape of its features and has no residual
+            rate = STOCHASTIC_DEPTH_RATE * number / len(blocks)
+            yield Drop(name=f"blocks.{i}.{j}.drop_path", kind="stochastic depth", rate=rate)
+    head = _scaled_channels(B0_HEAD_CHANNELS, width)
+    yield Drop(name="dropout", kind="dropout", rate=dropout_rate, features=head)
+
+
 def _toy_cnn(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
     """conv(5)-pool-conv(5)-pool and three dense layers, with valid padding."""
     side = ((image_size - 4) // 2 - 4) // 2
@@ -147,19 +179,29 @@ def _mlp(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _efficientnet_row(scale: str) -> Model:
-    width, depth = EFFICIENTNET_SCALES[scale]
+    width, depth, dropout_rate = EFFICIENTNET_SCALES[scale]
     return Model(
         min_image_size=32,
         batchnorm_stride=32,
         shapes=lambda image_size, num_classes: dict(_efficientnet(width, depth, num_classes)),
+        drops=tuple(_efficientnet_drops(width, depth, dropout_rate)),
     )
 
 
 MODELS: dict[str, Model] = {
     **{f"efficientnet-{scale}": _efficientnet_row(scale) for scale in EFFICIENTNET_SCALES},
     "toy-cnn": Model(min_image_size=32, shapes=lambda size, classes: dict(_toy_cnn(size, classes))),
-    "toy-bn": Model(min_image_size=4, batchnorm_stride=4, shapes=lambda size, classes: dict(_toy_bn(classes))),
-    "mlp": Model(min_image_size=1, shapes=lambda size, classes: dict(_mlp(size, classes))),
+    "toy-bn": Model(
+        min_image_size=4,
+        batchnorm_stride=4,
+        shapes=lambda size, classes: dict(_toy_bn(classes)),
+        drops=(Drop(name="dropout", kind="dropout", rate=0.25, features=8),),
+    ),
+    "mlp": Model(
+        min_image_size=1,
+        shapes=lambda size, classes: dict(_mlp(size, classes)),
+        drops=(Drop(name="dropout", kind="dropout", rate=0.5, features=512),),
+    ),
 }
 
 

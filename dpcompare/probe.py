@@ -11,7 +11,6 @@ from safetensors.numpy import load_file, save_file
 
 from dpcompare import loop
 from dpcompare.backends.base import Backend
-from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Store
@@ -31,11 +30,8 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     initial = backend.state()
     split = store.split("train")
     workload = backend.workload
-    reader = BatchReader(
-        split,
-        Augmentation(workload.augment, seed=workload.seed, num_samples=len(split)),
-        process_rank=backend.process_rank,
-        num_processes=backend.num_processes,
+    reader = BatchReader.for_training(
+        workload, split, process_rank=backend.process_rank, num_processes=backend.num_processes
     )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (first,) = backend.feed(reader.read(order))

@@ -40,6 +40,12 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+def python(*arguments: str) -> None:
+    """Run Python in a process of its own: a framework must not be loaded into the process of the tests."""
+    done = subprocess.run([sys.executable, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def dpcompare(*arguments: str, **environment: str) -> Finished:
     process = start(*arguments, **environment)
     stdout, stderr = process.communicate(timeout=240)

@@ -34,7 +34,12 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
     """No setting of the caller's reaches a test, and no test writes into the caller's cache."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
-            if name.startswith("DPCOMPARE_") or name in ("CUDA_VISIBLE_DEVICES", "TF_CONFIG", "FORCE_COLOR"):
+            if name.startswith("DPCOMPARE_") or name in (
+                "CUDA_VISIBLE_DEVICES",
+                "TF_CONFIG",
+                "FORCE_COLOR",
+                "HF_ENDPOINT",
+            ):
                 patch.delenv(name)
         patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -45,6 +45,7 @@ class Fault:
     caught_by: str
     """The check that must fail."""
     replicas: int = 1
+    regularization: str = "off"
 
     def install(self, folder: Path) -> None:
         """Write the sitecustomize module into a folder that PYTHONPATH will name."""
@@ -93,12 +94,12 @@ module.Sgd.update = update
         optimizer="sgd",
         module="torch.model",
         inject="""
-shared = module._with_shared_batch_norm
+shared = module._aligned
 def other(model, workload):
     for norm in module.batch_norms(shared(model, workload)).values():
         norm.momentum = 0.01
     return model
-module._with_shared_batch_norm = other
+module._aligned = other
 """,
         caught_by="BatchNorm statistics",
     ),
@@ -226,6 +227,30 @@ def dropping(*arguments):
 loop.evaluation_batches = dropping
 """,
         caught_by="run",
+    ),
+    "dropout of another step": Fault(
+        framework="torch",
+        optimizer="adam",
+        regularization="shared",
+        module="torch.backend",
+        inject="""
+from dpcompare.data.regularization import Regularization
+draw = Regularization.__call__
+Regularization.__call__ = lambda self, *, step, indices: draw(self, step=step + 1, indices=indices)
+""",
+        caught_by="regularization",
+    ),
+    "dropout that does not scale up what it keeps": Fault(
+        framework="tensorflow",
+        optimizer="adam",
+        regularization="shared",
+        module="tensorflow.model",
+        inject="""
+apply = module.SharedDrop.call
+module.SharedDrop.call = lambda self, features, factors, training=False: apply(
+    self, features, module.keras.ops.sign(factors), training)
+""",
+        caught_by="training logits",
     ),
     "mean of replica means": Fault(
         framework="torch",

@@ -109,7 +109,10 @@ def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework,
 @pytest.mark.torch
 @pytest.mark.tensorflow
 def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trained):
-    workload = WORKLOAD.model_copy(update={"model": "mlp", "precision": "float64", "schedule": "cosine"})
+    """Dropout included: what is dropped of a sample does not depend on where and with whom it is trained."""
+    workload = WORKLOAD.model_copy(
+        update={"model": "mlp", "precision": "float64", "schedule": "cosine", "regularization": "shared"}
+    )
     accumulating = workload.model_copy(update={"accumulate": 2, "optimizer": "sgd"})
     whole = trained("torch", "single", 1, 1, workload.model_copy(update={"optimizer": "sgd"}))[0]
     arms = [arm.values[0] for arm in ALL_MODES]
@@ -140,6 +143,18 @@ def test_efficientnet_b2_is_the_same_model_in_both_frameworks(trained):
     assert torch.train_loss[1] == pytest.approx(tensorflow.train_loss[1], abs=1e-8)
     # Running statistics enter the evaluation, so both keep them by the same rule.
     assert torch.evaluations[0].loss == pytest.approx(tensorflow.evaluations[0].loss, abs=1e-8)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
+    regularized = B2.model_copy(update={"regularization": "shared"})
+    torch, tensorflow = (trained(framework, "single", 1, 1, regularized)[0] for framework in ("torch", "tensorflow"))
+    assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
+    assert torch.train_loss[1] == pytest.approx(tensorflow.train_loss[1], abs=1e-8)
+    assert torch.settings["stochastic_depth"] == tensorflow.settings["stochastic_depth"] > 0.19
+    assert abs(torch.train_loss[0] - trained("torch", "single", 1, 1, B2)[0].train_loss[0]) > 1e-3
 
 
 @pytest.mark.torch

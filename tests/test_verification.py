@@ -29,8 +29,8 @@ BOTH = ("torch", "tensorflow")
 ALL = ("single", "dp", "ddp", "mirrored", "multiworker")
 
 
-def group(replicas=1, optimizer="sgd", modes=ALL):
-    workload = _workload("toy-bn", optimizer, "float64", 16, quick=False)
+def group(replicas=1, optimizer="sgd", modes=ALL, regularization="off"):
+    workload = _workload("toy-bn", optimizer, "float64", 16, quick=False, regularization=regularization)
     return Group(workload=workload, arms=usable_arms(BOTH, modes, replicas))
 
 
@@ -83,8 +83,8 @@ def healthy(tmp_path_factory):
     """The sides of a group, each run once per module."""
 
     @cache
-    def run(replicas, optimizer, number):
-        chosen = group(replicas, optimizer)
+    def run(replicas, optimizer, number, regularization="off"):
+        chosen = group(replicas, optimizer, regularization=regularization)
         arm = chosen.arms[number]
         return run_side(arm, config_of(arm, chosen.workload, "cpu", {}), tmp_path_factory.mktemp("side") / "run")
 
@@ -93,13 +93,17 @@ def healthy(tmp_path_factory):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize(("replicas", "optimizer"), [(1, "sgd"), (1, "adam"), (2, "sgd")])
-def test_all_modes_pass_every_check(healthy, replicas, optimizer):
+@pytest.mark.parametrize(
+    ("replicas", "optimizer", "regularization"),
+    [(1, "sgd", "off"), (1, "adam", "off"), (2, "sgd", "off"), (1, "adam", "shared"), (2, "adam", "shared")],
+)
+def test_all_modes_pass_every_check(healthy, replicas, optimizer, regularization):
     """The control of the faults below: the same sides, unbroken."""
-    chosen = group(replicas, optimizer)
-    sides = [healthy(replicas, optimizer, number) for number in range(len(chosen.arms))]
+    chosen = group(replicas, optimizer, regularization=regularization)
+    sides = [healthy(replicas, optimizer, number, regularization) for number in range(len(chosen.arms))]
     checks = list(compare_sides(chosen, sides, {}))
     assert [check.name for check in checks if not check.passed] == []
+    assert ("regularization" in {check.name for check in checks}) == (regularization == "shared")
     assert {check.name for check in checks} <= set(TOLERANCES)
 
 
@@ -139,6 +143,9 @@ def test_what_is_not_a_number_does_not_pass(healthy, name):
 SMALL_CHANGES = {
     "first loss": lambda side: changed(side, losses=[side.result.train_loss[0] + 1e-9, *side.result.train_loss[1:]]),
     "training logits": lambda side: changed(side, training_logits=side.arrays["training_logits"] * (1 + 1e-9)),
+    "losses over 2 steps": lambda side: changed(
+        side, losses=[side.result.train_loss[0], side.result.train_loss[1] + 1e-9, *side.result.train_loss[2:]]
+    ),
     "gradient": lambda side: changed(
         side, **{name: a * (1 + 1e-9) for name, a in side.arrays.items() if name.startswith("slots.")}
     ),
@@ -205,7 +212,8 @@ def test_the_zero_gradients_of_every_efficientnet(scale, first_stage):
 def test_every_check_has_a_fault_or_a_change_that_it_catches():
     shown = {fault.caught_by for fault in FAULTS.values()} | set(SMALL_CHANGES) | set(NAN)
     shown |= {"accumulation = replicas = one batch"}  # test_every_arm_of_an_accumulation_counts
-    assert set(TOLERANCES) - shown == {"losses over adam steps"}  # the same difference as over sgd steps
+    # The same difference as over sgd steps.
+    assert set(TOLERANCES) - shown == {"losses over adam steps"}
 
 
 @pytest.mark.torch
@@ -214,12 +222,12 @@ def test_every_check_has_a_fault_or_a_change_that_it_catches():
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monkeypatch, capsys):
     fault = FAULTS[name]
-    chosen = group(fault.replicas, fault.optimizer)
+    chosen = group(fault.replicas, fault.optimizer, regularization=fault.regularization)
     position = [arm.framework for arm in chosen.arms].index(fault.framework)
     if fault.replicas > 1:
         position = [arm.mode for arm in chosen.arms].index("ddp")
     other = next(n for n, arm in enumerate(chosen.arms) if arm.framework != fault.framework)
-    reference = healthy(fault.replicas, fault.optimizer, other)
+    reference = healthy(fault.replicas, fault.optimizer, other, fault.regularization)
     fault.install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     arm = chosen.arms[position]

@@ -14,6 +14,7 @@ from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, BATCH_NORM_EPSILON, S
 from dpcompare.config import Inputs, RunConfig
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.errors import RequestError
+from dpcompare.models import MODELS
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -84,7 +85,7 @@ class Backend(ABC):
 
     @abstractmethod
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        """images, labels and weights of this process's rows as they are on its devices, in a HostBatch's layout."""
+        """images, labels, weights and any factors of this process's rows as they are on its devices, in a HostBatch's layout."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -122,12 +123,17 @@ class Backend(ABC):
         return {
             "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
             "batchnorm_epsilon": BATCH_NORM_EPSILON,
-            "dropout": 0.0,
-            "stochastic_depth": 0.0,
+            "dropout": self._drop_rate("dropout"),
+            "stochastic_depth": self._drop_rate("stochastic depth"),
             "tf32": self.workload.profile == "native",
             "compilation": "none",
             "input_threads": 1,
         }
+
+    def _drop_rate(self, kind: str) -> float:
+        """The highest rate of a kind of regularization that this run trains with."""
+        drops = MODELS[self.workload.model].drops if self.workload.regularization == "shared" else ()
+        return max((drop.rate for drop in drops if drop.kind == kind), default=0.0)
 
     def devices(self) -> list[str]:
         """Names of this process's devices, as the framework reports them."""

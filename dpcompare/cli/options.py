@@ -40,6 +40,13 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--gpus",), {"metavar": "0,1,...", "help": "The GPUs to use; with `plan` they need not exist here."}),
     (("--model",), {"help": "efficientnet-b0 to -b7, toy-cnn or mlp.  [default: efficientnet-b2]"}),
     (
+        ("--weights",),
+        {
+            "metavar": "random|imagenet|FILE",
+            "help": "FILE: timm safetensors or Keras; a classifier for other classes is drawn anew.  [default: random]",
+        },
+    ),
+    (
         ("--dataset",),
         {"help": "digits, synthetic, a prepared store or a folder of images.  [default: digits]"},
     ),
@@ -85,6 +92,13 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {"type": float, "help": "Share of the running statistics that a step keeps.  [default: 0.9]"},
     ),
     (
+        ("--regularization",),
+        {
+            "type": click.Choice(["off", "shared"]),
+            "help": "shared: dropout and stochastic depth, drawn once on the host for both frameworks.  [default: off]",
+        },
+    ),
+    (
         ("--precision",),
         {"type": click.Choice(["float32", "bfloat16", "float64"]), "help": "[default: float32]"},
     ),
@@ -121,6 +135,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
 
 _WORKLOAD_OPTIONS = (
     "model",
+    "weights",
     "dataset",
     "image_size",
     "global_batch_size",
@@ -135,6 +150,7 @@ _WORKLOAD_OPTIONS = (
     "accumulate",
     "batchnorm",
     "batchnorm_momentum",
+    "regularization",
     "precision",
     "profile",
     "seed",

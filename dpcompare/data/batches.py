@@ -6,14 +6,17 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.config import Workload
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.order import GlobalBatch, OrderDigest
+from dpcompare.data.regularization import Factors, Regularization
 from dpcompare.data.store import Split
+from dpcompare.models import MODELS
 
 # The usual per-channel statistics of ImageNet, for pixels in 0..1 (red, green, blue).
 PIXEL_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -34,6 +37,8 @@ class HostBatch:
     """1 for a sample, 0 for a row that only fills up."""
     global_count: int
     """Samples of the global batch that count: what the sum of losses is divided by."""
+    factors: Factors | None = None
+    """What regularization multiplies features by, (rows, features of all its layers); None where it is off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +49,7 @@ class DeviceBatch:
     labels: Any
     weights: Any
     global_count: int
+    factors: Any = None
 
 
 class BatchReader:
@@ -52,7 +58,8 @@ class BatchReader:
     def __init__(
         self,
         split: Split,
-        augmentation: Augmentation | None,
+        augmentation: Augmentation | None = None,
+        regularization: Regularization | None = None,
         *,
         process_rank: int,
         num_processes: int,
@@ -62,6 +69,7 @@ class BatchReader:
         """Args:
         split: what to read.
         augmentation: None for evaluation.
+        regularization: None for evaluation, or where it is off.
         process_rank: which share of every global batch.
         num_processes: how many shares there are.
         replicas_per_process: replicas that take contiguous parts of the process's share.
@@ -69,10 +77,20 @@ class BatchReader:
         """
         self._split = split
         self._augmentation = augmentation
+        self._regularization = regularization
         self._process_rank = process_rank
         self._num_processes = num_processes
         self._replicas_per_process = replicas_per_process
         self._accumulate = accumulate
+
+    @classmethod
+    def for_training(cls, workload: Workload, split: Split, **place: int) -> Self:
+        """With the augmentation and regularization of a workload; `place` is what else the constructor takes."""
+        augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
+        regularization = None
+        if workload.regularization == "shared":
+            regularization = Regularization(MODELS[workload.model].drops, seed=workload.seed)
+        return cls(split, augmentation, regularization, **place)
 
     def read(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostBatch]:
         for batch in batches:
@@ -92,11 +110,15 @@ class BatchReader:
         pixels = self._split.images[indices].astype(np.float32) / np.float32(255)
         if self._augmentation is not None:
             pixels = self._augmentation(pixels, epoch=batch.epoch, indices=indices)
+        factors = None
+        if self._regularization is not None:
+            factors = self._regularization(step=batch.step, indices=indices)
         return HostBatch(
             images=(pixels - PIXEL_MEAN) / PIXEL_STD,
             labels=self._split.labels[indices],
             weights=batch.weights[rows],
             global_count=batch.count,
+            factors=factors,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ import numpy.typing as npt
 class GlobalBatch:
     """The samples of one step over all replicas, always `global_batch_size` rows."""
 
+    step: int
+    """From 0; in evaluation, the number of the batch."""
     epoch: int
     indices: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
@@ -35,31 +38,29 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
     return -(-num_samples // global_batch_size)
 
 
-def _cut(order: npt.NDArray[np.int64], global_batch_size: int, epoch: int) -> Iterator[GlobalBatch]:
+def _cut(order: npt.NDArray[np.int64], global_batch_size: int, *, epoch: int, first_step: int) -> Iterator[GlobalBatch]:
     """Slice b of an order is batch b; the last one is filled up from the start of the order, with weight 0."""
     num_batches = steps_per_epoch(len(order), global_batch_size)
     indices = np.resize(order, num_batches * global_batch_size)
     weights = (np.arange(len(indices)) < len(order)).astype(np.float32)
-    for start in range(0, len(indices), global_batch_size):
-        rows = slice(start, start + global_batch_size)
-        yield GlobalBatch(epoch=epoch, indices=indices[rows], weights=weights[rows])
+    for number in range(num_batches):
+        rows = slice(number * global_batch_size, (number + 1) * global_batch_size)
+        yield GlobalBatch(step=first_step + number, epoch=epoch, indices=indices[rows], weights=weights[rows])
 
 
 def training_batches(num_samples: int, global_batch_size: int, *, seed: int, num_steps: int) -> Iterator[GlobalBatch]:
     """The global batches of steps 0 to num_steps - 1, epoch after epoch; each sample counts once per epoch."""
-    steps_left, epoch = num_steps, 0
-    while steps_left > 0:
-        for batch in _cut(epoch_order(seed, epoch, num_samples), global_batch_size, epoch):
-            if steps_left == 0:
-                return
-            yield batch
-            steps_left -= 1
-        epoch += 1
+    epoch_steps = steps_per_epoch(num_samples, global_batch_size)
+    for epoch in range(-(-num_steps // epoch_steps)):
+        first_step = epoch * epoch_steps
+        order = epoch_order(seed, epoch, num_samples)
+        batches = _cut(order, global_batch_size, epoch=epoch, first_step=first_step)
+        yield from islice(batches, num_steps - first_step)
 
 
 def evaluation_batches(num_samples: int, global_batch_size: int) -> Iterator[GlobalBatch]:
     """Every sample exactly once, in the order of the store."""
-    return _cut(np.arange(num_samples), global_batch_size, epoch=0)
+    return _cut(np.arange(num_samples), global_batch_size, epoch=0, first_step=0)
 
 
 class OrderDigest:

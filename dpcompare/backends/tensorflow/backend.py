@@ -106,6 +106,7 @@ class TensorFlowBackend(Backend):
             labels=self._split(batch.labels, tf.int32),
             weights=self._split(batch.weights, self._dtype),
             global_count=batch.global_count,
+            factors=None if batch.factors is None else self._split(batch.factors, self._dtype),
         )
 
     def _split(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
@@ -125,32 +126,37 @@ class TensorFlowBackend(Backend):
         self._step += 1
         constants = tf.constant(self.optimizer.step_constants(self._step, learning_rate), tf.float64)
         counts = [tf.constant(batch.global_count, self._dtype) for batch in batches]
-        parts = [(batch.images, batch.labels, batch.weights, n) for batch, n in zip(batches, counts, strict=True)]
+        parts = [
+            (batch.images, batch.labels, batch.weights, batch.factors, count)
+            for batch, count in zip(batches, counts, strict=True)
+        ]
         if len(parts) == 1:
             return self._train(*parts[0], constants)
         loss_sum = tf.add_n([self._accumulate(*part) for part in parts])
         self._apply(constants)
         return loss_sum
 
-    def _logits_of_global_batch(self, images: Any, *, training: bool) -> Any:
-        return self.strategy.run(lambda rows: tf.cast(self.model(rows, training=training), self._dtype), (images,))
+    def _logits_of_global_batch(self, images: Any, factors: Any, *, training: bool) -> Any:
+        return self.strategy.run(partial(self._forward, training=training), (images, factors))
 
-    def _train_global_batch(self, images: Any, labels: Any, weights: Any, count: Any, constants: Any) -> Any:
+    def _train_global_batch(
+        self, images: Any, labels: Any, weights: Any, factors: Any, count: Any, constants: Any
+    ) -> Any:
         def of_replica(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             self._update(gradients, constants)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, count)))
+        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, factors, count)))
 
-    def _accumulate_micro_batch(self, images: Any, labels: Any, weights: Any, count: Any) -> Any:
+    def _accumulate_micro_batch(self, images: Any, labels: Any, weights: Any, factors: Any, count: Any) -> Any:
         def of_replica(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             for total, gradient in zip(self._gradient_sums, gradients, strict=True):
                 tf.raw_ops.AssignAddVariableOp(resource=total.handle, value=gradient)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, count)))
+        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, factors, count)))
 
     def _apply_accumulated(self, constants: tf.Tensor) -> None:
         def of_replica() -> None:
@@ -161,11 +167,11 @@ class TensorFlowBackend(Backend):
         self.strategy.run(of_replica)
 
     def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, count: tf.Tensor
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, factors: tf.Tensor | None, count: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """This replica's sum of losses, and its part of the gradient of the mean over the global batch."""
         with tf.GradientTape() as tape:
-            _, losses = self._losses(images, labels, weights, training=True)
+            _, losses = self._losses(images, labels, weights, factors, training=True)
             loss_sum = tf.reduce_sum(losses)
             loss = loss_sum / count
         return loss_sum, tape.gradient(loss, self._parameters)
@@ -185,28 +191,45 @@ class TensorFlowBackend(Backend):
         return self._local_sum(self.strategy.run(self._evaluate_replica, (images, labels, weights)))
 
     def _evaluate_replica(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
-        logits, losses = self._losses(images, labels, weights, training=False)
+        logits, losses = self._losses(images, labels, weights, None, training=False)
         hits = tf.cast(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels, weights.dtype)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits * weights), tf.reduce_sum(weights)])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
         function = self._training_logits if training else self._evaluation_logits
-        return self._local_rows(function(batch.images))
+        return self._local_rows(function(batch.images, batch.factors))
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
+        if batch.factors is not None:
+            arrays["factors"] = batch.factors
         return {name: self._local_rows(array) for name, array in arrays.items()}
 
     def _local_rows(self, per_replica: Any) -> npt.NDArray[Any]:
         """The rows of this process's replicas, one replica after another."""
         return np.concatenate([part.numpy() for part in self.strategy.experimental_local_results(per_replica)])
 
+    def _forward(self, images: tf.Tensor, factors: tf.Tensor | None, *, training: bool) -> tf.Tensor:
+        """The logits of a replica's rows."""
+        inputs: Any = images
+        if len(self.model.inputs) > 1:  # one that regularizes, which evaluation does not
+            inputs = [images, tf.ones([tf.shape(images)[0], self.model.inputs[1].shape[1]], self._dtype)]
+            if factors is not None:
+                inputs[1] = factors
+        return tf.cast(self.model(inputs, training=training), self._dtype)
+
     def _losses(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, *, training: bool
+        self,
+        images: tf.Tensor,
+        labels: tf.Tensor,
+        weights: tf.Tensor,
+        factors: tf.Tensor | None,
+        *,
+        training: bool,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Logits, and the loss of each row: 0 for rows that only fill up."""
-        logits = tf.cast(self.model(images, training=training), weights.dtype)
+        logits = self._forward(images, factors, training=training)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return logits, losses * weights
 
@@ -248,7 +271,7 @@ class TensorFlowBackend(Backend):
     def state(self) -> State:
         self._enter(training=False)
         return {
-            mapped.name: np.ascontiguousarray(mapped.to_neutral(mapped.variable.numpy()))
+            mapped.name: np.ascontiguousarray(mapped.layout.to_neutral(mapped.variable.numpy()))
             for mapped in mapped_variables(self.model)
         }
 
@@ -258,7 +281,7 @@ class TensorFlowBackend(Backend):
         }
         return {
             f"{slot}.{neutral[id(parameter)].name}": np.ascontiguousarray(
-                neutral[id(parameter)].to_neutral(value.numpy())
+                neutral[id(parameter)].layout.to_neutral(value.numpy())
             )
             for slot, values in self.optimizer.slots.items()
             for parameter, value in zip(self._parameters, values, strict=True)
@@ -272,7 +295,7 @@ class TensorFlowBackend(Backend):
                 f"unknown {sorted(state.keys() - variables.keys())}"
             )
         for name, mapped in variables.items():
-            mapped.variable.assign(mapped.from_neutral(state[name]))
+            mapped.variable.assign(mapped.layout.from_neutral(state[name]))
         self._training = None
 
     def teardown(self) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
-import numpy as np
-import numpy.typing as npt
 
 from dpcompare.arithmetic import BATCH_NORM_EPSILON
 from dpcompare.config import Workload
-from dpcompare.models import IMAGE_CHANNELS
-
-Array = npt.NDArray[np.generic]
+from dpcompare.data.regularization import columns
+from dpcompare.keras_layout import (
+    AS_IT_IS,
+    CONVOLUTION,
+    DENSE,
+    DEPTHWISE,
+    Layout,
+    neutral_layer_name,
+    neutral_name,
+)
+from dpcompare.models import IMAGE_CHANNELS, MODELS, Drop
 
 
 def build_model(workload: Workload, num_classes: int) -> keras.Model:
@@ -23,18 +29,55 @@ def build_model(workload: Workload, num_classes: int) -> keras.Model:
     if workload.model == "toy-cnn":
         return _toy_cnn(shape, num_classes)
     if workload.model == "mlp":
-        return _mlp(shape, num_classes)
+        return _aligned(_mlp(shape, num_classes), workload)
     if workload.model == "toy-bn":
-        return _with_shared_batch_norm(_toy_bn(shape, num_classes), workload)
-    return _with_shared_batch_norm(_efficientnet(workload, shape, num_classes), workload)
+        return _aligned(_toy_bn(shape, num_classes), workload)
+    return _aligned(_efficientnet(workload, shape, num_classes), workload)
 
 
-def _with_shared_batch_norm(model: keras.Model, workload: Workload) -> keras.Model:
+def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
+    """The same model with the constants of BatchNorm and the regularization that both frameworks share."""
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
             layer.synchronized = workload.batchnorm == "sync"
-    return model
+        if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike: Keras would draw by itself
+            layer.rate = 0.0
+    drops = MODELS[workload.model].drops
+    return _with_shared_drops(model, drops) if workload.regularization == "shared" else model
+
+
+class SharedDrop(keras.layers.Layer):
+    """Dropout or stochastic depth by factors drawn on the host: (rows, features of all such layers)."""
+
+    def __init__(self, columns: slice, **options: Any) -> None:
+        super().__init__(**options)
+        self._columns = columns
+
+    def call(self, features: Any, factors: Any, training: bool = False) -> Any:
+        if not training:
+            return features
+        own = keras.ops.cast(factors[:, self._columns], features.dtype)
+        return features * keras.ops.reshape(own, (-1, *own.shape[1:], *[1] * (len(features.shape) - 2)))
+
+
+def _with_shared_drops(model: keras.Model, drops: Sequence[Drop]) -> keras.Model:
+    """The same layers in a model of two inputs, pixels and factors, which replace those that draw by themselves."""
+    own_columns = columns(drops)
+    images = keras.Input(model.inputs[0].shape[1:])
+    factors = keras.Input((sum(drop.features for drop in drops),), name="factors")
+
+    def call(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
+        if not isinstance(layer, keras.layers.Dropout):
+            return layer(*arguments, **options)
+        return SharedDrop(own_columns[neutral_layer_name(layer.name)], name=layer.name)(arguments[0], factors)
+
+    # clone_model walks through a model of the same inputs as the new one, so the factors pass through here as well.
+    passing = keras.Model([*model.inputs, factors], [*model.outputs, factors])
+    rebuilt = keras.models.clone_model(
+        passing, input_tensors=[images, factors], clone_function=lambda layer: layer, call_function=call
+    )
+    return keras.Model([images, factors], rebuilt.outputs[0])
 
 
 def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
@@ -42,9 +85,6 @@ def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: 
     build = getattr(keras.applications, f"EfficientNet{scale.upper()}")
     # A static shape: with (None, None, 3) the padding is wrong at odd feature sizes.
     whole = build(weights=None, input_shape=shape, classes=num_classes, classifier_activation=None)
-    for layer in whole.layers:
-        if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike
-            layer.rate = 0.0
     # Entered after its own rescaling and normalisation: pixels are normalised on the host, once for all.
     return keras.Model(whole.get_layer("normalization").output, whole.output)
 
@@ -78,6 +118,7 @@ def _toy_bn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
             layers.BatchNormalization(name="bn2"),
             layers.ReLU(),
             layers.GlobalAveragePooling2D(),
+            layers.Dropout(0.25, name="dropout"),
             layers.Dense(num_classes, name="classifier"),
         ]
     )
@@ -90,6 +131,7 @@ def _mlp(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
             keras.Input(shape),
             layers.Flatten(),
             layers.Dense(512, activation="relu", name="fc1"),
+            layers.Dropout(0.5, name="dropout"),
             layers.Dense(num_classes, name="fc2"),
         ]
     )
@@ -101,74 +143,21 @@ class MappedVariable:
 
     name: str
     variable: keras.Variable
-    to_neutral: Callable[[Array], Array]
-    from_neutral: Callable[[Array], Array]
-
-
-def _same(array: Array) -> Array:
-    return array
-
-
-# Keras stores (height, width, in, out), depthwise (height, width, channel, 1), dense (in, out).
-_CONVOLUTION = (lambda a: a.transpose(3, 2, 0, 1), lambda a: a.transpose(2, 3, 1, 0))
-_DEPTHWISE = (lambda a: a.transpose(2, 3, 0, 1), lambda a: a.transpose(2, 3, 0, 1))
-_DENSE = (lambda a: a.transpose(), lambda a: a.transpose())
-_VECTOR = (_same, _same)
-
-_BATCH_NORM_TENSORS = {
-    "gamma": "weight",
-    "beta": "bias",
-    "moving_mean": "running_mean",
-    "moving_variance": "running_var",
-}
+    layout: Layout
 
 
 def mapped_variables(model: keras.Model) -> Iterator[MappedVariable]:
     """Every variable of the model, in the order of its layers."""
     for layer in model.layers:
         for variable in layer.weights:
-            prefix = neutral_layer_name(layer.name)
-            if isinstance(layer, keras.layers.BatchNormalization):
-                tensor, layouts = _BATCH_NORM_TENSORS[variable.name], _VECTOR
-            elif variable.name == "bias":
-                tensor, layouts = "bias", _VECTOR
-            elif isinstance(layer, keras.layers.DepthwiseConv2D):
-                tensor, layouts = "weight", _DEPTHWISE
-            elif isinstance(layer, keras.layers.Conv2D):
-                tensor, layouts = "weight", _CONVOLUTION
-            elif isinstance(layer, keras.layers.Dense):
-                tensor, layouts = "weight", _DENSE
-            else:  # a layer of somebody's own model: Keras's name and layout
-                tensor, layouts = variable.name, _VECTOR
-            yield MappedVariable(f"{prefix}.{tensor}", variable, *layouts)
+            layout = AS_IT_IS
+            if variable.name != "bias":
+                layout = next((known for kind, known in _LAYOUTS if isinstance(layer, kind)), AS_IT_IS)
+            yield MappedVariable(neutral_name(layer.name, variable.name), variable, layout)
 
 
-_OUTER_LAYERS = {
-    "stem_conv": "conv_stem",
-    "stem_bn": "bn1",
-    "top_conv": "conv_head",
-    "top_bn": "bn2",
-    "predictions": "classifier",
-}
-_BLOCK_LAYERS = {
-    "expand_conv": "conv_pw",
-    "expand_bn": "bn1",
-    "dwconv": "conv_dw",
-    "bn": "bn2",
-    "se_reduce": "se.conv_reduce",
-    "se_expand": "se.conv_expand",
-    "project_conv": "conv_pwl",
-    "project_bn": "bn3",
-}
-# The blocks of stage 0 do not expand, so their names move up by one.
-_FIRST_STAGE_LAYERS = _BLOCK_LAYERS | {"bn": "bn1", "project_conv": "conv_pw", "project_bn": "bn2"}
-
-
-def neutral_layer_name(name: str) -> str:
-    """Keras's `block2a_expand_conv` is the neutral `blocks.1.0.conv_pw`."""
-    block = re.fullmatch(r"block(\d)([a-z])_(.+)", name)
-    if block is None:
-        return _OUTER_LAYERS.get(name, name)
-    stage, index = int(block[1]) - 1, ord(block[2]) - ord("a")
-    layers = _FIRST_STAGE_LAYERS if stage == 0 else _BLOCK_LAYERS
-    return f"blocks.{stage}.{index}.{layers[block[3]]}"
+_LAYOUTS = (
+    (keras.layers.DepthwiseConv2D, DEPTHWISE),
+    (keras.layers.Conv2D, CONVOLUTION),
+    (keras.layers.Dense, DENSE),
+)

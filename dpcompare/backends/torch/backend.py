@@ -14,16 +14,16 @@ from torch.nn import functional
 
 from dpcompare.backends.base import Backend, State
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
-from dpcompare.backends.torch.model import build_model
+from dpcompare.backends.torch.model import build_model, set_factors
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
 
-class Autocast(nn.Module):
-    """Computes a model in bfloat16, in whatever thread it is called.
+class Computation(nn.Module):
+    """A model as each replica computes it: in bfloat16 where asked, its features multiplied by the factors of its rows.
 
     Autocast is a setting of a thread, and nn.DataParallel passes on to its threads that it is on but not its dtype:
-    entered outside, replicas on GPUs would compute in float16.
+    entered outside, replicas on GPUs would compute in float16. Factors enter here because replicas are copies of modules.
     """
 
     def __init__(self, module: nn.Module, device_type: str, *, enabled: bool) -> None:
@@ -31,7 +31,9 @@ class Autocast(nn.Module):
         self.module = module
         self._device_type, self._enabled = device_type, enabled
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+        if factors is not None:
+            set_factors(self.module, factors)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._enabled):
             return self.module(images)
 
@@ -85,14 +87,16 @@ class TorchBackend(Backend):
         model = self.build_model()
         if workload.precision == "float64":
             model = model.double()
-        self._memory_format = torch.channels_last if native else torch.contiguous_format
+        # As TensorFlow on the CPU, where torch's own NCHW takes twice the time. On GPUs without TF32 both use NCHW inside.
+        self._channels_last = native or self.device.type == "cpu"
+        self._memory_format = torch.channels_last if self._channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self._memory_format)
         if workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
         self._running_variance = RunningVariance(self.model)
         if (initial := self.initial_state()) is not None:
             self.load_state(initial)
-        self._computing = Autocast(self.model, self.device.type, enabled=workload.precision == "bfloat16")
+        self._computing = Computation(self.model, self.device.type, enabled=workload.precision == "bfloat16")
         self.replicated = self.replicate(self._computing)
         self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), fused=native)
 
@@ -108,6 +112,7 @@ class TorchBackend(Backend):
             labels=self._move(torch.from_numpy(batch.labels).long()),
             weights=self._move(torch.from_numpy(batch.weights).to(dtype)),
             global_count=batch.global_count,
+            factors=None if batch.factors is None else self._move(torch.from_numpy(batch.factors).to(dtype)),
         )
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -141,7 +146,7 @@ class TorchBackend(Backend):
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
         with torch.no_grad():
-            logits = (self.replicated if training else self._computing)(batch.images)
+            logits = (self.replicated if training else self._computing)(batch.images, batch.factors)
         if training:
             self._running_variance.count_update()
         return logits.to(batch.weights.dtype).cpu().numpy()
@@ -149,6 +154,8 @@ class TorchBackend(Backend):
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         images = batch.images.permute(0, 2, 3, 1).contiguous()
         arrays = {"images": images, "labels": batch.labels.int(), "weights": batch.weights}
+        if batch.factors is not None:
+            arrays["factors"] = batch.factors
         return {name: array.cpu().numpy() for name, array in arrays.items()}
 
     def _enter(self, *, training: bool) -> None:
@@ -165,7 +172,7 @@ class TorchBackend(Backend):
 
     def _losses(self, model: nn.Module, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits, and the loss of each row: 0 for rows that only fill up."""
-        logits = model(batch.images).to(batch.weights.dtype)
+        logits = model(batch.images, batch.factors).to(batch.weights.dtype)
         return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
 
     def synchronize(self) -> None:
@@ -211,10 +218,9 @@ class TorchBackend(Backend):
         """Nothing to leave in one process."""
 
     def settings(self) -> dict[str, Any]:
-        native = self.workload.profile == "native"
         return super().settings() | {
-            "memory_layout": "NHWC (channels_last)" if native else "NCHW",
-            "optimizer_kernels": "fused" if native else "torch's default",
+            "memory_layout": "NHWC" if self._channels_last else "NCHW",
+            "optimizer_kernels": "fused" if self.workload.profile == "native" else "torch's default",
         }
 
     def devices(self) -> list[str]:

@@ -48,8 +48,9 @@ class ThreadedDataParallel(nn.Module):
         self._rank = threading.local()
         self._threads_per_replica = max(1, num_threads // num_replicas)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
         shares = images.chunk(self._num_replicas)
+        factors_of = [None] * len(shares) if factors is None else factors.chunk(self._num_replicas)
         replicas = [_replica(self.module, rank) for rank in range(len(shares))]
         self._meeting = threading.Barrier(len(shares))
         self._parts = [images] * len(shares)
@@ -59,7 +60,7 @@ class ThreadedDataParallel(nn.Module):
             torch.set_num_threads(self._threads_per_replica)
             self._rank.value = rank
             try:
-                return replicas[rank](shares[rank])
+                return replicas[rank](shares[rank], factors_of[rank])
             except BaseException:
                 self._meeting.abort()  # the other replicas may be waiting for this one
                 raise

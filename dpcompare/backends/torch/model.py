@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import timm
 import torch
 from timm.layers import Conv2dSame
@@ -10,7 +12,8 @@ from torch.nn import functional
 
 from dpcompare.arithmetic import BATCH_NORM_EPSILON
 from dpcompare.config import Workload
-from dpcompare.models import IMAGE_CHANNELS
+from dpcompare.data.regularization import columns
+from dpcompare.models import IMAGE_CHANNELS, MODELS
 
 
 def build_model(workload: Workload, num_classes: int) -> nn.Module:
@@ -18,20 +21,53 @@ def build_model(workload: Workload, num_classes: int) -> nn.Module:
     if workload.model == "toy-cnn":
         return ToyCnn(workload.image_size, num_classes)
     if workload.model == "mlp":
-        return Mlp(workload.image_size, num_classes)
+        return _aligned(Mlp(workload.image_size, num_classes), workload)
     if workload.model == "toy-bn":
-        return _with_shared_batch_norm(ToyBn(num_classes), workload)
+        return _aligned(ToyBn(num_classes), workload)
     # tf_: padding as TensorFlow's "same"; torchvision's model pads strided convolutions differently.
     model = timm.create_model(
         f"tf_{workload.model.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
     )
-    return _with_shared_batch_norm(model, workload)
+    # timm's own dropout is a function call between pooling and classifier, not a layer that could be replaced.
+    model.global_pool = nn.Sequential(OrderedDict(pool=model.global_pool, dropout=nn.Identity()))
+    return _aligned(model, workload)
 
 
-def _with_shared_batch_norm(model: nn.Module, workload: Workload) -> nn.Module:
+def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
+    """The same model with the constants of BatchNorm and the regularization that both frameworks share."""
     for norm in batch_norms(model).values():
         norm.eps, norm.momentum = BATCH_NORM_EPSILON, 1 - workload.batchnorm_momentum
+    if workload.regularization == "shared":
+        for name, own in columns(MODELS[workload.model].drops).items():
+            if name == "dropout" and hasattr(model, "global_pool"):
+                name = "global_pool.dropout"
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, SharedDrop(own))
     return model
+
+
+class SharedDrop(nn.Module):
+    """Dropout or stochastic depth by factors drawn on the host, which are to be set before every forward pass."""
+
+    factors: torch.Tensor
+    """(rows, features of all such layers)."""
+
+    def __init__(self, columns: slice) -> None:
+        super().__init__()
+        self._columns = columns
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            return features
+        own = self.factors[:, self._columns].to(features.dtype)
+        return features * own.reshape(*own.shape, *[1] * (features.dim() - 2))
+
+
+def set_factors(model: nn.Module, factors: torch.Tensor) -> None:
+    """Hand the factors of a batch to the layers that apply them."""
+    for layer in model.modules():
+        if isinstance(layer, SharedDrop):
+            layer.factors = factors
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d]:
@@ -66,12 +102,13 @@ class ToyBn(nn.Module):
         self.bn1 = nn.BatchNorm2d(8)
         self.conv_dw = Conv2dSame(8, 8, 3, stride=2, groups=8, bias=False)
         self.bn2 = nn.BatchNorm2d(8)
+        self.dropout = nn.Identity()
         self.classifier = nn.Linear(8, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = functional.relu(self.bn1(self.conv_stem(images)))
         x = functional.relu(self.bn2(self.conv_dw(x)))
-        return self.classifier(x.mean((2, 3)))
+        return self.classifier(self.dropout(x.mean((2, 3))))
 
 
 class Mlp(nn.Module):
@@ -80,10 +117,11 @@ class Mlp(nn.Module):
     def __init__(self, image_size: int, num_classes: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(image_size * image_size * IMAGE_CHANNELS, 512)
+        self.dropout = nn.Identity()
         self.fc2 = nn.Linear(512, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.fc2(functional.relu(self.fc1(_flatten(images))))
+        return self.fc2(self.dropout(functional.relu(self.fc1(_flatten(images)))))
 
 
 def _flatten(features: torch.Tensor) -> torch.Tensor:
