@@ -70,13 +70,16 @@ KNOBS: dict[str, Knob] = {
     # With which arithmetic.
     "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
     "TF32": Knob(value=_setting("tf32"), remedy="same --profile"),
+    "convolution algorithms": Knob(
+        value=_setting("convolution_algorithms"), remedy="leave TF_CUDNN_USE_AUTOTUNE alone"
+    ),
     "compilation": Knob(value=_setting("compilation"), remedy="--profile strict on both sides"),
     "profile": Knob(value=lambda r: r.profile, remedy="same --profile"),
     "emulation": Knob(value=lambda r: r.emulated, remedy="devices on which the mode runs by itself"),
     # On what, and how it is measured.
     "device type": Knob(value=lambda r: r.device_type, remedy="same --device"),
     "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
-    "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes, remedy="the same number of cores"),
+    "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "input threads per process": Knob(value=_setting("input_threads"), remedy="same release of dpcompare"),
     "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
     "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),
@@ -89,6 +92,9 @@ KNOBS: dict[str, Knob] = {
     "exchange": Knob(value=lambda r: r.collective),
     "memory layout": Knob(value=_setting("memory_layout")),
     "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
+    "gradient buckets": Knob(value=_setting("gradient_buckets")),
+    # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
+    "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),
     "versions": Knob(value=lambda r: r.versions),
 }
 

@@ -15,6 +15,8 @@ SETTINGS = {
     "tf32": False,
     "compilation": "none",
     "input_threads": 1,
+    "convolution_algorithms": "fixed",
+    "cores": 2,
 }
 
 
@@ -80,7 +82,13 @@ CHANGES = {
     "order": ({"sample_order_sha256": "other"}, {"sample order"}),
     "replicas": ({"num_replicas": 4}, {"replicas", "batch per replica"}),
     "emulation": ({"emulated": True}, {"emulation"}),
-    "threads": ({"threads_per_process": 2}, {"threads in all"}),
+    "cores": ({"settings": {"cores": 4}}, {"cores"}),
+    "autotuning": ({"settings": {"convolution_algorithms": "measured"}}, {"convolution algorithms"}),
+    "regularization": (
+        {"workload": {"regularization": "shared"}, "settings": {"dropout": 0.3, "stochastic_depth": 0.19}},
+        {"regularization", "dropout", "stochastic depth"},
+    ),
+    "weights": ({"weights_sha256": "other"}, {"initial weights"}),
     "devices": ({"device_names": ["NVIDIA H200"], "device_type": "gpu"}, {"device names", "device type"}),
     "release": ({"dpcompare_version": "9.9.1"}, {"dpcompare"}),
     "warm-up": ({"workload": {"warmup_steps": 0}, "measured_steps": 45}, {"warm-up steps", "measured steps"}),

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from safetensors.numpy import load_file
 
 from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, BATCH_NORM_EPSILON, SGD_MOMENTUM
+from dpcompare.cluster import available_cores
 from dpcompare.config import Inputs, RunConfig
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.errors import RequestError
@@ -126,8 +127,10 @@ class Backend(ABC):
             "dropout": self._drop_rate("dropout"),
             "stochastic_depth": self._drop_rate("stochastic depth"),
             "tf32": self.workload.profile == "native",
+            "convolution_algorithms": "measured" if self.config.cluster.device_type == "gpu" else "fixed",
             "compilation": "none",
             "input_threads": 1,
+            "cores": available_cores(),
         }
 
     def _drop_rate(self, kind: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -302,7 +303,10 @@ class TensorFlowBackend(Backend):
         """Nothing to leave in one process."""
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"memory_layout": "NHWC", "optimizer_kernels": "ResourceApply"}
+        settings = super().settings() | {"memory_layout": "NHWC", "optimizer_kernels": "ResourceApply"}
+        if os.environ.get("TF_CUDNN_USE_AUTOTUNE") == "0":  # TensorFlow's own switch, which is the user's
+            settings["convolution_algorithms"] = "fixed"
+        return settings
 
     def devices(self) -> list[str]:
         if self.config.cluster.device_type == "cpu":

@@ -83,6 +83,8 @@ class TorchBackend(Backend):
         # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
         torch.backends.cuda.matmul.allow_tf32 = native
         torch.backends.cudnn.allow_tf32 = native
+        # TensorFlow measures convolution algorithms before it chooses one, torch only if told to.
+        torch.backends.cudnn.benchmark = True
         self.connect()
         model = self.build_model()
         if workload.precision == "float64":

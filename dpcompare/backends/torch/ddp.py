@@ -60,6 +60,10 @@ class DistributedDataParallel(TorchBackend):
         for buffer in self.model.buffers():
             distributed.broadcast(buffer, src=0)
 
+    def settings(self) -> dict[str, Any]:
+        native = self.workload.profile == "native"
+        return super().settings() | {"gradient_buckets": "views, static graph" if native else "copies"}
+
     def devices(self) -> list[str]:
         if self.device.type == "cpu":
             return [self.config.cluster.devices[self.process_rank]]
