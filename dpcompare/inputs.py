@@ -13,7 +13,7 @@ from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
 from dpcompare.data.sources import BUILT_IN, find_images
 from dpcompare.data.store import FORMAT, Store, is_store, open_store
 from dpcompare.errors import RequestError
-from dpcompare.weights import prepare_weights
+from dpcompare.weights import classifier_of, load_source, prepare_weights
 
 
 def cache_dir() -> Path:
@@ -35,6 +35,7 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
     if config.inputs is not None:
         return config
     workload = config.workload
+    source = load_source(workload, cache_dir())  # before a dataset is prepared, which can take long
     store = _store(workload, progress)
     num_steps = total_steps(workload, store.manifest.splits["train"].count)
     if workload.warmup_steps >= num_steps:
@@ -48,12 +49,13 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
             "at most as many, or more epochs"
         )
     num_classes = len(store.manifest.classes)
-    weights = prepare_weights(workload, num_classes, cache_dir())
+    weights = prepare_weights(workload, num_classes, source, cache_dir())
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
         weights=weights,
         weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest(),
+        classifier=classifier_of(weights),
         num_classes=num_classes,
         num_train=store.manifest.splits["train"].count,
         num_validation=store.manifest.splits["validation"].count,

@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 IMAGE_CHANNELS = 3
 
-INITIALIZATION = 1
+INITIALIZATION = 2
 """Number of the rule by which `initial_weights` draws, so that no cached file of another rule is taken for it."""
 
 
@@ -49,6 +49,8 @@ class Model:
     """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
     drops: tuple[Drop, ...] = ()
     """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
+    published: str | None = None
+    """timm's name of published ImageNet weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ EFFICIENTNET_SCALES = {
     "b7": (2.0, 3.1, 0.5),
 }
 STOCHASTIC_DEPTH_RATE = 0.2
-"""Of the last block; earlier ones drop proportionally less (Huang et al. 2016, section 3, "linear decay")."""
+"""The rate towards which the blocks rise, from 0 for the first one (Huang et al. 2016, section 3, "linear decay")."""
 
 
 def _scaled_channels(channels: int, width: float) -> int:
@@ -164,11 +166,13 @@ def _toy_cnn(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _toy_bn(num_classes: int) -> Iterator[tuple[str, Shape]]:
-    """What is hard to align in EfficientNet, in miniature: strided "same" convolutions and BatchNorm."""
+    """What is hard to align in EfficientNet, in miniature: strided "same" convolutions, BatchNorm and a residual."""
     yield "conv_stem.weight", (8, IMAGE_CHANNELS, 3, 3)
     yield from _batch_norm("bn1", 8)
     yield "conv_dw.weight", (8, 1, 3, 3)
     yield from _batch_norm("bn2", 8)
+    yield "conv_pwl.weight", (8, 8, 1, 1)
+    yield from _batch_norm("bn3", 8)
     yield from _biased("classifier", (num_classes, 8))
 
 
@@ -185,6 +189,9 @@ def _efficientnet_row(scale: str) -> Model:
         batchnorm_stride=32,
         shapes=lambda image_size, num_classes: dict(_efficientnet(width, depth, num_classes)),
         drops=tuple(_efficientnet_drops(width, depth, dropout_rate)),
+        # Trained on ImageNet-1k alone, with these pixel statistics, and there for B0 to B7. Keras's own files come from
+        # other checkpoints and are never mixed with these.
+        published=f"tf_efficientnet_{scale}.aa_in1k",
     )
 
 
@@ -195,7 +202,10 @@ MODELS: dict[str, Model] = {
         min_image_size=4,
         batchnorm_stride=4,
         shapes=lambda size, classes: dict(_toy_bn(classes)),
-        drops=(Drop(name="dropout", kind="dropout", rate=0.25, features=8),),
+        drops=(
+            Drop(name="drop_path", kind="stochastic depth", rate=0.2),
+            Drop(name="dropout", kind="dropout", rate=0.25, features=8),
+        ),
     ),
     "mlp": Model(
         min_image_size=1,

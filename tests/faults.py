@@ -252,6 +252,21 @@ module.SharedDrop.call = lambda self, features, factors, training=False: apply(
 """,
         caught_by="training logits",
     ),
+    "stochastic depth of other samples": Fault(
+        framework="torch",
+        optimizer="adam",
+        regularization="shared",
+        module="torch.model",
+        inject="""
+apply = module.SharedDrop.forward
+def other_rows(self, features):
+    if features.dim() != 4 or not self.training:
+        return apply(self, features)
+    return apply(self, features.flip(0)).flip(0)
+module.SharedDrop.forward = other_rows
+""",
+        caught_by="training logits",
+    ),
     "mean of replica means": Fault(
         framework="torch",
         optimizer="sgd",

@@ -120,6 +120,35 @@ def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trai
     assert np.ptp(losses, axis=0).max() < 1e-12
 
 
+TOY_BN = Workload(model="toy-bn", image_size=32, global_batch_size=16, steps=4, warmup_steps=0, regularization="shared")
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "arms", "tolerance"),
+    [
+        ({"precision": "bfloat16"}, [("torch", "single", 1, 1), ("tensorflow", "single", 1, 1)], 0.02),
+        ({"profile": "native"}, [("torch", "ddp", 2, 1), ("tensorflow", "mirrored", 1, 2)], 1e-5),
+        (
+            {"batchnorm": "sync", "precision": "float64"},
+            [
+                ("torch", "single", 1, 1),
+                ("torch", "dp", 1, 2),
+                ("torch", "ddp", 2, 1),
+                ("tensorflow", "mirrored", 1, 2),
+            ],
+            1e-10,
+        ),
+    ],
+    ids=["bfloat16", "native", "sync"],
+)
+def test_regularization_goes_with_every_other_choice(trained, change, arms, tolerance):
+    results = [trained(*arm, TOY_BN.model_copy(update=change))[0] for arm in arms]
+    assert np.ptp([result.train_loss for result in results], axis=0).max() < tolerance
+
+
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow

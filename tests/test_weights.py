@@ -1,25 +1,31 @@
 """Initial weights from files of both frameworks and from timm's hub, as one file for both."""
 
+import json
 import threading
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from dpcompare.cluster import Cluster
-from dpcompare.config import RunConfig, Workload
+from dpcompare.config import RunConfig, Workload, request
 from dpcompare.errors import RequestError
 from dpcompare.inputs import prepare_inputs
 from dpcompare.models import MODELS, initial_weights
-from dpcompare.weights import PUBLISHED, fit, prepare_weights, read_weights
+from dpcompare.weights import classifier_of, fit, load_source, prepare_weights, read_source
 from tests.command import dpcompare, python
 
 B0 = Workload(model="efficientnet-b0", image_size=32)
 SMALL = Workload(model="toy-bn", image_size=32)
+
+
+def prepared(workload, num_classes, cache):
+    return prepare_weights(workload, num_classes, load_source(workload, cache), cache)
 
 
 def published_file(path, model="efficientnet-b0", num_classes=1000, seed=7):
@@ -35,7 +41,9 @@ def published_file(path, model="efficientnet-b0", num_classes=1000, seed=7):
 def test_a_timm_file_with_other_classes_gets_a_head_drawn_from_the_seed(tmp_path):
     theirs = published_file(tmp_path / "b0.safetensors")
     workload = B0.model_copy(update={"weights": str(tmp_path / "b0.safetensors"), "seed": 3})
-    ours = load_file(prepare_weights(workload, 10, tmp_path / "cache"))
+    path = prepared(workload, 10, tmp_path / "cache")
+    ours = load_file(path)
+    assert classifier_of(path) == "drawn"
     drawn = initial_weights("efficientnet-b0", 32, 10, seed=3)
     assert ours.keys() == drawn.keys()
     for name, value in ours.items():
@@ -46,8 +54,17 @@ def test_a_timm_file_with_other_classes_gets_a_head_drawn_from_the_seed(tmp_path
 def test_a_head_of_as_many_classes_is_kept(tmp_path):
     theirs = published_file(tmp_path / "b0.safetensors", num_classes=10)
     workload = B0.model_copy(update={"weights": str(tmp_path / "b0.safetensors")})
-    ours = load_file(prepare_weights(workload, 10, tmp_path / "cache"))
-    assert np.array_equal(ours["classifier.weight"], theirs["classifier.weight"])
+    path = prepared(workload, 10, tmp_path / "cache")
+    assert np.array_equal(load_file(path)["classifier.weight"], theirs["classifier.weight"])
+    assert classifier_of(path) == "from file"
+
+
+def test_a_file_without_a_head_gets_one(tmp_path):
+    weights = initial_weights("toy-bn", 32, 10, 0)
+    backbone = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
+    save_file(backbone, tmp_path / "backbone.safetensors")
+    workload = SMALL.model_copy(update={"weights": str(tmp_path / "backbone.safetensors")})
+    assert classifier_of(prepared(workload, 10, tmp_path / "cache")) == "drawn"
 
 
 def test_a_file_that_changed_is_read_again(tmp_path):
@@ -55,7 +72,7 @@ def test_a_file_that_changed_is_read_again(tmp_path):
     paths = []
     for seed in (1, 2):
         published_file(tmp_path / "own.safetensors", model="toy-bn", num_classes=10, seed=seed)
-        paths.append(prepare_weights(workload, 10, tmp_path / "cache"))
+        paths.append(prepared(workload, 10, tmp_path / "cache"))
     first, second = map(load_file, paths)
     assert not np.array_equal(first["conv_stem.weight"], second["conv_stem.weight"])
 
@@ -100,9 +117,9 @@ def keras_files(tmp_path_factory):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("name", ["own.weights.h5", "own.keras", "own.h5"])
 def test_every_kind_of_keras_file_is_read_tensor_by_tensor(keras_files, name):
-    found = read_weights(keras_files / name)
+    source = read_source((keras_files / name).read_bytes(), name)
     expected = load_file(keras_files / "expected.safetensors")
-    ours = fit(found, initial_weights("efficientnet-b0", 64, 7, seed=0), source=name)
+    ours, _ = fit(source, initial_weights("efficientnet-b0", 64, 7, seed=0), "efficientnet-b0")
     assert np.array_equal(ours["conv_stem.weight"], expected["stem_conv/kernel"].transpose(3, 2, 0, 1))
     assert np.array_equal(ours["blocks.0.0.conv_dw.weight"], expected["block1a_dwconv/kernel"].transpose(2, 3, 0, 1))
     assert np.array_equal(ours["blocks.6.0.bn3.running_var"], expected["block7a_project_bn/moving_variance"])
@@ -176,7 +193,7 @@ def hub(tmp_path, monkeypatch):
             asked.append(self.path)
 
     root = tmp_path / "hub"
-    file = root / "timm" / PUBLISHED["efficientnet-b0"] / "resolve" / "main" / "model.safetensors"
+    file = root / "timm" / MODELS["efficientnet-b0"].published / "resolve" / "main" / "model.safetensors"
     weights = published_file(file)
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
     thread = threading.Thread(target=server.serve_forever)
@@ -192,9 +209,9 @@ def hub(tmp_path, monkeypatch):
 def test_published_weights_are_fetched_once(hub, tmp_path):
     theirs, asked, _ = hub
     workload = B0.model_copy(update={"weights": "imagenet"})
-    ours = load_file(prepare_weights(workload, 10, tmp_path / "cache"))
+    ours = load_file(prepared(workload, 10, tmp_path / "cache"))
     assert np.array_equal(ours["conv_head.weight"], theirs["conv_head.weight"])
-    again = prepare_weights(workload.model_copy(update={"seed": 1}), 10, tmp_path / "cache")
+    again = prepared(workload.model_copy(update={"seed": 1}), 10, tmp_path / "cache")
     assert not np.array_equal(load_file(again)["classifier.weight"], ours["classifier.weight"])
     assert len(asked) == 1
 
@@ -203,8 +220,27 @@ def test_a_download_that_broke_off_is_not_kept(hub, tmp_path):
     _, _, file = hub
     file.write_bytes(file.read_bytes()[:-1000])
     with pytest.raises(RequestError, match="cannot be fetched"):
-        prepare_weights(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
+        prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
     assert not list((tmp_path / "cache" / "published").iterdir())
+
+
+@pytest.mark.parametrize("wrong", ["another model", "a page"])
+def test_an_answer_that_is_something_else_is_not_kept(hub, tmp_path, wrong):
+    _, _, file = hub
+    if wrong == "a page":
+        file.write_text("<html>sign in to the network</html>")
+    else:
+        published_file(file, model="toy-bn")
+    with pytest.raises(RequestError, match="cannot be fetched"):
+        prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "published").iterdir())
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:port", "http://127.0.0.1 9", "nonsense"])
+def test_an_endpoint_that_is_none_is_refused(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(RequestError, match="cannot be fetched"):
+        prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
 
 
 def test_without_network_the_error_says_what_to_download_and_where_to_put_it(tmp_path, monkeypatch):
@@ -212,12 +248,12 @@ def test_without_network_the_error_says_what_to_download_and_where_to_put_it(tmp
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     workload = B0.model_copy(update={"weights": "imagenet"})
     with pytest.raises(RequestError) as refused:
-        prepare_weights(workload, 10, tmp_path)
+        prepared(workload, 10, tmp_path)
     message = str(refused.value)
     assert "http://127.0.0.1:9/timm/tf_efficientnet_b0.aa_in1k/resolve/main/model.safetensors" in message
     place = Path(message.split("put it at ")[1].split(", or")[0])
     published_file(place)
-    assert prepare_weights(workload, 10, tmp_path).is_file()
+    assert prepared(workload, 10, tmp_path).is_file()
 
 
 def broken(path, kind):
@@ -233,38 +269,85 @@ def broken(path, kind):
     elif kind == "a tensor too few":
         weights = initial_weights("toy-bn", 32, 10, 0)
         save_file({name: value for name, value in weights.items() if name != "bn2.running_var"}, path)
+    elif kind == "bfloat16":
+        bf16 = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+        path.write_bytes(len(bf16).to_bytes(8, "little") + bf16 + bytes(2))
+    elif kind == "not a number":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file(weights | {"bn2.bias": weights["bn2.bias"] * np.nan}, path)
+    elif kind == "too large for float32":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file(weights | {"bn2.bias": np.full(8, 1e300)}, path)
+    elif kind == "half a head":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file({name: value for name, value in weights.items() if name != "classifier.bias"}, path)
+    elif kind == "a transposed head":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file(weights | {"classifier.weight": np.ascontiguousarray(weights["classifier.weight"].T)}, path)
+    elif kind == "damaged HDF5":
+        with h5py.File(path, "w") as file:
+            for number in range(40):
+                file[f"layers/conv2d_{number}/vars/0"] = np.ones((3, 3, 3, 8))
+        path.write_bytes(path.read_bytes()[:2000] + bytes(100_000))
+    elif kind == "two models":
+        with h5py.File(path, "w") as file:
+            for number in range(2):
+                file[f"layers/functional_{number}/layers/conv2d/vars/0"] = np.ones((1, 1, 3, 8))
+                file[f"layers/functional_{number}/layers/conv2d/vars"].attrs["name"] = "stem_conv"
+    elif kind == "a folder":
+        path.mkdir()
     return path
 
 
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("missing", "which is no file; expected random, imagenet, a timm safetensors"),
+        ("missing", "cannot be read .*; expected random, imagenet, or a safetensors"),
+        ("a folder", "cannot be read .*; expected random, imagenet, or a safetensors"),
+        ("bfloat16", r"cannot be read \(a is of type BF16; save it in float32\)"),
+        ("not a number", "does not fit toy-bn: bn2.bias has values that are not finite;"),
+        ("too large for float32", "does not fit toy-bn: bn2.bias has values that are not finite;"),
+        ("half a head", "does not fit toy-bn: classifier.bias is missing;"),
+        ("a transposed head", r"does not fit toy-bn: classifier.weight has shape \(8, 10\), expected \(10, 8\);"),
+        ("damaged HDF5", "cannot be read"),
+        ("two models", "holds conv_stem.weight twice"),
         ("no weights at all", "cannot be read .*expected a safetensors file with timm's names, or a Keras"),
         ("a pickle of torch", "cannot be read .*expected a safetensors file"),
-        ("another model", "do not fit: conv_stem.weight is missing.* and 9 more"),
-        ("a tensor too many", "do not fit: extra.weight is not one of its tensors$"),
-        ("a tensor too few", "do not fit: bn2.running_var is missing$"),
+        ("another model", "does not fit toy-bn: conv_stem.weight is missing.* and 14 more"),
+        ("a tensor too many", "does not fit toy-bn: extra.weight is not one of its tensors;"),
+        ("a tensor too few", "does not fit toy-bn: bn2.running_var is missing;"),
     ],
 )
 def test_a_file_that_is_not_the_models_is_refused(kind, message, tmp_path):
     path = broken(tmp_path / "file", kind)
     with pytest.raises(RequestError, match=message):
-        prepare_weights(SMALL.model_copy(update={"weights": str(path)}), 10, tmp_path / "cache")
+        prepared(SMALL.model_copy(update={"weights": str(path)}), 10, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
 
 
 def test_imagenet_weights_of_a_model_that_has_none_are_refused(tmp_path):
-    with pytest.raises(RequestError, match=r"nobody publishes weights of toy-bn; expected .*efficientnet-b0"):
-        prepare_weights(SMALL.model_copy(update={"weights": "imagenet"}), 10, tmp_path)
+    with pytest.raises(RequestError, match=r"none are published for toy-bn; expected .*efficientnet-b0"):
+        request(Workload, model="toy-bn", image_size=32, weights="imagenet")
+    with pytest.raises(RequestError, match="cannot be read"):
+        load_source(SMALL.model_copy(update={"weights": "~no-such-user/file"}), tmp_path)
+
+
+def test_weights_are_refused_before_a_dataset_is_prepared(photos, monkeypatch, tmp_path):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
+    workload = SMALL.model_copy(update={"weights": "nowhere.h5", "dataset": str(photos)})
+    cluster = Cluster.partition(device="cpu")
+    with pytest.raises(RequestError, match=r"nowhere.h5.* cannot be read"):
+        prepare_inputs(RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster))
+    assert not (tmp_path / "cache").exists()
 
 
 def test_the_command_refuses_before_anything_starts(tmp_path):
     refused = dpcompare("run", "--framework", "torch", "--mode", "single", "--weights", "nowhere.h5")
     assert refused.code == 2
-    assert "received 'nowhere.h5', which is no file" in refused.stderr
+    assert "received 'nowhere.h5', which cannot be read" in refused.stderr
     assert not (Path.cwd() / "runs").exists()
 
 
 def test_every_efficientnet_has_published_weights():
-    assert set(PUBLISHED) == {name for name in MODELS if name.startswith("efficientnet-")}
+    published = {name for name, model in MODELS.items() if model.published}
+    assert published == {name for name in MODELS if name.startswith("efficientnet-")}

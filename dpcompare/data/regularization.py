@@ -16,7 +16,8 @@ class Regularization:
     """What the features of each sample are multiplied by where a model drops some of them.
 
     A feature that is kept is multiplied by 1 / (1 - rate), so that its expectation stays (Srivastava et al. 2014,
-    section 10, "inverted dropout"), and one that is dropped by 0. Both frameworks get these very numbers.
+    section 10, "inverted dropout"), and one that is dropped by 0. Both frameworks get these very numbers, and round them to
+    the precision of the features.
 
     The draws come from Philox, a counter-based generator (Salmon et al. 2011): key = (seed, step), counter = sample,
     and a layer's draws follow those of the layers before it. So they depend neither on the batch that a sample is in nor
@@ -31,11 +32,14 @@ class Regularization:
 
     def __call__(self, *, step: int, indices: npt.NDArray[np.int64]) -> Factors:
         """(samples, features of all layers side by side) for the samples `indices` at a step."""
-        draws = np.array([self._draws(step, index) for index in indices.tolist()]).reshape(len(indices), -1)
+        draws = np.array([self._draws(step, index) for index in indices.tolist()]).reshape(
+            len(indices), len(self._rates)
+        )
         return np.where(draws >= self._rates, self._kept, 0.0)
 
     def _draws(self, step: int, index: int) -> Factors:
-        philox = np.random.Philox(key=[self._seed % 2**64, step], counter=[0, index, 0, 0])
+        # As an array: NumPy takes a list with an integer above 2^63 for floats.
+        philox = np.random.Philox(key=np.array([self._seed, step], np.uint64), counter=[0, index, 0, 0])
         return np.random.Generator(philox).random(len(self._rates))
 
 

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from dpcompare.config import Workload
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import PIXEL_MEAN, PIXEL_STD, BatchReader, prefetch
 from dpcompare.data.order import OrderDigest, training_batches
@@ -96,3 +97,40 @@ def test_closing_prefetch_ends_its_thread():
     next(items)
     items.close()
     assert "prefetch" not in [thread.name for thread in threading.enumerate()]
+
+
+WORKLOAD = Workload(model="toy-bn", image_size=4, global_batch_size=8, regularization="shared")
+
+
+def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
+    """(step, sample, label) -> factors of the rows that count, over two epochs of three batches."""
+    found = {}
+    for rank in range(num_processes):
+        place = {"process_rank": rank, "num_processes": num_processes, "replicas_per_process": replicas_per_process}
+        reader = BatchReader.for_training(WORKLOAD, split, **place, accumulate=accumulate)
+        order = training_batches(len(split), 8, seed=0, num_steps=6)
+        for number, batch in enumerate(reader.read(order)):
+            for row in np.flatnonzero(batch.weights):
+                found[number // accumulate, batch.images[row].tobytes()] = batch.factors[row].tolist()
+    return found
+
+
+def test_what_is_dropped_of_a_sample_does_not_depend_on_where_it_is_trained(split):
+    whole = factors_of(split)
+    assert len(whole) == 2 * len(split)
+    assert factors_of(split, num_processes=2) == whole
+    assert factors_of(split, replicas_per_process=2, accumulate=2) == whole
+
+
+def test_what_is_dropped_of_a_sample_changes_from_epoch_to_epoch(split):
+    whole = factors_of(split)
+    first, second = ({image: f for (step, image), f in whole.items() if step // 3 == epoch} for epoch in (0, 1))
+    assert first.keys() == second.keys()
+    assert sum(first[image] != second[image] for image in first) > len(split) / 2
+
+
+def test_regularization_that_is_off_has_no_factors(split):
+    reader = BatchReader.for_training(
+        WORKLOAD.model_copy(update={"regularization": "off"}), split, process_rank=0, num_processes=1
+    )
+    assert {batch.factors for batch in reader.read(training_batches(len(split), 8, seed=0, num_steps=2))} == {None}

@@ -62,3 +62,9 @@ def test_the_digest_notices_one_swapped_pair_and_a_changed_weight():
     batches[3].indices[[0, 1]] = batches[3].indices[[1, 0]]
     batches[5].weights[2] = 0
     assert digest(batches) != reference
+
+
+def test_steps_are_counted_over_all_epochs():
+    assert [(batch.step, batch.epoch) for batch in training_batches(20, 8, seed=0, num_steps=7)] == [
+        (0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2),
+    ]  # fmt: skip

@@ -108,20 +108,15 @@ def _toy_cnn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
 
 def _toy_bn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
     layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input(shape),
-            layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False, name="conv_stem"),
-            layers.BatchNormalization(name="bn1"),
-            layers.ReLU(),
-            layers.DepthwiseConv2D(3, strides=2, padding="same", use_bias=False, name="conv_dw"),
-            layers.BatchNormalization(name="bn2"),
-            layers.ReLU(),
-            layers.GlobalAveragePooling2D(),
-            layers.Dropout(0.25, name="dropout"),
-            layers.Dense(num_classes, name="classifier"),
-        ]
-    )
+    images = keras.Input(shape)
+    x = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False, name="conv_stem")(images)
+    x = layers.ReLU()(layers.BatchNormalization(name="bn1")(x))
+    x = layers.DepthwiseConv2D(3, strides=2, padding="same", use_bias=False, name="conv_dw")(x)
+    x = layers.ReLU()(layers.BatchNormalization(name="bn2")(x))
+    branch = layers.BatchNormalization(name="bn3")(layers.Conv2D(8, 1, use_bias=False, name="conv_pwl")(x))
+    x = layers.Add()([x, layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop_path")(branch)])
+    x = layers.Dropout(0.25, name="dropout")(layers.GlobalAveragePooling2D()(x))
+    return keras.Model(images, layers.Dense(num_classes, name="classifier")(x))
 
 
 def _mlp(shape: tuple[int, int, int], num_classes: int) -> keras.Model:

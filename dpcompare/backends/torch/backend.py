@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from dpcompare.backends.base import Backend, State
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
-from dpcompare.backends.torch.model import build_model, set_factors
+from dpcompare.backends.torch.model import SharedDrop, build_model, set_factors
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
@@ -30,9 +30,10 @@ class Computation(nn.Module):
         super().__init__()
         self.module = module
         self._device_type, self._enabled = device_type, enabled
+        self._regularized = any(isinstance(layer, SharedDrop) for layer in module.modules())
 
     def forward(self, images: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
-        if factors is not None:
+        if self._regularized:
             set_factors(self.module, factors)
         with torch.autocast(self._device_type, torch.bfloat16, enabled=self._enabled):
             return self.module(images)
@@ -89,8 +90,8 @@ class TorchBackend(Backend):
         model = self.build_model()
         if workload.precision == "float64":
             model = model.double()
-        # As TensorFlow on the CPU, where torch's own NCHW takes twice the time. On GPUs without TF32 both use NCHW inside.
-        self._channels_last = native or self.device.type == "cpu"
+        # As TensorFlow on the CPU, where torch's own NCHW takes twice the time; on GPUs where tensor cores are used.
+        self._channels_last = native or self.device.type == "cpu" or workload.precision == "bfloat16"
         self._memory_format = torch.channels_last if self._channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self._memory_format)
         if workload.batchnorm == "sync":

@@ -49,21 +49,21 @@ def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
 class SharedDrop(nn.Module):
     """Dropout or stochastic depth by factors drawn on the host, which are to be set before every forward pass."""
 
-    factors: torch.Tensor
-    """(rows, features of all such layers)."""
+    factors: torch.Tensor | None = None
+    """(rows, features of all such layers); None leaves all features as they are."""
 
     def __init__(self, columns: slice) -> None:
         super().__init__()
         self._columns = columns
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        if not self.training:
+        if not self.training or self.factors is None:
             return features
         own = self.factors[:, self._columns].to(features.dtype)
         return features * own.reshape(*own.shape, *[1] * (features.dim() - 2))
 
 
-def set_factors(model: nn.Module, factors: torch.Tensor) -> None:
+def set_factors(model: nn.Module, factors: torch.Tensor | None) -> None:
     """Hand the factors of a batch to the layers that apply them."""
     for layer in model.modules():
         if isinstance(layer, SharedDrop):
@@ -94,7 +94,7 @@ class ToyCnn(nn.Module):
 
 
 class ToyBn(nn.Module):
-    """Two strided convolutions with TensorFlow's "same" padding, each with BatchNorm, and a dense layer."""
+    """Two strided convolutions with TensorFlow's "same" padding, a residual, BatchNorm, and a dense layer."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -102,12 +102,16 @@ class ToyBn(nn.Module):
         self.bn1 = nn.BatchNorm2d(8)
         self.conv_dw = Conv2dSame(8, 8, 3, stride=2, groups=8, bias=False)
         self.bn2 = nn.BatchNorm2d(8)
+        self.conv_pwl = nn.Conv2d(8, 8, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(8)
+        self.drop_path = nn.Identity()
         self.dropout = nn.Identity()
         self.classifier = nn.Linear(8, num_classes)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = functional.relu(self.bn1(self.conv_stem(images)))
         x = functional.relu(self.bn2(self.conv_dw(x)))
+        x = x + self.drop_path(self.bn3(self.conv_pwl(x)))
         return self.classifier(self.dropout(x.mean((2, 3))))
 
 
