@@ -82,8 +82,8 @@ class Workload(BaseModel):
     """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
     profile: Profile = "strict"
     """`strict`: the same in both frameworks. `native`: each framework's usual faster settings."""
-    seed: int = Field(default=0, ge=0)
-    """Seed of the initial weights, the sample order and the augmentation."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the initial weights, the sample order, the augmentation and the regularization."""
     augment: tuple[Annotated[str, AfterValidator(_one_of("augmentation", AUGMENTATIONS))], ...] = Field(
         default=(), strict=False
     )
@@ -103,6 +103,12 @@ class Workload(BaseModel):
             problems.append(
                 f"regularization: received shared, but {self.model} has no dropout and no stochastic depth; expected "
                 f"off, or one of the models {', '.join(regularized)}"
+            )
+        if self.weights == "imagenet" and MODELS[self.model].published is None:
+            published = [name for name, model in MODELS.items() if model.published]
+            problems.append(
+                f"weights: received imagenet, but none are published for {self.model}; expected random or a file, or "
+                f"one of the models {', '.join(published)}"
             )
         if self.epochs is not None and self.steps is not None:
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
@@ -134,6 +140,8 @@ class Inputs(BaseModel):
     store_sha256: str
     weights: Path
     weights_sha256: str
+    classifier: str = "drawn"
+    """`drawn`, or `from file` where a file of initial weights brought one for as many classes."""
     num_classes: int
     num_train: int
     num_validation: int
@@ -150,6 +158,8 @@ class RunConfig(BaseModel):
     mode: str
     workload: Workload = Field(default_factory=Workload)
     cluster: Cluster
+    exchange_gradients: bool = True
+    """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
     task: Literal["train", "probe"] = "train"
     """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.probe`."""
     python: str = sys.executable
@@ -216,6 +226,8 @@ class RunConfig(BaseModel):
                 f"batchnorm: received sync, which mode {self.mode} of {self.framework} cannot do on "
                 f"{cluster.device_type} devices; use local, or another mode"
             )
+        if not self.exchange_gradients and not self.mode_row.exchange_separable:
+            problems.append(f"mode {self.mode} of {self.framework} cannot train without its exchange of gradients")
         parts = cluster.num_replicas * self.workload.accumulate
         if batch % parts:
             each = f" in {self.workload.accumulate} micro-batches each" if self.workload.accumulate > 1 else ""

@@ -89,6 +89,9 @@ KNOBS: dict[str, Knob] = {
     "mode": Knob(value=lambda r: r.mode),
     "nodes": Knob(value=lambda r: r.num_nodes),
     "processes": Knob(value=lambda r: r.num_processes),
+    "exchange of gradients": Knob(
+        value=lambda r: r.config.get("exchange_gradients", True), remedy="runs that exchange gradients"
+    ),
     "exchange": Knob(value=lambda r: r.collective),
     "memory layout": Knob(value=_setting("memory_layout")),
     "optimizer kernels": Knob(value=_setting("optimizer_kernels")),

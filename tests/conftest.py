@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ from PIL import Image
 
 from dpcompare.backends import FRAMEWORKS
 
+SECONDS_TO_BE_GONE = 5
 CLOTHING = Path(__file__).parents[2] / "shared" / "datasets" / "clothing"
 
 
@@ -81,6 +83,10 @@ def _nothing_left_behind(tmp_path: Path) -> Iterator[None]:
 def _compared_with_before() -> Iterator[None]:
     environment, threads, children = _environment(), set(threading.enumerate()), _children()
     yield
+    # A browser that was closed takes a moment to be gone.
+    deadline = time.monotonic() + SECONDS_TO_BE_GONE
+    while time.monotonic() < deadline and not (set(threading.enumerate()) <= threads and _children() <= children):
+        time.sleep(0.05)
     assert _environment() == environment
     assert set(threading.enumerate()) <= threads
     assert _children() <= children

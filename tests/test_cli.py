@@ -258,8 +258,8 @@ def test_a_run_prints_its_result_to_stdout_and_the_rest_to_stderr(tmp_path):
     assert ESCAPE not in done.stderr
     table = dpcompare("report", "one")
     assert table.code == 0
-    assert "completed" in table.stdout
-    assert dpcompare("report", "one", "--json").json["runs"][0]["run_dir"] == "one"
+    assert "One arm alone: torch single 1x1." in table.stdout
+    assert dpcompare("report", "one", "--json").json["arms"][0]["rounds_shown"][0]["run_dir"] == "one"
 
 
 @pytest.mark.torch

@@ -25,7 +25,7 @@ def result(framework="torch", mode="ddp", *, settings=None, workload=None, **cha
         framework=framework,
         mode=mode,
         workload=Workload(**workload or {}),
-        cluster=Cluster.partition(2, device="cpu", num_cores=2),
+        cluster=Cluster.partition(1 if mode == "single" else 2, device="cpu", num_cores=2),
     )
     layout = "NCHW" if framework == "torch" else "NHWC"
     fields = {

@@ -40,6 +40,8 @@ class Mode:
     """Device type -> what carries the gradients between replicas."""
     sync_batchnorm_on: frozenset[str] = frozenset({"cpu", "gpu"})
     """Device types where BatchNorm can use the batch of all replicas."""
+    exchange_separable: bool = True
+    """Whether a step can be made without the exchange of gradients, to measure what it costs."""
     emulated_on: frozenset[str] = frozenset()
     """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
 
@@ -59,6 +61,7 @@ MODES: dict[tuple[str, str], Mode] = {
         target="torch.dp:DataParallel",
         summary="torch.nn.DataParallel: one process drives the devices of one node",
         collective={"cpu": "threads", "gpu": "nccl"},
+        exchange_separable=False,  # gradients of all replicas flow into one model in the backward pass itself
         sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot meet in their forward pass
         emulated_on=frozenset({"cpu"}),
     ),

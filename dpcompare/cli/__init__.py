@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from dpcompare import __version__
+from dpcompare.cli.compare import compare
 from dpcompare.cli.data import data
 from dpcompare.cli.modes import modes
 from dpcompare.cli.output import fail
@@ -35,7 +36,7 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
 
 
-for command in (run, plan, modes, data, report, verify):
+for command in (run, compare, plan, modes, data, report, verify):
     cli.add_command(command)
 
 

@@ -1,4 +1,4 @@
-"""The options that `run` and `plan` share, and how they become a run config."""
+"""The options that `run`, `plan` and `compare` share, and how they become a run config."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         },
     ),
     (("--gpus",), {"metavar": "0,1,...", "help": "The GPUs to use; with `plan` they need not exist here."}),
-    (("--model",), {"help": "efficientnet-b0 to -b7, toy-cnn or mlp.  [default: efficientnet-b2]"}),
+    (("--model",), {"help": "efficientnet-b0 to -b7, toy-cnn, toy-bn or mlp.  [default: efficientnet-b2]"}),
     (
         ("--weights",),
         {
             "metavar": "random|imagenet|FILE",
-            "help": "FILE: timm safetensors or Keras; a classifier for other classes is drawn anew.  [default: random]",
+            "help": "FILE: safetensors of a timm tf_efficientnet, or a Keras file; a classifier for other classes is drawn anew.  [default: random]",
         },
     ),
     (
@@ -109,7 +109,10 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "help": "strict: the same in both frameworks. native: each framework's faster settings.  [default: strict]",
         },
     ),
-    (("--seed",), {"type": int, "help": "Of initial weights, sample order and augmentation.  [default: 0]"}),
+    (
+        ("--seed",),
+        {"type": int, "help": "Of initial weights, sample order, augmentation and regularization.  [default: 0]"},
+    ),
     (
         ("--augment",),
         {"metavar": "LIST", "help": "Some of flip,brightness,contrast, by commas.  [default: none]"},
@@ -157,23 +160,55 @@ _WORKLOAD_OPTIONS = (
 )
 
 
+OF_ONE_RUN = ("--framework", "--mode", "--nodes", "--devices-per-node", "--run-dir")
+"""What a study has several of."""
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
+    """One or more positive numbers, by commas; in TOML also a number or a list."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        try:
+            numbers = tuple(int(part) for part in (parts if isinstance(parts, (list, tuple)) else [parts]))
+        except (TypeError, ValueError):
+            numbers = ()
+        if not numbers or min(numbers) < 1:
+            self.fail(f"received {value!r}, expected positive numbers such as 1,2", parameter, context)
+        return numbers
+
+
 def run_options(command: Command) -> Command:
     """All options of a run; each is also read from DPCOMPARE_<NAME> and from the file given by --config."""
-    for names, settings in reversed(_OPTIONS):
-        variable = "DPCOMPARE_" + names[0].removeprefix("--").replace("-", "_").upper()
-        command = click.option(*names, envvar=variable, **settings)(command)
+    command = _with_options(command, without=())
     return click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
         envvar="DPCOMPARE_CONFIG",
         is_eager=True,
         expose_value=False,
-        callback=_read_config_file,
+        callback=read_config_file,
         help="TOML file with options by their names, such as global_batch_size = 32.",
     )(command)
 
 
-def _read_config_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+def study_options(command: Command) -> Command:
+    """The options of a run that all arms of a study share."""
+    return _with_options(command, without=OF_ONE_RUN)
+
+
+def _with_options(command: Command, *, without: tuple[str, ...]) -> Command:
+    for names, settings in reversed(_OPTIONS):
+        if names[0] in without:
+            continue
+        variable = "DPCOMPARE_" + names[0].removeprefix("--").replace("-", "_").upper()
+        command = click.option(*names, envvar=variable, **settings)(command)
+    return command
+
+
+def read_config_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
     """Make the values of a TOML file the defaults of the other options."""
     if path is None:
         return
@@ -181,13 +216,13 @@ def _read_config_file(context: click.Context, parameter: click.Parameter, path: 
         text = path.read_text()
         content = tomllib.loads(text)
     except OSError as error:
-        raise RequestError(f"--config {str(path)!r} cannot be read: {error.strerror}") from None
+        raise RequestError(f"{str(path)!r} cannot be read: {error.strerror}; expected a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"--config {str(path)!r} is not valid TOML: {error}") from None
+        raise RequestError(f"{str(path)!r} is not valid TOML: {error}") from None
     options = {
         option.name: option
         for option in context.command.params
-        if isinstance(option, click.Option) and option.name not in (None, "config", "as_json")
+        if isinstance(option, click.Option) and option.name not in (None, "config", "as_json", "dry_run", "out")
     }
     problems = []
     for key, value in content.items():
@@ -216,9 +251,12 @@ def _type_problem(option: click.Option, value: Any, context: click.Context) -> s
         return None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "expected a list"
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         "integer": ((int,), "an integer"),
+        "integer range": ((int,), "an integer"),
         "float": ((int, float), "a number"),
         "boolean": ((bool,), "true or false"),
     }
+    if isinstance(option.type, Numbers):
+        kinds["numbers"] = ((int, str, list), "a number, or a list of them")
     types, name = kinds["boolean"] if option.is_flag else kinds.get(option.type.name, ((str,), "a string"))
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         return f"expected {name}"

@@ -1,4 +1,4 @@
-"""What a run looks like while it goes: a live bar on a terminal, plain lines elsewhere."""
+"""What a run and a study look like while they go: a live bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config import RunConfig
 from dpcompare.events import Event
+from dpcompare.result import RunResult
+from dpcompare.study import Arm, Study, Watcher
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -155,3 +157,68 @@ class _LinesPerTenth:
         if tenth > self._tenth:
             self._tenth = tenth
             stderr_console().print(f"{self._description}: {completed}/{self._total}")
+
+
+class StudyProgress(Watcher):
+    """Shows a study on stderr: what has run, what is running and how far it is; use as a context manager."""
+
+    def __init__(self, study: Study, study_dir: Path) -> None:
+        self._study = study
+        self._bar = _bar() if is_animated() else None
+        self._console = self._bar.console if self._bar else stderr_console()
+        self._total = study.repeats * len(study.arms)
+        self._done = 0
+        self._say(f"{len(study.arms)} arms x {study.repeats} rounds; runs and results in {study_dir}")
+
+    def __enter__(self) -> StudyProgress:
+        if self._bar:
+            self._bar.start()
+            self._whole = self._bar.add_task("study", total=self._total, figures="runs")
+            self._run = self._bar.add_task("", total=None, figures="", visible=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True)
+
+    def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
+        if not self._bar:
+            self._say(f"[{self._done + 1}/{self._total}] round {number}: {arm.name} ...")
+            return lambda event: None
+        bar = self._bar
+        bar.reset(self._run, total=None, visible=True, description=arm.name, figures="starting")
+
+        def observe(event: Event) -> None:
+            if event["process_rank"] != 0:
+                return
+            if event["kind"] == "ready":
+                bar.update(self._run, total=event["steps"])
+            elif event["kind"] == "train":
+                speed = sum(event["global_counts"]) / sum(event["step_seconds"])
+                bar.update(self._run, completed=event["step"], figures=f"{speed:.1f} images/s")
+            elif event["kind"] == "evaluate":
+                bar.update(self._run, figures="evaluated")
+
+        return observe
+
+    def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
+        speed = f"{result.images_per_second:.1f} images/s" if result.images_per_second else "no speed measured"
+        what = f"{speed} in {result.wall_seconds:.0f} s"
+        if result.status == "failed":
+            what = f"FAILED: {(result.error or '').strip().splitlines()[-1]}"
+        self._finished(f"round {number}: {arm.name}: {what}")
+
+    def run_left_out(self, number: int, arm: Arm, reason: str) -> None:
+        self._finished(f"round {number}: {arm.name}: not run again, {reason}")
+
+    def _finished(self, line: str) -> None:
+        self._done += 1
+        self._say(f"[{self._done}/{self._total}] {line}")
+        if self._bar:
+            self._bar.update(self._whole, completed=self._done)
+            self._bar.update(self._run, visible=False)

@@ -1,53 +1,110 @@
-"""`dpcompare report`: results of runs side by side."""
+"""`dpcompare report`: studies and runs side by side."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.output import print_json, stdout_console
+from dpcompare.cli.output import stdout_console
+from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
-    from dpcompare.fairness import Sheet
+    from dpcompare.analysis import Comparison
     from dpcompare.result import RunResult
 
 MIB = 1024 * 1024
+EXIT_NEGATIVE = 3
 
 
 @click.command()
-@click.argument("run_dirs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN_DIR...")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="STUDY_DIR|RUN_DIR...")
 @click.option("--subject", multiple=True, metavar="KNOB", help="A knob that the comparison is about, so it may differ.")
-@click.option("--json", "as_json", is_flag=True, help="Print the results as one JSON object.")
-def report(run_dirs: tuple[Path, ...], subject: tuple[str, ...], as_json: bool) -> None:
-    """Print the results of runs in one table, with the fairness sheet of comparing them."""
-    from dpcompare import fairness
-    from dpcompare.result import RunResult
+@click.option("--html", metavar="FILE", help="One self-contained page.")
+@click.option("--markdown", metavar="FILE", help="-: stdout.")
+@click.option("--csv", metavar="FILE", help="One line per run. -: stdout.")
+@click.option(
+    "--json", "as_json", metavar="FILE", is_flag=False, flag_value="-", help="Alone, as the last option: stdout."
+)
+@click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
+@click.option("--fail-if", multiple=True, metavar="CONDITION", help='Such as "ratio<0.97": exit code 3 where it holds.')
+def report(
+    paths: tuple[Path, ...],
+    subject: tuple[str, ...],
+    html: str | None,
+    markdown: str | None,
+    csv: str | None,
+    as_json: str | None,
+    plots: str | None,
+    fail_if: tuple[str, ...],
+) -> int:
+    """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
-    results = [RunResult.load(run_dir) for run_dir in run_dirs]
+    --fail-if compares a figure with a number: ratio (of any pair that may be compared), efficiency, accuracy or
+    images_per_second of any arm.
+    """
+    from dpcompare.analysis import analyse, collect
+    from dpcompare.report import formats, page
+
+    conditions = [formats.parse_condition(text) for text in fail_if]
+    comparison = analyse(collect(paths, subject))
+    written = False
+    for target, render in (
+        (html, page.as_html),
+        (markdown, formats.as_markdown),
+        (csv, formats.as_csv),
+        (as_json, formats.as_json),
+    ):
+        if target is not None:
+            written = True
+            _write(target, render(comparison))
+    if plots is not None:
+        written = True
+        from dpcompare.report.plots import make_plots, write_files
+
+        write_files(make_plots(comparison), Path(plots))
+    if not written:
+        print_comparison(comparison)
+    held = [line for condition in conditions for line in condition.where_it_holds(comparison)]
+    for line in held:
+        click.echo(f"--fail-if: {line}", err=True)
+    return EXIT_NEGATIVE if held else 0
+
+
+def _write(target: str, text: str) -> None:
+    if target == "-":
+        click.echo(text, nl=not text.endswith("\n"))
+        return
     try:
-        sheet = fairness.compare(results, subject=subject)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--subject") from None
-    if as_json:
-        runs = zip(run_dirs, results, strict=True)
-        print_json(
-            {
-                "runs": [{"run_dir": str(d), **r.model_dump(mode="json")} for d, r in runs],
-                "fairness": {
-                    "verdict": sheet.verdict,
-                    "reasons": sheet.reasons,
-                    "knobs": [dataclasses.asdict(row) for row in sheet.rows],
-                },
-            }
-        )
-    else:
-        print_table(results)
-        if len(results) > 1:
-            print_sheet(results, sheet)
+        Path(target).write_text(text)
+    except OSError as error:
+        raise RequestError(f"{target!r} cannot be written ({error.strerror}); choose another file") from None
+    click.echo(f"wrote {target}", err=True)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """The headline, a line per arm, every claim, and the fairness sheet."""
+    from rich.table import Table
+
+    from dpcompare.report.formats import FIGURES
+
+    console = stdout_console()
+    console.print(comparison.headline, soft_wrap=True)
+    table = Table()
+    for name, column in FIGURES.items():
+        table.add_column(name, justify="left" if column.is_text else "right", overflow="fold")
+    for row in comparison.arms:
+        table.add_row(*(column.cell(row) for column in FIGURES.values()))
+    console.print(table)
+    for made in comparison.claims:
+        console.print(f"- {made.sentence}", soft_wrap=True)
+    for row in comparison.arms:
+        if row.efficiency and row.efficiency.suspicious:
+            console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
+        for failure in row.failures:
+            console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
+    print_sheet(comparison)
 
 
 def _figure(value: float | None, form: str = "{:.1f}") -> str:
@@ -55,53 +112,25 @@ def _figure(value: float | None, form: str = "{:.1f}") -> str:
     return "-" if value is None else form.format(value)
 
 
-_COLUMNS: dict[str, Callable[[RunResult], str]] = {
-    "framework": lambda r: r.framework,
-    "mode": lambda r: r.mode + (" (emulated)" if r.emulated else ""),
-    "nodes x devices": lambda r: f"{r.num_nodes}x{r.num_replicas // r.num_nodes} {r.device_type}",
-    "exchange": lambda r: r.collective or "-",
-    "status": lambda r: r.status,
-    "images/s": lambda r: _figure(r.images_per_second),
-    "median ms/step": lambda r: _figure(r.step_seconds.median * 1000 if r.step_seconds else None),
-    "MAD ms": lambda r: _figure(r.step_seconds.mad * 1000 if r.step_seconds else None),
-    "first step s": lambda r: _figure(r.time_to_first_step_seconds),
-    "memory MiB": lambda r: _figure(r.peak_memory_bytes.total / MIB if r.peak_memory_bytes else None, "{:,.0f}"),
-    "first loss": lambda r: _figure(r.train_loss[0] if r.train_loss else None, "{:.5f}"),
-    "last loss": lambda r: _figure(r.train_loss[-1] if r.train_loss else None, "{:.4f}"),
-    "accuracy": lambda r: _figure(r.evaluations[-1].accuracy if r.evaluations else None, "{:.3f}"),
-    "sample order": lambda r: (r.sample_order_sha256 or "-")[:8],
-}
-
-
-def print_table(results: Sequence[RunResult]) -> None:
-    """One row per run; images/s is global, over the measured steps, by the slowest process."""
-    from rich.table import Table
-
-    table = Table()
-    for column in _COLUMNS:
-        numeric = column not in ("framework", "mode", "nodes x devices", "exchange", "status", "sample order")
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for result in results:
-        table.add_row(*(cell(result) for cell in _COLUMNS.values()))
-    stdout_console().print(table)
-
-
-def print_sheet(results: Sequence[RunResult], sheet: Sheet) -> None:
+def print_sheet(comparison: Comparison) -> None:
     """The knobs that differ, then the verdict and its reasons."""
     from rich.table import Table
 
+    if len(comparison.arms) < 2:
+        return
     table = Table(title="fairness sheet: the knobs that differ")
     table.add_column("knob")
-    for result in results:
-        table.add_column(f"{result.framework} {result.mode}", overflow="fold")
+    for row in comparison.arms:
+        if row.rounds:
+            table.add_column(row.name, overflow="fold")
     table.add_column("")
-    for row in sheet.rows:
-        if not row.equal:
-            table.add_row(row.knob, *map(str, row.values), "NOT COMPARABLE" if row.reason else "what is compared")
+    for knob in comparison.knobs:
+        if not knob.equal:
+            table.add_row(knob.knob, *knob.values, "NOT COMPARABLE" if knob.reason else "what is compared")
     console = stdout_console()
     console.print(table)
-    console.print(sheet.summary, soft_wrap=True)
-    for reason in sheet.reasons:
+    console.print(comparison.summary, soft_wrap=True)
+    for reason in comparison.reasons:
         console.print(f"- {reason}", soft_wrap=True)
 
 

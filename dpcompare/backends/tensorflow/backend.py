@@ -179,7 +179,7 @@ class TensorFlowBackend(Backend):
 
     def _update(self, gradients: list[tf.Tensor], constants: tf.Tensor) -> None:
         """Add up the gradients of all replicas and update this replica's copy of the parameters."""
-        if self.num_replicas > 1:
+        if self.num_replicas > 1 and self.config.exchange_gradients:
             replica = tf.distribute.get_replica_context()
             gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         self.optimizer.apply(gradients, constants)
@@ -304,7 +304,10 @@ class TensorFlowBackend(Backend):
 
     def settings(self) -> dict[str, Any]:
         settings = super().settings() | {"memory_layout": "NHWC", "optimizer_kernels": "ResourceApply"}
-        if os.environ.get("TF_CUDNN_USE_AUTOTUNE") == "0":  # TensorFlow's own switch, which is the user's
+        if os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in (
+            "0",
+            "false",
+        ):  # TensorFlow's own switch, which is the user's
             settings["convolution_algorithms"] = "fixed"
         return settings
 

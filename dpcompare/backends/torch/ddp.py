@@ -47,14 +47,15 @@ class DistributedDataParallel(TorchBackend):
             # Running statistics do not enter a training step; they are exchanged when they are read.
             **{_BUFFER_ARGUMENT: False},
             gradient_as_bucket_view=native,
-            static_graph=native and self.workload.accumulate == 1,  # accumulation skips the exchange at times
+            # Not where the exchange is skipped at times.
+            static_graph=native and self.workload.accumulate == 1 and self.config.exchange_gradients,
         )
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
         return _AllReduce.apply(tensor)
 
     def exchanging(self, gradients: bool) -> AbstractContextManager[None]:
-        return nullcontext() if gradients else self.replicated.no_sync()
+        return nullcontext() if gradients and self.config.exchange_gradients else self.replicated.no_sync()
 
     def broadcast_buffers(self) -> None:
         for buffer in self.model.buffers():

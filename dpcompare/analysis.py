@@ -1,0 +1,400 @@
+"""From the runs of a study to what is shown of it: one document that terminal, HTML, Markdown, CSV and JSON render."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+import dpcompare
+from dpcompare import fairness
+from dpcompare.config import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.result import RESULT_FILE, RunResult
+from dpcompare.statistics import SUSPICIOUS_EFFICIENCY, Outcome, claim, jitter
+from dpcompare.study import Study, finished_run, is_study
+
+LARGEST_CURVE = 400
+"""Points of a loss curve that are shown."""
+
+
+@dataclass
+class ArmRuns:
+    """One arm and its run of every round."""
+
+    name: str
+    config: RunConfig
+    runs: list[RunResult | None] = field(default_factory=list)
+    """Per round; None where it did not complete."""
+    run_dirs: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """Per round, when it ran among the arms, from 1."""
+    failures: list[str] = field(default_factory=list)
+    without_exchange: list[RunResult | None] = field(default_factory=list)
+    """Per round, the same arm without the exchange of gradients, where the study has it."""
+
+    @property
+    def completed(self) -> list[RunResult]:
+        return [run for run in self.runs if run is not None]
+
+    @property
+    def speeds(self) -> list[float | None]:
+        return [run.images_per_second if run else None for run in self.runs]
+
+
+@dataclass
+class Collection:
+    """The arms that are compared, wherever their runs came from."""
+
+    arms: list[ArmRuns]
+    repeats: int
+    subject: tuple[str, ...] = ()
+    order_seed: int | None = None
+
+
+def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
+    """Gather study and run directories; several of them are merged, and a run directory is an arm of one round.
+
+    Raises:
+        RequestError: one of them is neither.
+    """
+    arms: list[ArmRuns] = []
+    repeats, seed = 1, None
+    subjects = list(subject)
+    for path in paths:
+        prefix = f"{path.resolve().name}: " if len(paths) > 1 else ""
+        if is_study(path):
+            study = Study.load(path)
+            found = _of_study(study, path)
+            repeats, seed = max(repeats, study.repeats), study.order_seed
+            subjects += study.subject
+        elif (path / RESULT_FILE).is_file():
+            result = RunResult.load(path)
+            config = RunConfig.model_validate(result.config)
+            found = [ArmRuns(name=_name(result), config=config, runs=[None], run_dirs=[str(path)], positions=[1])]
+            if result.status == "completed":
+                found[0].runs = [result]
+            else:
+                found[0].failures = [f"round 1: {result.status}: {_first_line(result.error)}"]
+        else:
+            raise RequestError(
+                f"{str(path)!r} is neither a study nor a run that has ended; expected a directory with study.json or "
+                f"{RESULT_FILE}"
+            )
+        for arm in found:
+            arm.name = prefix + arm.name
+        arms += found
+    if not any(arm.completed for arm in arms):
+        failures = "; ".join(f"{arm.name}: {failure}" for arm in arms for failure in arm.failures)
+        raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
+    if unknown := set(subjects) - set(fairness.KNOBS):
+        raise RequestError(
+            f"unknown subject {', '.join(sorted(unknown))}; expected knobs of the fairness sheet: "
+            f"{', '.join(fairness.KNOBS)}"
+        )
+    return Collection(arms=arms, repeats=repeats, subject=tuple(dict.fromkeys(subjects)), order_seed=seed)
+
+
+def _name(result: RunResult) -> str:
+    return f"{result.framework} {result.mode} {result.num_nodes}x{result.num_replicas // result.num_nodes}"
+
+
+def _first_line(text: str | None) -> str:
+    lines = (text or "").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
+    arms = {arm.name: ArmRuns(name=arm.name, config=arm.config) for arm in study.arms}
+    for number in range(1, study.repeats + 1):
+        for position, arm in enumerate(study.order(number), start=1):
+            run_dir = study.run_dir(study_dir, number, arm)
+            result = finished_run(run_dir)
+            of_arm = arms[arm.name]
+            of_arm.runs.append(result if result and result.status == "completed" else None)
+            of_arm.run_dirs.append(str(run_dir))
+            of_arm.positions.append(position)
+            if result and result.status == "failed":
+                of_arm.failures.append(f"round {number}: {_first_line(result.error)}")
+    for arm in study.arms:
+        if arm.ablation_of in arms:
+            arms[arm.ablation_of].without_exchange = arms.pop(arm.name).runs
+    return list(arms.values())
+
+
+class _Shown(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Round(_Shown):
+    """One run of an arm."""
+
+    number: int
+    position: int
+    images_per_second: float | None
+    run_dir: str
+
+
+class Efficiency(_Shown):
+    """How much of n times the speed of one device n replicas reach."""
+
+    kind: str
+    """`strong`: the same global batch as one device. `weak`: the same batch per replica."""
+    value: float
+    suspicious: bool
+    """Above 105%: look for an unfair baseline before believing it."""
+
+
+class Curve(_Shown):
+    steps: list[int]
+    losses: list[float | None]
+
+
+class ArmRow(_Shown):
+    """What is shown of an arm; figures are medians over its completed rounds."""
+
+    name: str
+    framework: str
+    mode: str
+    num_nodes: int
+    num_replicas: int
+    device_type: str
+    emulated: bool
+    rounds: int
+    images_per_second: float | None
+    jitter: float | None
+    """1.4826 x MAD of images per second over the rounds; None for a single round."""
+    step_ms: float | None
+    step_p95_ms: float | None
+    waiting_share: float | None
+    """Share of a step spent waiting for data."""
+    first_step_seconds: float | None
+    memory_bytes: float | None
+    accuracy: float | None
+    last_loss: float | None
+    step_parts_ms: dict[str, float]
+    """A mean step in parts: waiting for data, communication where it was measured, computing."""
+    communication_ms: float | None
+    """What a mean step takes more than without the exchange of gradients; None where that was not measured."""
+    efficiency: Efficiency | None
+    rounds_shown: list[Round]
+    loss_curve: Curve
+    failures: list[str]
+
+
+class KnobRow(_Shown):
+    """One knob of the fairness sheet, with a value per arm that has a completed run."""
+
+    knob: str
+    values: list[str]
+    equal: bool
+    reason: bool
+    """Whether it makes the arms not comparable."""
+
+
+class ClaimRow(_Shown):
+    """One of the five sentences, and its figures."""
+
+    first: str
+    second: str
+    outcome: Outcome
+    ratio: float | None
+    low: float | None
+    high: float | None
+    rounds: int
+    sentence: str
+
+
+class Comparison(_Shown):
+    """Everything that a report shows."""
+
+    schema_version: int = 1
+    dpcompare_version: str = dpcompare.__version__
+    partial: bool
+    """Whether rounds are missing."""
+    repeats: int
+    order_seed: int | None
+    subject: list[str]
+    headline: str
+    verdict: str
+    """Of the fairness sheet over all arms."""
+    summary: str
+    reasons: list[str]
+    knobs: list[KnobRow]
+    arms: list[ArmRow]
+    claims: list[ClaimRow]
+
+
+def analyse(collection: Collection) -> Comparison:
+    """Compare all arms with each other."""
+    # Names hold those of directories. Control characters would reach terminals, and make the library that draws abort.
+    arms = [replace(arm, name=printable(arm.name)) for arm in collection.arms]
+    present = [arm for arm in arms if arm.completed]
+    sheet = fairness.compare([arm.completed[0] for arm in present], subject=collection.subject)
+    claims = [_claim(first, second, collection.subject) for first, second in combinations(present, 2)]
+    rows = [_row(arm, present) for arm in arms]
+    done = min(len(arm.completed) for arm in arms)
+    partial = done < collection.repeats
+    headline = _headline(claims, rows)
+    return Comparison(
+        partial=partial,
+        repeats=collection.repeats,
+        order_seed=collection.order_seed,
+        subject=list(collection.subject),
+        headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
+        verdict=sheet.verdict,
+        summary=sheet.summary,
+        reasons=sheet.reasons,
+        knobs=[
+            KnobRow(knob=row.knob, values=[str(value) for value in row.values], equal=row.equal, reason=row.reason)
+            for row in sheet.rows
+        ],
+        arms=rows,
+        claims=claims,
+    )
+
+
+def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
+    # All rounds of both: a knob that changed between rounds makes them not comparable as well.
+    sheet = fairness.compare([*first.completed, *second.completed], subject=subject)
+    rounds = max(len(first.speeds), len(second.speeds))
+    speeds = tuple(arm.speeds + [None] * (rounds - len(arm.speeds)) for arm in (first, second))
+    made = claim(
+        first.name, second.name, (speeds[0], speeds[1]), unequal=[row.knob for row in sheet.rows if row.reason]
+    )
+    ratio = made.ratio
+    return ClaimRow(
+        first=made.first,
+        second=made.second,
+        outcome=made.outcome,
+        ratio=ratio.value if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
+        rounds=ratio.rounds if ratio else 0,
+        sentence=made.sentence,
+    )
+
+
+def _headline(claims: Sequence[ClaimRow], rows: Sequence[ArmRow]) -> str:
+    """The sentence of the pair with the clearest difference, or that there is none."""
+    if not claims:
+        return f"One arm alone: {rows[0].name}."
+    comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
+    if not comparable:
+        return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
+    decided = [made for made in comparable if made.outcome in ("faster", "slower")]
+    if decided:
+        best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))
+        return best.sentence
+    if all(made.outcome == "too few rounds" for made in comparable):
+        return "Too few rounds to claim anything: figures are shown, none is ranked."
+    return "No difference shown between any two arms that may be compared."
+
+
+def printable(text: str) -> str:
+    """Control characters, which a terminal would obey, as visible ones."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
+    runs = arm.completed
+    speeds = [run.images_per_second for run in runs if run.images_per_second is not None]
+    shown = runs[0] if runs else None
+    return ArmRow(
+        name=arm.name,
+        framework=arm.config.framework,
+        mode=arm.config.mode,
+        num_nodes=arm.config.cluster.num_nodes,
+        num_replicas=arm.config.cluster.num_replicas,
+        device_type=arm.config.cluster.device_type,
+        emulated=arm.config.emulated,
+        rounds=len(runs),
+        images_per_second=_median(speeds),
+        jitter=jitter(speeds) if len(speeds) > 1 else None,
+        step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
+        step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
+        waiting_share=_median([run.data_wait_share for run in runs]),
+        first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
+        memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
+        accuracy=_median([run.evaluations[-1].accuracy if run.evaluations else None for run in runs]),
+        last_loss=_median([run.train_loss[-1] if run.train_loss else None for run in runs]),
+        **_parts(arm),
+        efficiency=_efficiency(arm, all_arms),
+        rounds_shown=[
+            Round(number=number, position=position, images_per_second=speed, run_dir=run_dir)
+            for number, (position, speed, run_dir) in enumerate(
+                zip(arm.positions, arm.speeds, arm.run_dirs, strict=True), start=1
+            )
+        ],
+        loss_curve=_curve(shown),
+        failures=arm.failures,
+    )
+
+
+def _parts(arm: ArmRuns) -> dict[str, Any]:
+    """Where a mean step goes; medians over the rounds."""
+    runs = [run for run in arm.completed if run.step_seconds]
+    whole = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
+    if whole is None:
+        return {"step_parts_ms": {}, "communication_ms": None}
+    waiting = whole * (_median([run.data_wait_share for run in runs]) or 0.0)
+    parts = {"waiting for data": waiting}
+    # Paired within the rounds, as ratios of speeds are.
+    differences = [
+        1000 * (run.step_seconds.mean - other.step_seconds.mean)
+        for run, other in zip(arm.runs, arm.without_exchange, strict=False)
+        if run and other and run.step_seconds and other.step_seconds
+    ]
+    communication = _median(differences)
+    if communication is not None:
+        parts["communication"] = max(0.0, communication)
+    parts["computing"] = max(0.0, whole - sum(parts.values()))
+    return {"step_parts_ms": parts, "communication_ms": communication}
+
+
+def _curve(run: RunResult | None) -> Curve:
+    losses = run.train_loss if run else []
+    stride = -(-len(losses) // LARGEST_CURVE) or 1
+    steps = sorted({*range(0, len(losses), stride), *([len(losses) - 1] if losses else [])})
+    return Curve(steps=[step + 1 for step in steps], losses=[losses[step] for step in steps])
+
+
+_SCALING_KNOBS = {"replicas", "batch per replica", "emulation", "device names"}
+"""What a baseline of one device differs in by its nature."""
+
+
+def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
+    """Against `single` of the same framework with the same settings; median over the rounds of both."""
+    if not arm.completed or arm.completed[0].num_replicas == 1:
+        return None
+    run = arm.completed[0]
+    for other in all_arms:
+        baseline = other.completed[0]
+        if baseline.mode != "single" or baseline.framework != run.framework:
+            continue
+        sheet = fairness.compare([run, baseline], subject=sorted(_SCALING_KNOBS))
+        unequal = {row.knob for row in sheet.rows if row.reason}
+        per_replica = run.global_batch_size / run.num_replicas
+        kind = "strong" if not unequal else None
+        if baseline.global_batch_size == per_replica and unequal <= {
+            "global batch size",
+            "sample order",
+            "steps trained",
+        }:
+            kind = "weak"
+        ratios = [a / b for a, b in zip(arm.speeds, other.speeds, strict=False) if a and b]
+        if kind and ratios:
+            value = float(np.median(ratios)) / run.num_replicas
+            return Efficiency(kind=kind, value=value, suspicious=value > SUSPICIOUS_EFFICIENCY)
+    return None

@@ -1,0 +1,284 @@
+"""`dpcompare compare`: train several arms in interleaved rounds and say what may be claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpcompare.cli.options import Numbers, build_config, interpreters, read_config_file, study_options
+from dpcompare.errors import RequestError, did_you_mean
+
+if TYPE_CHECKING:
+    from dpcompare.config import RunConfig
+    from dpcompare.study import Study
+
+DEFAULT_REPLICAS = 2
+DEFAULT_REPEATS = 1
+
+
+@click.command()
+@click.argument(
+    "study_file",
+    required=False,
+    is_eager=True,
+    expose_value=False,
+    callback=read_config_file,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="[STUDY.toml]",
+)
+@click.option(
+    "--arm",
+    multiple=True,
+    metavar="FRAMEWORK:MODE[,OPTION=VALUE...]",
+    help="What to compare, once per arm.  [default: every usable mode]",
+)
+@click.option("--nodes", type=Numbers(), help="Numbers of nodes, by commas.")
+@click.option("--devices-per-node", type=Numbers(), help="Numbers of devices per node, by commas.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Rounds; 6 for a claim."
+)
+@click.option("--order-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order in a round.")
+@click.option("--ablate", is_flag=True, help="Run each arm also without its exchange of gradients, to tell its cost.")
+@click.option("--subject", multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ.")
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]")
+@click.option("--skip-unusable", is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
+@click.option("--dry-run", is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
+@study_options
+def compare(
+    arm: tuple[str, ...],
+    nodes: tuple[int, ...] | None,
+    devices_per_node: tuple[int, ...] | None,
+    repeats: int,
+    order_seed: int,
+    ablate: bool,
+    subject: tuple[str, ...],
+    out: Path | None,
+    skip_unusable: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Train the arms of a study round by round, each run in fresh processes, and compare them.
+
+    Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
+    --devices-per-node every arm runs on every topology that it can have. STUDY.toml holds options by their names, such as
+    arm = ["torch:ddp", "torch:ddp,profile=native"]. The same command with the same --out goes on where it was interrupted.
+
+    \b
+    dpcompare compare --repeats 6
+    dpcompare compare --arm torch:ddp --arm tensorflow:multiworker --nodes 2 --repeats 8
+    dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
+    """
+    from dpcompare import study as studies
+    from dpcompare.fairness import KNOBS
+
+    if unknown := set(subject) - set(KNOBS):
+        raise RequestError(
+            f"--subject: received {', '.join(sorted(unknown))}, expected knobs of the fairness sheet: {', '.join(KNOBS)}"
+        )
+    arms = _arms(arm, nodes, devices_per_node, options, skip_unusable=skip_unusable)
+    if ablate:
+        arms += tuple(filter(None, map(studies.ablated, arms)))
+    study = studies.Study(
+        arms=arms,
+        repeats=repeats,
+        order_seed=order_seed,
+        subject=subject,
+    )
+    out = out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    if dry_run:
+        _print_plan(study, out, as_json=as_json)
+        return
+    from dpcompare.analysis import analyse, collect
+    from dpcompare.cli.output import print_json
+    from dpcompare.cli.progress import StudyProgress, data_progress
+    from dpcompare.cli.report import print_comparison
+
+    study = _prepared(study, data_progress)
+    study = studies.open_study(study, out)
+    try:
+        with StudyProgress(study, out) as progress:
+            studies.run_study(study, out, progress)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; the same command with --out {out} goes on from here", err=True)
+        if any(result for _, _, result in studies.results(study, out)):
+            print_comparison(analyse(collect([out])))
+        raise
+    comparison = analyse(collect([out]))
+    if as_json:
+        print_json(comparison.model_dump(mode="json"))
+    else:
+        print_comparison(comparison)
+    click.echo(f"next: dpcompare report {out} --html report.html", err=True)
+    if failed := [row.name for row in comparison.arms if row.failures]:
+        from dpcompare.errors import RunFailedError
+
+        raise RunFailedError(f"some runs failed: {', '.join(failed)}; the others are compared", str(out))
+
+
+def _arms(
+    specifications: Sequence[str],
+    nodes: tuple[int, ...] | None,
+    devices_per_node: tuple[int, ...] | None,
+    options: dict[str, Any],
+    *,
+    skip_unusable: bool,
+) -> tuple[Any, ...]:
+    """The arms on all their topologies; all that cannot run are named at once."""
+    from dpcompare.backends import FRAMEWORKS, MODES, require_framework
+    from dpcompare.study import Arm
+
+    chosen = interpreters(options["python"])
+    missing: dict[str, str] = {}
+    for framework in FRAMEWORKS:
+        try:
+            require_framework(framework, **({"python": chosen[framework]} if framework in chosen else {}))
+        except RequestError as error:
+            missing[framework] = str(error)
+    by_default = not specifications
+    if by_default:
+        specifications = [f"{framework}:{mode}" for framework, mode in MODES]
+    arms: dict[str, Arm] = {}
+    problems: list[str] = []
+    for text in specifications:
+        framework, mode, overrides = _parse_arm(text)
+        if framework in missing:
+            problems.append(f"{text}: {missing[framework]}")
+            continue
+        found, refused = 0, []
+        for topology in _topologies(framework, mode, nodes, devices_per_node, options):
+            try:
+                config = build_config(
+                    options | overrides | {"framework": framework, "mode": mode}
+                    | {"nodes": topology[0], "devices_per_node": topology[1], "run_dir": None}
+                )  # fmt: skip
+            except RequestError as error:
+                refused.append(f"{text} on {topology[0]}x{topology[1]}: {error}")
+                continue
+            found += 1
+            changed = "".join(f" {name}={value}" for name, value in overrides.items())
+            name = f"{framework} {mode} {topology[0]}x{topology[1]}{changed}"
+            arms[name] = Arm(name=name, config=config)
+        problems += refused
+        if not found and not refused:
+            problems.append(f"{text}: none of the topologies asked for suits this mode")
+    if problems and not (by_default or skip_unusable):
+        raise RequestError("\n".join([*problems, "name arms that can run here, or pass --skip-unusable"]))
+    if not arms:
+        raise RequestError("\n".join([*problems, "no arm is left; expected at least one that can run here"]))
+    for problem in problems:
+        click.echo(f"left out: {problem}", err=True)
+    return tuple(arms.values())
+
+
+def _parse_arm(text: str) -> tuple[str, str, dict[str, Any]]:
+    """`torch:ddp,precision=bfloat16` as framework, mode and options."""
+    head, *changes = text.split(",")
+    framework, separator, mode = head.strip().partition(":")
+    if not separator or not mode:
+        raise RequestError(f"--arm: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp")
+    context = click.get_current_context()
+    known = {option.name: option for option in context.command.params if isinstance(option, click.Option)}
+    allowed = sorted(str(name) for name in known if name not in _NOT_OF_AN_ARM)
+    overrides: dict[str, Any] = {}
+    for change in changes:
+        key, _, value = (part.strip() for part in change.partition("="))
+        name = key.replace("-", "_")
+        if name not in allowed or not value:
+            raise RequestError(
+                f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE with one of {', '.join(allowed)}."
+                f"{did_you_mean(name, allowed)}"
+            )
+        try:
+            overrides[name] = known[name].type.convert(value, known[name], context)
+        except click.BadParameter as error:
+            raise RequestError(f"--arm: {text!r}: {name}: {error.message}") from None
+    return framework, mode, overrides
+
+
+_NOT_OF_AN_ARM = (
+    "arm", "nodes", "devices_per_node", "repeats", "order_seed", "ablate", "subject", "out", "skip_unusable", "dry_run", "as_json",
+    "python", "skip_corrupt", "gpus",
+)  # fmt: skip
+
+
+def _topologies(
+    framework: str,
+    mode: str,
+    nodes: tuple[int, ...] | None,
+    devices_per_node: tuple[int, ...] | None,
+    options: dict[str, Any],
+) -> list[tuple[int, int]]:
+    """(nodes, devices per node) of an arm: what was asked for as far as the mode can have it."""
+    from dpcompare.backends import MODES
+    from dpcompare.cluster import installed_gpus, visible_gpus
+
+    row = MODES.get((framework, mode))
+    if row is None:
+        return [(1, 1)]  # refused with its name when its config is built
+    if not row.multi_device:
+        return [(1, 1)]
+    if nodes is None and devices_per_node is None:
+        devices = DEFAULT_REPLICAS
+        if options["device"] != "cpu" and (gpus := visible_gpus(installed_gpus())):
+            devices = min(devices, len(gpus))
+        return [(devices, 1) if row.multi_node else (1, devices)]
+    pairs = [(n, d) for n in nodes or (1,) for d in devices_per_node or (1,)]
+    return [(n, d) for n, d in pairs if n == 1 or row.multi_node]
+
+
+def _prepared(study: Study, data_progress: Any) -> Study:
+    """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
+    from dpcompare.inputs import prepare_inputs
+
+    arms = []
+    with data_progress() as images_done:
+        for arm in study.arms:
+            arms.append(arm.model_copy(update={"config": prepare_inputs(arm.config, images_done)}))
+    return study.model_copy(update={"arms": tuple(arms)})
+
+
+def _num_steps(config: RunConfig) -> int:
+    from dpcompare.inputs import prepare_inputs, total_steps
+
+    inputs = prepare_inputs(config).inputs
+    assert inputs is not None
+    return total_steps(config.workload, inputs.num_train)
+
+
+def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
+    from rich.table import Table
+
+    from dpcompare.cli.output import print_json, stdout_console
+    from dpcompare.study import estimate_seconds
+
+    seconds, source = estimate_seconds(study, out, _num_steps)
+    runs = [
+        (number, position, arm, study.run_dir(out, number, arm))
+        for number in range(1, study.repeats + 1)
+        for position, arm in enumerate(study.order(number), start=1)
+    ]
+    if as_json:
+        print_json(
+            {
+                "runs": [
+                    {"round": number, "position": position, "arm": arm.name, "run_dir": str(run_dir)}
+                    for number, position, arm, run_dir in runs
+                ],
+                "estimated_seconds": round(seconds),
+                "estimated_from": source,
+            }
+        )
+        return
+    table = Table()
+    for column in ("round", "position", "arm", "run directory"):
+        table.add_column(column, overflow="fold")
+    for number, position, arm, run_dir in runs:
+        table.add_row(str(number), str(position), arm.name, str(run_dir))
+    stdout_console().print(table)
+    click.echo(f"{len(runs)} runs, about {seconds / 60:.0f} min ({source}); nothing was started")

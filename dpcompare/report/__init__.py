@@ -1,0 +1,1 @@
+"""How a comparison is shown: text formats, plots, and one self-contained page."""

@@ -1,0 +1,168 @@
+"""A comparison as Markdown, CSV and JSON, and conditions on its figures; every format shows the same digits."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from dpcompare.analysis import ArmRow, Comparison, printable
+from dpcompare.errors import RequestError
+
+MIB = 1024 * 1024
+
+
+def figure(value: float | None, form: str = "{:.1f}") -> str:
+    """A figure, or a dash where nothing finite was measured."""
+    return "-" if value is None else form.format(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One row of FIGURES."""
+
+    cell: Callable[[ArmRow], str]
+    explanation: str
+    is_text: bool = False
+
+
+def _efficiency(row: ArmRow) -> str:
+    if row.efficiency is None:
+        return "-"
+    return f"{row.efficiency.value:.0%} {row.efficiency.kind}" + (" SUSPICIOUS" if row.efficiency.suspicious else "")
+
+
+FIGURES: dict[str, Column] = {
+    "arm": Column(
+        cell=lambda row: row.name + (" (emulated)" if row.emulated else ""),
+        explanation="framework, mode, nodes x devices per node",
+        is_text=True,
+    ),
+    "rounds": Column(cell=lambda row: str(row.rounds), explanation="completed runs"),
+    "images/s": Column(
+        cell=lambda row: figure(row.images_per_second),
+        explanation="of all replicas, by the slowest process, over the measured steps; median of the rounds",
+    ),
+    "jitter": Column(
+        cell=lambda row: figure(row.jitter),
+        explanation="1.4826 x median absolute deviation of images/s over the rounds",
+    ),
+    "ms/step": Column(cell=lambda row: figure(row.step_ms), explanation="median step, median of the rounds"),
+    "p95 ms": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
+    "waiting": Column(
+        cell=lambda row: figure(row.waiting_share, "{:.1%}"), explanation="share of a step spent waiting for data"
+    ),
+    "first step s": Column(
+        cell=lambda row: figure(row.first_step_seconds), explanation="from the start of the launch to the first step"
+    ),
+    "memory MiB": Column(
+        cell=lambda row: figure(row.memory_bytes / MIB if row.memory_bytes else None, "{:,.0f}"),
+        explanation="peak resident memory of all processes",
+    ),
+    "last loss": Column(cell=lambda row: figure(row.last_loss, "{:.4f}"), explanation="training loss of the last step"),
+    "accuracy": Column(cell=lambda row: figure(row.accuracy, "{:.3f}"), explanation="on the validation split"),
+    "efficiency": Column(
+        cell=_efficiency,
+        explanation="speed / (replicas x speed of `single` of the same framework); over 105% is suspicious",
+    ),
+}
+
+
+def as_json(comparison: Comparison) -> str:
+    return json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
+
+
+def as_csv(comparison: Comparison) -> str:
+    """One line per run."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(["arm", "framework", "mode", "replicas", "round", "position", "images_per_second", "run_dir"])
+    for row in comparison.arms:
+        for shown in row.rounds_shown:
+            speed = "" if shown.images_per_second is None else shown.images_per_second
+            writer.writerow(
+                [
+                    _plain(row.name),
+                    row.framework,
+                    row.mode,
+                    row.num_replicas,
+                    shown.number,
+                    shown.position,
+                    speed,
+                    shown.run_dir,
+                ]
+            )
+    return text.getvalue()
+
+
+def _plain(text: str) -> str:
+    """A spreadsheet takes a cell that starts like a formula for one."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+
+
+def as_markdown(comparison: Comparison) -> str:
+    lines = ["# dpcompare", "", f"**{_escaped(comparison.headline)}**", ""]
+    lines += ["| " + " | ".join(FIGURES) + " |"]
+    lines += ["|" + "|".join("---" if column.is_text else "--:" for column in FIGURES.values()) + "|"]
+    for row in comparison.arms:
+        lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in FIGURES.values()) + " |")
+    if comparison.claims:
+        lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
+    for row in comparison.arms:
+        lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.failures]
+    if len(comparison.arms) > 1:
+        lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([|<>*_`\\\[\]])", r"\\\1", printable(text))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What --fail-if asks: a figure, a comparison and a number."""
+
+    text: str
+    subject: str
+    holds: Callable[[float], bool]
+
+    def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
+        for name, value in self._values(comparison):
+            if value is not None and self.holds(value):
+                yield f"{self.text} holds for {name}: {value:.4g}"
+
+    def _values(self, comparison: Comparison) -> Iterator[tuple[str, float | None]]:
+        if self.subject == "ratio":
+            for made in comparison.claims:
+                yield f"{made.first} / {made.second}", made.ratio
+            return
+        for row in comparison.arms:
+            value = row.efficiency.value if self.subject == "efficiency" and row.efficiency else None
+            yield row.name, value if self.subject == "efficiency" else getattr(row, self.subject)
+
+
+_CONDITION_SUBJECTS = ("ratio", "efficiency", "accuracy", "images_per_second")
+
+
+def parse_condition(text: str) -> Condition:
+    """`ratio<0.97` as a condition.
+
+    Raises:
+        RequestError: it is none.
+    """
+    match = re.fullmatch(r"\s*(\w+)\s*(<|>)\s*([0-9.eE+-]+)\s*", text)
+    try:
+        limit = float(match[3]) if match else float("nan")
+    except ValueError:
+        limit = float("nan")
+    if match is None or match[1] not in _CONDITION_SUBJECTS or limit != limit:
+        raise RequestError(
+            f"--fail-if: received {text!r}, expected FIGURE<NUMBER or FIGURE>NUMBER with FIGURE one of "
+            f"{', '.join(_CONDITION_SUBJECTS)}, such as ratio<0.97"
+        )
+    below = match[2] == "<"
+    return Condition(text, match[1], lambda value: value < limit if below else value > limit)

@@ -1,0 +1,47 @@
+"""The report as one self-contained page: it opens offline, and its Content-Security-Policy lets it load nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from importlib.resources import files
+
+from dpcompare.analysis import Comparison, printable
+from dpcompare.report import plots
+from dpcompare.report.formats import FIGURES
+
+
+def as_html(comparison: Comparison) -> str:
+    """The page. Everything that comes from a run is escaped by the template.
+
+    Raises:
+        RequestError: the libraries that draw are not installed.
+    """
+    drawn = plots.make_plots(comparison)  # first, since it says what to install
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+    folder = files("dpcompare.report")
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    environment.filters["printable"] = printable
+    script = (folder / "page.js").read_text()
+    return environment.from_string((folder / "page.html.j2").read_text()).render(
+        comparison=comparison,
+        columns=FIGURES,
+        plots=[(plot, Markup(_inline(plots.as_svg(plot), plot.title))) for plot in drawn],
+        style=Markup((folder / "page.css").read_text()),
+        script=Markup(script),
+        script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _inline(svg: str, title: str) -> str:
+    """An SVG for the page: ink in the colour of its text, scaled to the width there is, named for a screen reader."""
+    svg = svg.replace(plots.INK, "currentColor")
+    width, height = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups()  # type: ignore[union-attr]
+    svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{title}" style="max-width:{float(width):.0f}px">{svg}'
+    )

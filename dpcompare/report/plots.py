@@ -1,0 +1,368 @@
+"""The plots of a comparison as Vega-Lite charts, drawn to SVG and PNG without a browser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dpcompare.analysis import ArmRow, Comparison
+from dpcompare.errors import RequestError
+
+if TYPE_CHECKING:
+    import altair
+
+WIDTH = 460
+# Okabe and Ito's colours, which people with any kind of colour blindness can tell apart; dashes tell them apart in print.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
+INK = "#010203"
+"""Stands for the colour of text; the page replaces it by its own, which follows light and dark."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """One plot, ready to be drawn."""
+
+    name: str
+    title: str
+    explanation: str
+    """How to read it."""
+    chart: altair.TopLevelMixin
+
+
+def make_plots(comparison: Comparison) -> list[Plot]:
+    """Every plot for which there is something to show.
+
+    Raises:
+        RequestError: the libraries that draw are not installed.
+    """
+    _altair()
+    shown = [row for row in comparison.arms if row.rounds]
+    plots = []
+    for build in (_rounds, _ratios, _scaling, _breakdown, _losses, _loss_differences, _memory):
+        if (plot := build(comparison, shown)) is not None:
+            plots.append(plot)
+    return plots
+
+
+def _altair() -> Any:
+    try:
+        import altair
+        import vl_convert  # noqa: F401 (what altair draws with)
+    except ImportError as error:
+        raise RequestError(
+            f"plots need {error.name}, which is not installed; install the extra with: python -m pip install "
+            "'dpcompare[report]'"
+        ) from None
+    return altair
+
+
+def as_svg(plot: Plot) -> str:
+    import vl_convert
+
+    return str(vl_convert.vegalite_to_svg(_styled(plot, INK)))
+
+
+def write_files(plots: list[Plot], folder: Path) -> None:
+    """NAME.svg and NAME.png of every plot, in dark ink on white."""
+    import vl_convert
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        spec = _styled(plot, "#1b1b1b", background="white")
+        (folder / f"{plot.name}.svg").write_text(vl_convert.vegalite_to_svg(spec))
+        (folder / f"{plot.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
+
+
+def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, Any]:
+    spec: dict[str, Any] = plot.chart.to_dict()
+    axis = {
+        "labelColor": ink, "titleColor": ink, "domainColor": ink, "tickColor": ink, "gridColor": ink,
+        "gridOpacity": 0.15, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelFontSize": 12, "titleFontSize": 12,
+        "titleFontWeight": "normal", "labelLimit": 320, "labelOverlap": True, "tickCount": 6,
+    }  # fmt: skip
+    # Text is measured here and drawn by the reader's browser, whose font may be wider.
+    spec["padding"] = {"left": 32, "right": 12, "top": 4, "bottom": 4}
+    spec["config"] = {
+        "background": background,
+        "view": {"stroke": None},
+        "axis": axis,
+        "legend": {
+            "labelColor": ink,
+            "titleColor": ink,
+            "labelFontSize": 12,
+            "labelLimit": 400,
+            "symbolStrokeWidth": 2,
+            "columnPadding": 40,
+        },
+        "font": "sans-serif",
+    }
+    return spec
+
+
+def _colour(alt: Any, names: list[str], *, legend: bool = True) -> Any:
+    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
+    look = alt.Legend(title=None, orient="top", columns=2, direction="horizontal") if legend else None
+    return alt.Color("arm:N", scale=alt.Scale(domain=names, range=colours), legend=look)
+
+
+def _dash(alt: Any, names: list[str]) -> Any:
+    dashes = [DASHES[(index // len(COLOURS) + index) % len(DASHES)] for index in range(len(names))]
+    return alt.StrokeDash("arm:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
+
+
+def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    names = [row.name for row in arms]
+    data = [
+        {
+            "arm": row.name,
+            "row": index,
+            "round": shown.number,
+            "images/s": shown.images_per_second,
+            "text": f"{row.name}, round {shown.number}, ran as number {shown.position} of its round: "
+            f"{shown.images_per_second:.1f} images/s",
+        }
+        for index, row in enumerate(arms)
+        for shown in row.rounds_shown
+        if shown.images_per_second is not None
+    ]
+    if not data:
+        return None
+    # Arms downwards: their names are long, and a phone is narrow.
+    base = alt.Chart(alt.Data(values=data)).encode(
+        y=alt.Y("arm:N", sort=names, title=None),
+        x=alt.X("images/s:Q", scale=alt.Scale(zero=False), title="images/s"),
+        detail="round:N",
+    )
+    lines = base.mark_line(strokeWidth=1, opacity=0.5, color=COLOURS[0]).encode(order=alt.Order("row:Q"))
+    points = base.mark_point(filled=True, opacity=1, size=60, color=COLOURS[0]).encode(
+        description=alt.Description("text:N")
+    )
+    return Plot(
+        name="rounds",
+        title="Every round",
+        explanation="A line joins the runs of one round. Lines that run in parallel drift together, and the ratio within "
+        "each round is unharmed; lines that cross are noise.",
+        chart=(lines + points).properties(width=WIDTH, height=36 * len(names) + 20),
+    )
+
+
+def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    data = [
+        {
+            "pair": f"{made.first} / {made.second}",
+            "ratio": made.ratio,
+            "low": made.low,
+            "high": made.high,
+            "outcome": made.outcome,
+            "text": made.sentence,
+        }
+        for made in comparison.claims
+        if made.ratio is not None
+    ]
+    if not data:
+        return None
+    colours = alt.Color(
+        "outcome:N",
+        scale=alt.Scale(
+            domain=["faster", "slower", "no difference shown", "too few rounds"],
+            range=[COLOURS[2], COLOURS[1], COLOURS[0], "#888888"],
+        ),
+        legend=alt.Legend(title=None, orient="top", columns=2),
+    )
+    y = alt.Y("pair:N", sort=None, title=None)
+    line = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=INK, strokeDash=[4, 4]).encode(x="one:Q")
+    intervals = (
+        alt.Chart(alt.Data(values=[row for row in data if row["low"] is not None]))
+        .mark_rule(strokeWidth=3)
+        .encode(x=alt.X("low:Q", title="ratio of images/s"), x2="high:Q", y=y, color=colours)
+    )
+    points = (
+        alt.Chart(alt.Data(values=data))
+        .mark_point(filled=True, opacity=1, size=70)
+        .encode(
+            x=alt.X("ratio:Q", scale=alt.Scale(zero=False), title="ratio of images/s"),
+            y=y,
+            color=colours,
+            description=alt.Description("text:N"),
+        )
+    )
+    return Plot(
+        name="ratios",
+        title="Ratios",
+        explanation="Right of 1 the first of a pair is faster. A bar is the 95% interval over the rounds; where it "
+        "touches 1, no difference is shown. Without a bar there are too few rounds.",
+        chart=(line + intervals + points).properties(width=WIDTH, height=28 * len(data) + 20),
+    )
+
+
+def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    with_efficiency = [row for row in arms if row.efficiency]
+    if not with_efficiency:
+        return None
+    names = [row.name for row in with_efficiency]
+    data = []
+    for row in with_efficiency:
+        assert row.efficiency is not None
+        speedup = row.efficiency.value * row.num_replicas
+        data.append(
+            {
+                "arm": row.name,
+                "replicas": row.num_replicas,
+                "speedup": speedup,
+                "text": f"{row.name}: {speedup:.2f} times `single`, {row.efficiency.value:.0%} {row.efficiency.kind}",
+            }
+        )
+    largest = max(row.num_replicas for row in with_efficiency)
+    ideal = (
+        alt.Chart(alt.Data(values=[{"replicas": n, "speedup": n} for n in (1, largest)]))
+        .mark_line(color=INK, strokeDash=[4, 4], opacity=0.5)
+        .encode(x="replicas:Q", y="speedup:Q")
+    )
+    points = (
+        alt.Chart(alt.Data(values=data))
+        .mark_point(filled=True, opacity=1, size=80)
+        .encode(
+            x=alt.X("replicas:Q", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(domain=[1, largest]), title="replicas"),
+            y=alt.Y("speedup:Q", title="times the speed of `single`"),
+            color=_colour(alt, names),
+            shape=alt.Shape("arm:N", scale=alt.Scale(domain=names), legend=None),
+            description=alt.Description("text:N"),
+        )
+    )
+    return Plot(
+        name="scaling",
+        title="Scaling",
+        explanation="The dashed line is ideal: n replicas, n times the speed of one device of the same framework. "
+        "Simulated devices share the cores of one machine and cannot reach it.",
+        chart=(ideal + points).properties(width=WIDTH, height=260),
+    )
+
+
+def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    data = [
+        {"arm": row.name, "part": part, "order": order, "ms": value, "text": f"{row.name}, {part}: {value:.1f} ms"}
+        for row in arms
+        for order, (part, value) in enumerate(row.step_parts_ms.items())
+    ]
+    if not data:
+        return None
+    names = [row.name for row in arms]
+    parts = list(dict.fromkeys(str(row["part"]) for row in data))
+    chart = (
+        alt.Chart(alt.Data(values=data))
+        .mark_bar()
+        .encode(
+            y=alt.Y("arm:N", sort=names, title=None),
+            x=alt.X("ms:Q", title="ms per step"),
+            color=alt.Color(
+                "part:N",
+                scale=alt.Scale(domain=parts, range=[COLOURS[4], COLOURS[0], COLOURS[3], "#888888"][: len(parts)]),
+                legend=alt.Legend(title=None, orient="top", columns=2),
+            ),
+            order=alt.Order("order:Q"),
+            description=alt.Description("text:N"),
+        )
+        .properties(width=WIDTH, height=32 * len(names) + 20)
+    )
+    return Plot(
+        name="breakdown",
+        title="Where the time goes",
+        explanation="A mean step in parts. Communication is what the same step takes less without the exchange of "
+        "gradients, measured by leaving it out; where it was not measured, it is part of computing.",
+        chart=chart,
+    )
+
+
+def _losses(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    data = [
+        {"arm": row.name, "step": step, "loss": loss}
+        for row in arms
+        for step, loss in zip(row.loss_curve.steps, row.loss_curve.losses, strict=True)
+        if loss is not None
+    ]
+    if not data:
+        return None
+    names = [row.name for row in arms]
+    chart = _curves(alt, data, names, "loss", "training loss")
+    return Plot(
+        name="losses",
+        title="Loss curves",
+        explanation="The training loss of every arm in its first completed round, over one another. Arms with equally many "
+        "replicas and the same settings train the same.",
+        chart=chart,
+    )
+
+
+def _loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    if len(arms) < 2 or not arms[0].loss_curve.steps:
+        return None
+    reference = dict(zip(arms[0].loss_curve.steps, arms[0].loss_curve.losses, strict=True))
+    data = []
+    for row in arms[1:]:
+        for step, loss in zip(row.loss_curve.steps, row.loss_curve.losses, strict=True):
+            other = reference.get(step)
+            if loss is not None and other is not None:
+                data.append({"arm": row.name, "step": step, "difference": loss - other})
+    if not data:
+        return None
+    chart = _curves(alt, data, [row.name for row in arms[1:]], "difference", f"loss less that of {arms[0].name}")
+    return Plot(
+        name="loss-differences",
+        title="Difference of the loss curves",
+        explanation=f"What the loss of each arm has more than that of {arms[0].name}. In float32 rounding grows with the "
+        "steps, also between two runs of one framework; arms with other numbers of replicas normalise by other batches.",
+        chart=chart,
+    )
+
+
+def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], field: str, title: str) -> Any:
+    return (
+        alt.Chart(alt.Data(values=data))
+        .mark_line(strokeWidth=2)
+        .encode(
+            x=alt.X("step:Q", title="step"),
+            y=alt.Y(f"{field}:Q", scale=alt.Scale(zero=False), title=title),
+            color=_colour(alt, names),
+            strokeDash=_dash(alt, names),
+        )
+        .properties(width=WIDTH, height=260)
+    )
+
+
+def _memory(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    data = [
+        {
+            "arm": row.name,
+            "MiB": row.memory_bytes / 2**20,
+            "text": f"{row.name}: {row.memory_bytes / 2**20:,.0f} MiB",
+        }
+        for row in arms
+        if row.memory_bytes
+    ]
+    if not data:
+        return None
+    chart = (
+        alt.Chart(alt.Data(values=data))
+        .mark_bar(color=COLOURS[0])
+        .encode(
+            y=alt.Y("arm:N", sort=[row.name for row in arms], title=None),
+            x=alt.X("MiB:Q", title="peak resident memory of all processes, MiB"),
+            description=alt.Description("text:N"),
+        )
+        .properties(width=WIDTH, height=32 * len(data) + 20)
+    )
+    return Plot(
+        name="memory",
+        title="Memory",
+        explanation="The most resident memory that the processes of an arm held together, frameworks included.",
+        chart=chart,
+    )

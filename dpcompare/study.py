@@ -1,0 +1,227 @@
+"""A study: several arms, each a run config, trained in every round in an order drawn anew, so that drift cancels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import dpcompare
+from dpcompare.config import RunConfig
+from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.events import Event
+from dpcompare.result import RESULT_FILE, RunResult
+from dpcompare.runner import run
+
+STUDY_FILE = "study.json"
+RUNS_DIR = "runs"
+
+
+class Arm(BaseModel):
+    """What is trained once per round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """As people read it, such as `torch ddp 2x1`; unique in its study."""
+    config: RunConfig
+    ablation_of: str | None = None
+    """Name of the arm that this one is without its exchange of gradients, to tell what the exchange costs."""
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.name)
+
+
+def ablated(arm: Arm) -> Arm | None:
+    """The same arm without the exchange of gradients; None where there is none to leave out."""
+    config = arm.config
+    if config.cluster.num_replicas == 1 or not config.mode_row.exchange_separable:
+        return None
+    without = config.model_copy(update={"exchange_gradients": False})
+    return Arm(name=f"{arm.name} without exchange", config=without, ablation_of=arm.name)
+
+
+class Study(BaseModel):
+    """study.json: everything that decides what is run, and in which order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dpcompare_version: str = dpcompare.__version__
+    arms: tuple[Arm, ...] = Field(min_length=1)
+    repeats: int = Field(ge=1)
+    """Rounds; every arm runs once in each."""
+    order_seed: int = Field(default=0, ge=0)
+    subject: tuple[str, ...] = ()
+    """Knobs of the fairness sheet that the study is about, which may therefore differ."""
+
+    def order(self, number: int) -> list[Arm]:
+        """The arms of a round (from 1), in the order in which they run."""
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.order_seed, number])))
+        return [self.arms[index] for index in generator.permutation(len(self.arms))]
+
+    def run_dir(self, study_dir: Path, number: int, arm: Arm) -> Path:
+        return study_dir / RUNS_DIR / f"round-{number:02d}" / arm.folder
+
+    def save(self, study_dir: Path) -> None:
+        (study_dir / STUDY_FILE).write_text(self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, study_dir: Path) -> Study:
+        """Read STUDY_DIR/study.json.
+
+        Raises:
+            RequestError: it is not there, or is no study.
+        """
+        try:
+            return cls.model_validate_json((study_dir / STUDY_FILE).read_text())
+        except OSError as error:
+            raise RequestError(
+                f"{str(study_dir)!r} holds no readable {STUDY_FILE} ({error.strerror}); expected the directory of a study"
+            ) from None
+        except (ValidationError, UnicodeDecodeError) as error:
+            raise RequestError(f"{str(study_dir / STUDY_FILE)!r} is not a study: {error}") from None
+
+
+def is_study(path: Path) -> bool:
+    return (path / STUDY_FILE).is_file()
+
+
+def open_study(study: Study, study_dir: Path) -> Study:
+    """Begin a study in a new directory, or take up the one that is there.
+
+    A study that is taken up may have more rounds than before, and nothing else may differ.
+
+    Raises:
+        RequestError: the directory holds other files, or another study.
+    """
+    if is_study(study_dir):
+        there = Study.load(study_dir)
+        differing = [
+            name
+            for name in Study.model_fields
+            if name not in ("repeats", "subject") and getattr(there, name) != getattr(study, name)
+        ]
+        if differing:
+            raise RequestError(
+                f"{str(study_dir)!r} holds another study (its {', '.join(differing)} differ); ask for the same arms, "
+                "options and version to continue it, or choose another --out"
+            )
+        study = study.model_copy(update={"repeats": max(there.repeats, study.repeats)})
+    elif study_dir.exists() and (not study_dir.is_dir() or any(study_dir.iterdir())):
+        raise RequestError(f"study directory {str(study_dir)!r} holds other files; choose another --out")
+    try:
+        study_dir.mkdir(parents=True, exist_ok=True)
+        study.save(study_dir)
+    except OSError as error:
+        raise RequestError(
+            f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
+        ) from None
+    return study
+
+
+def finished_run(run_dir: Path) -> RunResult | None:
+    """The result of a run that has come to an end by itself, completed or failed."""
+    if not (run_dir / RESULT_FILE).is_file():
+        return None
+    result = RunResult.load(run_dir)
+    return None if result.status == "interrupted" else result
+
+
+class Watcher:
+    """What a study tells while it goes; override what is of interest."""
+
+    def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
+        """Returns what is called with the events of the run."""
+        return lambda event: None
+
+    def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
+        """A run has completed or failed."""
+
+    def run_left_out(self, number: int, arm: Arm, reason: str) -> None:
+        """A run is not made: it was made before, or its arm has failed."""
+
+
+def run_study(study: Study, study_dir: Path, watcher: Watcher) -> None:
+    """Run what is not there yet, round by round.
+
+    A run that fails is reported, and its arm left out of the later rounds; the others go on. What an interrupted run
+    left is kept beside the new one.
+    """
+    failed: set[str] = set()
+    for number in range(1, study.repeats + 1):
+        for arm in study.order(number):
+            run_dir = study.run_dir(study_dir, number, arm)
+            if result := finished_run(run_dir):
+                if result.status == "failed":
+                    failed.add(arm.name)
+                watcher.run_left_out(number, arm, f"made before: {result.status}")
+            elif arm.name in failed:
+                watcher.run_left_out(number, arm, "its arm has failed")
+            else:
+                _set_aside(run_dir)
+                watcher.run_ended(number, arm, _run(arm, run_dir, watcher.run_begins(number, arm, run_dir)))
+                if finished_run(run_dir) is None or RunResult.load(run_dir).status == "failed":
+                    failed.add(arm.name)
+
+
+def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:
+    try:
+        return run(arm.config, run_dir, observe=observe)
+    except RunFailedError:
+        return RunResult.load(run_dir)
+
+
+def _set_aside(run_dir: Path) -> None:
+    """Rename what an interrupted run left."""
+    if run_dir.exists() and any(run_dir.iterdir()):
+        number = 1
+        while (other := run_dir.with_name(f"{run_dir.name}.interrupted-{number}")).exists():
+            number += 1
+        run_dir.rename(other)
+
+
+def estimate_seconds(study: Study, study_dir: Path, steps_of: Callable[[RunConfig], int]) -> tuple[float, str]:
+    """How long the runs that are still to be made will take, and what that is guessed from."""
+    known: dict[str, list[float]] = {}
+    for arm, _, result in results(study, study_dir):
+        if result is not None:
+            known.setdefault(arm.name, []).append(result.wall_seconds)
+    total = 0.0
+    for number in range(1, study.repeats + 1):
+        for arm in study.arms:
+            if finished_run(study.run_dir(study_dir, number, arm)):
+                continue
+            seconds = known.get(arm.name)
+            total += float(np.median(seconds)) if seconds else _guess_seconds(arm.config, steps_of(arm.config))
+    everything_known = all(arm.name in known for arm in study.arms)
+    return total, "earlier rounds" if everything_known else "a rough guess until every arm has run once"
+
+
+# Seconds until the first step and images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
+_START_SECONDS = {"torch": 8.0, "tensorflow": 20.0}
+_IMAGES_PER_CORE_SECOND = 50.0
+
+
+def _guess_seconds(config: RunConfig, num_steps: int) -> float:
+    workload = config.workload
+    cores = sum(node.num_cores for node in config.cluster.nodes)
+    size = (workload.image_size / 64) ** 2 if workload.model.startswith("efficientnet") else 0.05
+    slower = 8.0 if workload.precision == "float64" else 1.0
+    images = num_steps * workload.global_batch_size
+    return _START_SECONDS[config.framework] + images * size * slower / (_IMAGES_PER_CORE_SECOND * cores)
+
+
+def results(study: Study, study_dir: Path) -> Sequence[tuple[Arm, int, RunResult | None]]:
+    """(arm, round, result or None where it did not complete) of every run that has ended."""
+    found: list[tuple[Arm, int, Any]] = []
+    for number in range(1, study.repeats + 1):
+        for arm in study.arms:
+            result = finished_run(study.run_dir(study_dir, number, arm))
+            if result is not None:
+                found.append((arm, number, result if result.status == "completed" else None))
+    return found

@@ -1,0 +1,195 @@
+"""From results to what is shown: verdicts, efficiency, where the time goes, and every format with the same digits."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from dpcompare.analysis import ArmRuns, Collection, analyse, collect
+from dpcompare.cluster import Cluster
+from dpcompare.config import RunConfig, Workload
+from dpcompare.errors import RequestError
+from dpcompare.report.formats import as_csv, as_json, as_markdown, parse_condition
+from dpcompare.result import StepSeconds
+from tests.test_fairness import result
+
+
+def runs(framework, mode, speeds, *, replicas=2, mean_ms=None, **changes):
+    """An arm with a run per speed; None where a run failed."""
+    found = []
+    for number, speed in enumerate(speeds):
+        mean = (mean_ms[number] if mean_ms else 3200 / (speed or 1)) / 1000
+        step = StepSeconds(median=mean, p95=mean, mean=mean, mad=0.0)
+        fields = {"num_nodes": replicas, "num_replicas": replicas, "step_seconds": step, "data_wait_share": 0.1}
+        made = result(framework, mode, images_per_second=speed, **fields | changes)
+        found.append(None if speed is None else made)
+    nodes = replicas if mode in ("ddp", "multiworker") else 1
+    config = RunConfig(
+        framework=framework,
+        mode=mode,
+        workload=Workload(),
+        cluster=Cluster.partition(nodes, replicas // nodes, device="cpu", num_cores=2),
+    )
+    positions = list(range(1, len(speeds) + 1))
+    return ArmRuns(
+        name=f"{framework} {mode} {replicas}x1",
+        config=config,
+        runs=found,
+        run_dirs=[f"runs/{n}" for n in positions],
+        positions=positions,
+    )
+
+
+FAST = [130.0, 129.0, 131.0, 130.5, 129.5, 130.0]
+SLOW = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2]
+
+
+def compared(*arms, repeats=6, subject=()):
+    return analyse(Collection(arms=list(arms), repeats=repeats, subject=subject))
+
+
+def test_the_headline_is_the_clearest_claim():
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    assert shown.headline == shown.claims[0].sentence
+    assert "torch ddp 2x1 is 1.300 times as fast as tensorflow multiworker 2x1: faster" in shown.headline
+    assert shown.verdict == "COMPARABLE"
+    assert not shown.partial
+
+
+@pytest.mark.parametrize(
+    ("changes", "knob"),
+    [({"precision": "bfloat16"}, "precision"), ({"store_sha256": "other"}, "data"), ({"emulated": True}, "emulation")],
+)
+def test_an_unfair_knob_takes_the_claim_away_and_is_named(changes, knob):
+    shown = compared(runs("torch", "ddp", FAST, **changes), runs("tensorflow", "multiworker", SLOW))
+    assert shown.headline.startswith("NOT COMPARABLE: no two arms")
+    assert shown.claims[0].sentence.endswith(f"are NOT COMPARABLE: {knob} differs.")
+    assert shown.claims[0].ratio is None
+    about_it = compared(runs("torch", "ddp", FAST, **changes), runs("torch", "ddp", SLOW), subject=(knob,))
+    assert about_it.claims[0].outcome == "faster"
+
+
+def test_a_knob_that_changed_between_rounds_is_found():
+    mixed = runs("torch", "ddp", FAST)
+    mixed.runs[3] = runs("torch", "ddp", FAST, weights_sha256="other").runs[3]
+    shown = compared(mixed, runs("tensorflow", "multiworker", SLOW))
+    assert "initial weights" in shown.claims[0].sentence
+
+
+def test_a_round_that_failed_makes_the_study_partial_and_is_left_out_of_its_pairs():
+    shown = compared(runs("torch", "ddp", [*FAST, None]), runs("tensorflow", "multiworker", [*SLOW, 99.0]), repeats=7)
+    assert shown.partial
+    assert shown.headline.startswith("PARTIAL (6 of 7 rounds are whole).")
+    assert shown.claims[0].rounds == 6
+
+
+def single(speeds, **changes):
+    changes = {"num_nodes": 1, "num_processes": 1, "device_names": ["cpu:0"]} | changes
+    return runs("torch", "single", speeds, replicas=1, **changes)
+
+
+def test_strong_scaling_is_against_one_device_with_the_same_settings():
+    shown = compared(single(SLOW), runs("torch", "ddp", [2 * speed * 0.9 for speed in SLOW]))
+    efficiency = shown.arms[1].efficiency
+    assert (efficiency.kind, efficiency.suspicious) == ("strong", False)
+    assert efficiency.value == pytest.approx(0.9)
+    assert shown.arms[0].efficiency is None
+
+
+def test_weak_scaling_has_the_same_batch_per_replica():
+    shown = compared(single(SLOW, global_batch_size=16, sample_order_sha256="x"), runs("torch", "ddp", SLOW))
+    assert shown.arms[1].efficiency.kind == "weak"
+    assert shown.arms[1].efficiency.value == pytest.approx(0.5)
+
+
+def test_an_efficiency_above_105_percent_is_suspicious():
+    shown = compared(single(SLOW), runs("torch", "ddp", [2.2 * speed for speed in SLOW]))
+    assert shown.arms[1].efficiency.suspicious
+    assert "SUSPICIOUS" in as_markdown(shown)
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"store_sha256": "other"}])
+def test_a_baseline_with_other_settings_is_none(changes):
+    shown = compared(single(SLOW, **changes), runs("torch", "ddp", FAST))
+    assert shown.arms[1].efficiency is None
+
+
+def test_communication_is_what_a_step_takes_more_with_the_exchange():
+    arm = runs("torch", "ddp", [100.0] * 3, mean_ms=[50.0, 60.0, 70.0])
+    arm.without_exchange = runs("torch", "ddp", [100.0] * 3, mean_ms=[40.0, 45.0, 62.0]).runs
+    row = compared(arm, repeats=3).arms[0]
+    assert row.communication_ms == pytest.approx(10.0)
+    assert row.step_parts_ms == pytest.approx({"waiting for data": 6.0, "communication": 10.0, "computing": 44.0})
+    alone = compared(runs("torch", "ddp", [100.0] * 3), repeats=3).arms[0]
+    assert alone.communication_ms is None
+    assert "communication" not in alone.step_parts_ms
+
+
+def test_every_format_shows_the_same_digits():
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    sentence = shown.claims[0].sentence
+    assert sentence in as_markdown(shown)
+    content = json.loads(as_json(shown))
+    assert content["claims"][0]["sentence"] == sentence
+    rows = list(csv.DictReader(io.StringIO(as_csv(shown))))
+    assert [float(row["images_per_second"]) for row in rows] == FAST + SLOW
+    assert "| torch ddp 2x1 | 6 | 130.0 | 0.7 |" in as_markdown(shown)
+
+
+def test_names_cannot_break_out_of_markdown_or_csv():
+    arm = runs("torch", "ddp", FAST)
+    arm.name = "=cmd()|<script>alert(1)</script>\x1b[31m`"
+    shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
+    text = as_markdown(shown)
+    assert "\x1b" not in text
+    assert "<script" not in re.sub(r"\\<", "", text)
+    assert next(csv.DictReader(io.StringIO(as_csv(shown))))["arm"].startswith("'=cmd()")
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("ratio<0.97", False),
+        ("ratio>1.2", True),
+        ("images_per_second<120", True),
+        ("accuracy<0.4", False),
+        ("efficiency<0.5", False),
+    ],
+)
+def test_conditions_on_figures(condition, holds):
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    assert bool(list(parse_condition(condition).where_it_holds(shown))) == holds
+
+
+@pytest.mark.parametrize("text", ["ratio", "speed<3", "ratio<fast", "ratio=1", "ratio<nan"])
+def test_conditions_that_are_none_are_refused(text):
+    with pytest.raises(RequestError, match=r"--fail-if: received .* expected FIGURE<NUMBER"):
+        parse_condition(text)
+
+
+def test_directories_that_hold_nothing_to_report_are_refused(tmp_path):
+    with pytest.raises(RequestError, match="is neither a study nor a run"):
+        collect([tmp_path])
+    (tmp_path / "result.json").write_text('{"half": ')
+    with pytest.raises(RequestError, match="is not the result of a run"):
+        collect([tmp_path])
+    result(status="failed", error="Traceback\nValueError: too bad").save(tmp_path)
+    with pytest.raises(RequestError, match=r"none of the runs has completed.*ValueError: too bad"):
+        collect([tmp_path])
+
+
+def test_results_of_several_machines_are_merged(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        result().save(tmp_path / name)
+    shown = analyse(collect([tmp_path / "one", tmp_path / "two"]))
+    assert [row.name for row in shown.arms] == ["one: torch ddp 2x1", "two: torch ddp 2x1"]
+    with pytest.raises(RequestError, match="unknown subject colour"):
+        collect([tmp_path / "one"], subject=["colour"])
+
+
+def test_releases_that_measure_otherwise_are_not_ranked():
+    shown = compared(runs("torch", "ddp", FAST, dpcompare_version="9.9.0"), runs("torch", "ddp", SLOW))
+    assert shown.claims[0].sentence.endswith("NOT COMPARABLE: dpcompare differs.")

@@ -1,0 +1,160 @@
+"""The HTML report in a real browser: complete, offline, sortable, readable in the dark and on a phone."""
+
+import re
+import shutil
+
+import pytest
+
+from dpcompare.report import plots
+from dpcompare.report.page import as_html
+from tests.test_analysis import FAST, SLOW, compared, runs, single
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = 'evil"><img src=x onerror=alert(1)><script>alert(2)</script>\x1b[31m'
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    ddp = runs("torch", "ddp", FAST, mean_ms=[50.0] * 6, train_loss=[2.0 - 0.01 * step for step in range(45)])
+    ddp.without_exchange = runs("torch", "ddp", FAST, mean_ms=[40.0] * 6).runs
+    arms = [single(SLOW), ddp, runs("tensorflow", "multiworker", SLOW, dataset=HOSTILE)]
+    arms[2].name = f"tensorflow multiworker 2x1 {HOSTILE}"
+    return compared(*arms)
+
+
+def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
+    series = {plot.name: _values(plot) for plot in plots.make_plots(comparison)}
+    assert set(series) == {"rounds", "ratios", "scaling", "breakdown", "losses", "loss-differences", "memory"} - {
+        "memory"
+    }
+    assert len(series["rounds"]) == 18
+    assert len({row["round"] for row in series["rounds"]}) == 6
+    assert len({row["arm"] for row in series["losses"]}) == 3
+    assert len({row["arm"] for row in series["loss-differences"]}) == 2
+    assert {row["part"] for row in series["breakdown"]} == {"waiting for data", "communication", "computing"}
+    assert len(series["ratios"]) == 1  # one of three pairs has equal replicas
+
+
+def _values(plot):
+    found = []
+    for name, values in plot.chart.to_dict().get("datasets", {}).items():
+        found += [row for row in values if len(row) > 2] if name else []
+    spec = plot.chart.to_dict()
+    for layer in [spec, *spec.get("layer", [])]:
+        values = layer.get("data", {}).get("values", [])
+        found += [row for row in values if len(row) > 2 and row not in found]
+    return found
+
+
+def test_files_for_papers_have_ink(comparison, tmp_path):
+    from PIL import Image
+
+    plots.write_files(plots.make_plots(comparison), tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg"}
+    for path in tmp_path.glob("*.png"):
+        darkest, lightest = Image.open(path).convert("L").getextrema()
+        assert (darkest < 100, lightest) == (True, 255), path
+
+
+def test_the_page_names_nothing_outside_itself(comparison):
+    page = as_html(comparison)
+    assert "default-src 'none'" in page
+    assert not re.search(r'(src|href)="?(https?:)?//', page)
+    assert "@import" not in page
+    assert "<img" not in page
+    assert "\x1b" not in page
+    assert page.count("<script>") == 1
+    assert len(page) < 500_000
+    for made in comparison.claims[:1]:
+        assert made.sentence in page
+
+
+@pytest.fixture
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here (Debian's package is called chromium)")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(comparison, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(as_html(comparison))
+    return path
+
+
+@pytest.fixture
+def open_page(browser, file):
+    """Opens the page; fails where it says or asks for anything."""
+    contexts, said, asked = [], [], []
+
+    def open_it(**options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(file.as_uri())
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert set(asked) == {file.as_uri()}
+
+
+def test_every_plot_is_drawn_and_named(open_page):
+    page = open_page()
+    assert page.locator("figure svg[role=img][aria-label]").count() == 6
+    assert page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").count() == 18
+    assert page.locator("h1").inner_text().startswith("torch ddp 2x1 is 1.")
+
+
+def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
+    page = open_page()
+    speeds = page.locator("table.sortable tbody tr td:nth-child(3)")
+    page.get_by_role("button", name="images/s").click()
+    assert speeds.all_inner_texts() == ["100.1", "100.1", "130.0"]
+    page.get_by_role("button", name="images/s").focus()
+    page.keyboard.press("Enter")
+    assert speeds.all_inner_texts() == ["130.0", "100.1", "100.1"]
+    assert page.locator("th[aria-sort=descending]").count() == 1
+
+
+def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
+    page = open_page()
+    page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").nth(7).hover()
+    assert "torch ddp 2x1, round 2" in page.locator("#tip").inner_text()
+
+
+def test_dark_mode_has_light_ink_on_dark_paper(open_page):
+    colours = {}
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme)
+        colours[scheme] = [
+            page.evaluate(f"getComputedStyle(document.querySelector('{where}')).{what}")
+            for where, what in (("body", "backgroundColor"), ("body", "color"), ("figure svg text", "fill"))
+        ]
+    brightness = {
+        scheme: [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in found] for scheme, found in colours.items()
+    }
+    assert brightness["light"][0] > 700 > 200 > max(brightness["light"][1:])
+    assert brightness["dark"][0] < 120 < 600 < min(brightness["dark"][1:])
+
+
+def test_a_phone_needs_no_sideways_scrolling_of_the_page(open_page):
+    page = open_page(viewport={"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_without_scripts_every_figure_is_there(open_page):
+    page = open_page(java_script_enabled=False)
+    assert "130.0" in page.locator("table.sortable").inner_text()
+    assert page.locator("figure svg").count() == 6

@@ -1,0 +1,219 @@
+"""Studies: their order, what is run, what is kept, and how they go on after an interruption."""
+
+import json
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dpcompare.cluster import Cluster
+from dpcompare.config import RunConfig, Workload
+from dpcompare.errors import RequestError
+from dpcompare.study import Arm, Study, ablated, estimate_seconds, open_study
+from tests.command import dpcompare, start
+
+TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
+
+
+def arm(name="torch single 1x1", mode="single", framework="torch", nodes=1, devices=1, **workload):
+    chosen = Workload(**{"model": "mlp", "image_size": 8, "steps": 4, "warmup_steps": 1} | workload)
+    cluster = Cluster.partition(nodes, devices, device="cpu", num_cores=2)
+    return Arm(name=name, config=RunConfig(framework=framework, mode=mode, workload=chosen, cluster=cluster))
+
+
+def study(**changes):
+    arms = tuple(arm(name=f"arm {letter}") for letter in "abcd")
+    return Study(**{"arms": arms, "repeats": 40} | changes)
+
+
+def test_every_arm_runs_once_in_a_round_in_an_order_of_its_own():
+    orders = [tuple(each.name for each in study().order(number)) for number in range(1, 41)]
+    assert all(sorted(order) == ["arm a", "arm b", "arm c", "arm d"] for order in orders)
+    assert len(set(orders)) > 10
+    first = [order.index("arm a") for order in orders]
+    assert all(3 <= first.count(position) <= 20 for position in range(4))
+    assert orders == [tuple(each.name for each in study().order(number)) for number in range(1, 41)]
+    assert orders[0:9] != [tuple(each.name for each in study(order_seed=1).order(n)) for n in range(1, 10)]
+
+
+def test_only_what_exchanges_gradients_can_be_tried_without():
+    ddp = arm("torch ddp 2x1", "ddp", nodes=2)
+    assert ablated(ddp).config.exchange_gradients is False
+    assert ablated(ddp).ablation_of == ddp.name
+    assert ablated(arm()) is None
+    assert ablated(arm("torch dp 1x2", "dp", devices=2)) is None
+
+
+def test_a_study_goes_on_only_as_the_same_study(tmp_path):
+    open_study(study(repeats=3), tmp_path / "study")
+    assert open_study(study(repeats=5), tmp_path / "study").repeats == 5
+    assert open_study(study(repeats=2), tmp_path / "study").repeats == 5
+    with pytest.raises(RequestError, match=r"holds another study \(its order_seed differ\)"):
+        open_study(study(order_seed=1), tmp_path / "study")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(RequestError, match="holds other files"):
+        open_study(study(), tmp_path / "other")
+
+
+def test_the_estimate_grows_with_the_rounds(tmp_path):
+    one, _ = estimate_seconds(study(repeats=1), tmp_path, lambda config: 4)
+    three, source = estimate_seconds(study(repeats=3), tmp_path, lambda config: 4)
+    assert three == pytest.approx(3 * one)
+    assert "rough guess" in source
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study of two arms and two rounds; and what the command printed."""
+    folder = tmp_path_factory.mktemp("study") / "out"
+    command = ["compare", "--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--repeats", "2"]
+    done = dpcompare(*command, "--out", folder)
+    assert done.code == 0, done.stderr
+    return folder, command, done
+
+
+@pytest.mark.torch
+def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
+    folder, _, done = finished
+    runs = sorted(path.parent.relative_to(folder) for path in folder.rglob("result.json"))
+    names = ("torch-single-1x1", "torch-single-1x1-seed=0")
+    assert runs == [Path("runs") / number / name for number in ("round-01", "round-02") for name in names]
+    assert "too few rounds to claim anything, 2 rounds of 6 (measured ratio" in done.stdout
+    assert "COMPARABLE (" in done.stdout
+    assert f"next: dpcompare report {folder}" in done.stderr
+
+
+@pytest.mark.torch
+def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
+    folder, command, done = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
+    again = dpcompare(*command, "--out", folder)
+    assert again.code == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")} == before
+    assert again.stdout == done.stdout
+    assert again.stderr.count("not run again, made before: completed") == 4
+
+
+@pytest.mark.torch
+def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
+    folder, command, _ = finished
+    shutil.copytree(folder, tmp_path / "out")
+    run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
+    result = json.loads((run_dir / "result.json").read_text())
+    (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
+    shown = dpcompare("report", tmp_path / "out")
+    assert shown.stdout.startswith("PARTIAL (1 of 2 rounds are whole).")
+    again = dpcompare(*command, "--out", tmp_path / "out")
+    assert again.code == 0, again.stderr
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
+    assert (run_dir.with_name("torch-single-1x1.interrupted-1") / "result.json").is_file()
+
+
+@pytest.mark.torch
+def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
+    arguments = ["--arm", "torch:single", *TINY, "--repeats", "50", "--out", tmp_path / "out"]
+    process = start("compare", *arguments)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("out/runs/*/*/result.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "PARTIAL (" in stdout
+    assert f"with --out {tmp_path / 'out'} goes on from here" in stderr
+    report = dpcompare("report", tmp_path / "out")
+    assert report.code == 0
+    assert "of 50 rounds are whole" in report.stdout
+
+
+@pytest.mark.torch
+def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
+    # A learning rate that no float holds after a few steps: the losses are not finite, and the run is one that completed.
+    arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--repeats", "2"]
+    done = dpcompare(*arguments, "--out", tmp_path / "out", PYTHONPATH=str(_broken_ddp(tmp_path)))
+    assert done.code == 1
+    assert "some runs failed: torch ddp 2x1" in done.stderr
+    assert "FAILED torch ddp 2x1: round 1: " in done.stdout
+    assert "round 2: torch ddp 2x1: not run again, its arm has failed" in done.stderr
+    assert len(list(tmp_path.glob("out/runs/*/torch-single-1x1/result.json"))) == 2
+
+
+def _broken_ddp(folder):
+    (folder / "sitecustomize.py").write_text(
+        "import sys\nif 'dpcompare.worker' in sys.argv[0:1] + sys.orig_argv and 'LOCAL_RANK' in __import__('os').environ:\n"
+        "    raise SystemExit('broken on purpose')\n"
+    )
+    return folder
+
+
+@pytest.mark.torch
+def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
+    done = dpcompare("compare", "--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "1,2", *TINY, "--repeats", "3",
+                     "--out", tmp_path / "out", "--dry-run", "--json")  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert {run["arm"] for run in done.json["runs"]} == {"torch single 1x1", "torch ddp 1x1", "torch ddp 2x1"}
+    assert len(done.json["runs"]) == 9
+    assert done.json["estimated_seconds"] > 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+def test_a_study_file_gives_options_by_their_names(tmp_path):
+    (tmp_path / "study.toml").write_text(
+        'arm = ["torch:single", "torch:ddp,profile=native"]\nnodes = [1, 2]\nrepeats = 2\nmodel = "mlp"\n'
+        'image_size = 8\nsteps = 4\nwarmup_steps = 1\ndevice = "cpu"\n'
+    )
+    done = dpcompare("compare", tmp_path / "study.toml", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert {run["arm"] for run in done.json["runs"]} == {
+        "torch single 1x1",
+        "torch ddp 1x1 profile=native",
+        "torch ddp 2x1 profile=native",
+    }
+    assert len(done.json["runs"]) == 6
+
+
+REFUSED = {
+    "an unknown mode": (["--arm", "torch:ddpp"], "unknown mode 'ddpp' of torch.*Did you mean 'ddp'"),
+    "an arm without mode": (["--arm", "torch"], "expected FRAMEWORK:MODE"),
+    "an unknown option of an arm": (["--arm", "torch:ddp,precison=float64"], "Did you mean 'precision'"),
+    "a value that is none": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
+    "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
+    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
+    "a batch that does not divide": (
+        ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
+        "torch:ddp on 3x1: .*does not divide",
+    ),
+    "a topology that no arm has": (["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"], "none of the topologies"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_wrong_requests_are_refused_before_anything_starts(arguments, message, tmp_path):
+    refused = dpcompare("compare", *arguments, "--out", tmp_path / "out")
+    assert refused.code == 2
+    with pytest.raises(AssertionError, match=f"(?s){message}"):
+        raise AssertionError(refused.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+def test_arms_that_cannot_run_can_be_skipped():
+    arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "3", *TINY, "--dry-run"]
+    assert dpcompare(*arguments).code == 2
+    done = dpcompare(*arguments, "--skip-unusable")
+    assert done.code == 0
+    assert "left out: torch:ddp on 3x1" in done.stderr
+
+
+def test_every_mistake_in_a_study_file_is_named(tmp_path):
+    (tmp_path / "study.toml").write_text('arms = ["torch:ddp"]\nrepeats = "six"\nnodes = "two"\nprecision = "half"\n')
+    refused = dpcompare("compare", tmp_path / "study.toml")
+    assert refused.code == 2
+    for part in ("study.toml:1: key 'arms' is unknown", "study.toml:2: key 'repeats': received 'six'",
+                 "study.toml:3: key 'nodes': received 'two'", "study.toml:4: key 'precision': received 'half'"):  # fmt: skip
+        assert part in refused.stderr
