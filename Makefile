@@ -8,8 +8,9 @@ PYTEST_ARGS ?=
 
 .PHONY: compare install check test
 
-compare: install ## the main job: all six modes on the built-in digits, one table
-	PATH="$(abspath $(BIN)):$$PATH" scripts/compare_modes.sh
+compare: install ## the main job: all six modes on the built-in digits, compared, and a page of it
+	$(BIN)/dpcompare compare --out studies/modes
+	$(BIN)/dpcompare report studies/modes --html studies/modes/report.html
 
 install: $(VENV)/.installed
 

@@ -2,10 +2,8 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -49,33 +47,8 @@ def test_eight_simulated_devices_as_four_by_two(script):
     assert (result["num_nodes"], result["num_replicas"]) == (4, 8)
 
 
-@pytest.mark.parametrize("script", ["run_torch_ddp_4x2.sh", "run_tf_multiworker_4x2.sh", "compare_modes.sh"])
+@pytest.mark.parametrize("script", ["run_torch_ddp_4x2.sh", "run_tf_multiworker_4x2.sh"])
 def test_the_exit_code_of_a_refusal_is_returned(script):
     code, _, stderr = run(script, "--image-size", "0")
     assert code == 2
     assert "image_size" in stderr
-
-
-@pytest.mark.torch
-@pytest.mark.tensorflow
-@pytest.mark.slow
-def test_all_modes_end_in_one_table():
-    code, stdout, stderr = run("compare_modes.sh", *TINY, OUT="out")
-    assert code == 0, stderr
-    assert stdout.count("completed") == 6
-    for mode in ("single", "dp (emulated)", "ddp", "mirrored", "multiworker"):
-        assert f" {mode} " in stdout
-
-
-@pytest.mark.torch
-def test_an_interrupted_comparison_ends_its_run(tmp_path):
-    process = start("compare_modes.sh", *TINY[:4], "--steps", "1000000", OUT="out")
-    events = tmp_path / "out" / "torch-single" / "events" / "process-0.jsonl"
-    deadline = time.monotonic() + 60
-    while not (events.is_file() and "train" in events.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert process.returncode == 130
-    assert json.loads((events.parents[1] / "result.json").read_text())["status"] == "interrupted"

@@ -217,3 +217,36 @@ def test_every_mistake_in_a_study_file_is_named(tmp_path):
     for part in ("study.toml:1: key 'arms' is unknown", "study.toml:2: key 'repeats': received 'six'",
                  "study.toml:3: key 'nodes': received 'two'", "study.toml:4: key 'precision': received 'half'"):  # fmt: skip
         assert part in refused.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_by_default_every_mode_is_compared(tmp_path):
+    """The first command of the README, with a tiny model."""
+    tiny = ["--model", "toy-cnn", "--image-size", "32", "--steps", "7", "--device", "cpu"]
+    done = dpcompare("compare", *tiny, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    assert [row["name"] for row in done.json["arms"]] == [
+        "torch single 1x1",
+        "torch dp 1x2",
+        "torch ddp 2x1",
+        "tensorflow single 1x1",
+        "tensorflow mirrored 1x2",
+        "tensorflow multiworker 2x1",
+    ]
+    outcomes = {(made["first"], made["second"]): made["outcome"] for made in done.json["claims"]}
+    assert outcomes["torch ddp 2x1", "tensorflow multiworker 2x1"] == "too few rounds"
+    assert outcomes["torch single 1x1", "tensorflow single 1x1"] == "too few rounds"
+    assert outcomes["torch dp 1x2", "torch ddp 2x1"] == "NOT COMPARABLE"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
+    arguments = ["--arm", "torch:ddp", "--nodes", "2", *TINY, "--ablate", "--repeats", "2"]
+    done = dpcompare("compare", *arguments, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    (row,) = done.json["arms"]
+    assert row["communication_ms"] is not None
+    assert set(row["step_parts_ms"]) == {"waiting for data", "communication", "computing"}
