@@ -56,6 +56,7 @@ class Collection:
     repeats: int
     subject: tuple[str, ...] = ()
     order_seed: int | None = None
+    stopped_by: str | None = None
 
 
 def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
@@ -65,14 +66,14 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
         RequestError: one of them is neither.
     """
     arms: list[ArmRuns] = []
-    repeats, seed = 1, None
+    repeats, seed, stopped_by = 1, None, None
     subjects = list(subject)
     for path in paths:
         prefix = f"{path.resolve().name}: " if len(paths) > 1 else ""
         if is_study(path):
             study = Study.load(path)
             found = _of_study(study, path)
-            repeats, seed = max(repeats, study.repeats), study.order_seed
+            repeats, seed, stopped_by = max(repeats, study.repeats), study.order_seed, study.stopped_by
             subjects += study.subject
         elif (path / RESULT_FILE).is_file():
             result = RunResult.load(path)
@@ -98,7 +99,9 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
             f"unknown subject {', '.join(sorted(unknown))}; expected knobs of the fairness sheet: "
             f"{', '.join(fairness.KNOBS)}"
         )
-    return Collection(arms=arms, repeats=repeats, subject=tuple(dict.fromkeys(subjects)), order_seed=seed)
+    return Collection(
+        arms=arms, repeats=repeats, subject=tuple(dict.fromkeys(subjects)), order_seed=seed, stopped_by=stopped_by
+    )
 
 
 def _name(result: RunResult) -> str:
@@ -220,6 +223,8 @@ class Comparison(_Shown):
     """Whether rounds are missing."""
     repeats: int
     order_seed: int | None
+    stopped_by: str | None
+    """Why no more rounds were added, where the study added them until its intervals were narrow enough."""
     subject: list[str]
     headline: str
     verdict: str
@@ -246,6 +251,7 @@ def analyse(collection: Collection) -> Comparison:
         partial=partial,
         repeats=collection.repeats,
         order_seed=collection.order_seed,
+        stopped_by=collection.stopped_by,
         subject=list(collection.subject),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
         verdict=sheet.verdict,
@@ -258,6 +264,13 @@ def analyse(collection: Collection) -> Comparison:
         arms=rows,
         claims=claims,
     )
+
+
+def widest_interval(comparison: Comparison) -> float:
+    """Half width, relative to the ratio, of the widest interval of two arms that may be compared; infinite without one."""
+    comparable = [made for made in comparison.claims if made.outcome != "NOT COMPARABLE"]
+    widths = [math.sqrt(made.high / made.low) - 1 for made in comparable if made.high and made.low]
+    return max(widths) if comparable and len(widths) == len(comparable) else math.inf
 
 
 def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:

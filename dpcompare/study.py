@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,8 @@ class Study(BaseModel):
     order_seed: int = Field(default=0, ge=0)
     subject: tuple[str, ...] = ()
     """Knobs of the fairness sheet that the study is about, which may therefore differ."""
+    stopped_by: str | None = None
+    """Why no more rounds were added, where they are added until intervals are narrow enough."""
 
     def order(self, number: int) -> list[Arm]:
         """The arms of a round (from 1), in the order in which they run."""
@@ -104,7 +107,7 @@ def open_study(study: Study, study_dir: Path) -> Study:
         differing = [
             name
             for name in Study.model_fields
-            if name not in ("repeats", "subject") and getattr(there, name) != getattr(study, name)
+            if name not in ("repeats", "subject", "stopped_by") and getattr(there, name) != getattr(study, name)
         ]
         if differing:
             raise RequestError(
@@ -146,11 +149,11 @@ class Watcher:
         """A run is not made: it was made before, or its arm has failed."""
 
 
-def run_study(study: Study, study_dir: Path, watcher: Watcher) -> None:
+def run_study(study: Study, study_dir: Path, watcher: Watcher, *, tell_from: int = 1) -> None:
     """Run what is not there yet, round by round.
 
     A run that fails is reported, and its arm left out of the later rounds; the others go on. What an interrupted run
-    left is kept beside the new one.
+    left is kept beside the new one. Of rounds before `tell_from`, which were told of before, nothing is told.
     """
     failed: set[str] = set()
     for number in range(1, study.repeats + 1):
@@ -159,14 +162,62 @@ def run_study(study: Study, study_dir: Path, watcher: Watcher) -> None:
             if result := finished_run(run_dir):
                 if result.status == "failed":
                     failed.add(arm.name)
-                watcher.run_left_out(number, arm, f"made before: {result.status}")
+                if number >= tell_from:
+                    watcher.run_left_out(number, arm, f"made before: {result.status}")
             elif arm.name in failed:
-                watcher.run_left_out(number, arm, "its arm has failed")
+                if number >= tell_from:
+                    watcher.run_left_out(number, arm, "its arm has failed")
             else:
                 _set_aside(run_dir)
-                watcher.run_ended(number, arm, _run(arm, run_dir, watcher.run_begins(number, arm, run_dir)))
-                if finished_run(run_dir) is None or RunResult.load(run_dir).status == "failed":
+                result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir))
+                watcher.run_ended(number, arm, result)
+                if result.status == "failed":
                     failed.add(arm.name)
+
+
+def add_rounds(
+    study: Study,
+    study_dir: Path,
+    watcher: Watcher,
+    *,
+    wide: Callable[[Path], float],
+    until: float,
+    budget_seconds: float,
+) -> Study:
+    """Run a study, then add rounds until its intervals are narrow enough or the time is up.
+
+    Looking at the intervals before deciding makes a false claim somewhat likelier than 5%; the report says that it was
+    done.
+
+    Args:
+        study: has rounds enough for an interval.
+        study_dir: where it is.
+        watcher: is told what runs.
+        wide: the largest half width of an interval of the study in a directory.
+        until: half width to reach, relative to the ratio: 0.02 is plus or minus 2%.
+        budget_seconds: no round is begun after this time, counted from now.
+
+    Returns:
+        the study as it was run, with `stopped_by`.
+    """
+    begun = time.monotonic()
+    run_study(study, study_dir, watcher)
+    while True:
+        width, spent = wide(study_dir), time.monotonic() - begun
+        if width <= until:
+            reason = f"every interval is within {width:.1%} ({until:.1%} asked for)"
+        elif spent >= budget_seconds:
+            reason = (
+                f"the time is up ({spent / 60:.0f} min); the widest interval is {width:.1%} ({until:.1%} asked for)"
+            )
+        else:
+            study = study.model_copy(update={"repeats": study.repeats + 1})
+            study.save(study_dir)
+            run_study(study, study_dir, watcher, tell_from=study.repeats)
+            continue
+        study = study.model_copy(update={"stopped_by": reason})
+        study.save(study_dir)
+        return study
 
 
 def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:

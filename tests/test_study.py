@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare import study as studies
 from dpcompare.cluster import Cluster
 from dpcompare.config import RunConfig, Workload
 from dpcompare.errors import RequestError
@@ -250,3 +251,52 @@ def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
     (row,) = done.json["arms"]
     assert row["communication_ms"] is not None
     assert set(row["step_parts_ms"]) == {"waiting for data", "communication", "computing"}
+
+
+@pytest.mark.torch
+def test_another_terminal_can_watch(finished):
+    folder, _, _ = finished
+    shown = dpcompare("watch", folder, "--once")
+    assert shown.code == 0
+    assert shown.stdout.count("/s │") == 4
+    assert "torch single 1x1 seed=0" in shown.stdout
+    assert dpcompare("watch", folder.parent).code == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path):
+    arguments = ["--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--out", tmp_path / "out", "--json"]
+    done = dpcompare("compare", *arguments, "--until", "0.0001%", "--budget", "1s")
+    assert done.code == 0, done.stderr
+    assert done.json["repeats"] == 6
+    assert done.json["stopped_by"].startswith("the time is up (")
+    shown = dpcompare("report", tmp_path / "out")
+    assert "Rounds were added until the time is up" in shown.stdout
+
+
+def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(studies, "run_study", lambda study, *arguments, **options: made.append(study.repeats))
+    widths = iter([0.05, 0.03, 0.019])
+    begun = study(repeats=6)
+    ended = studies.add_rounds(
+        begun, tmp_path, studies.Watcher(), wide=lambda folder: next(widths), until=0.02, budget_seconds=1e9
+    )
+    assert made == [6, 7, 8]
+    assert ended.repeats == 8
+    assert ended.stopped_by == "every interval is within 1.9% (2.0% asked for)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--until", "2"], "--until: received '2', expected a percentage"),
+        (["--until", "2%", "--budget", "soon"], "--budget: received 'soon', expected a time"),
+        (["--budget", "30m"], "without --until"),
+    ],
+)
+def test_wrong_limits_are_refused(arguments, message):
+    refused = dpcompare("compare", *arguments)
+    assert refused.code == 2
+    assert message in refused.stderr

@@ -12,12 +12,14 @@ import click
 from dpcompare import __version__
 from dpcompare.cli.compare import compare
 from dpcompare.cli.data import data
+from dpcompare.cli.doctor import doctor
 from dpcompare.cli.modes import modes
 from dpcompare.cli.output import fail
 from dpcompare.cli.plan import plan
 from dpcompare.cli.report import report
 from dpcompare.cli.run import run
 from dpcompare.cli.verify import verify
+from dpcompare.cli.watch import watch
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.processes import terminated_as_interrupted
 
@@ -36,7 +38,7 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
 
 
-for command in (run, compare, plan, modes, data, report, verify):
+for command in (run, compare, plan, modes, data, report, watch, verify, doctor):
     cli.add_command(command)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +43,8 @@ DEFAULT_REPEATS = 1
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=DEFAULT_REPEATS, show_default=True, help="Rounds; 6 for a claim."
 )
+@click.option("--until", metavar="PERCENT", help="Add rounds until every interval is that narrow, such as 2%.")
+@click.option("--budget", metavar="TIME", help="With --until: begin no round after this time, such as 30m or 2h.")
 @click.option("--order-seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the order in a round.")
 @click.option("--ablate", is_flag=True, help="Run each arm also without its exchange of gradients, to tell its cost.")
 @click.option("--subject", multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ.")
@@ -54,6 +58,8 @@ def compare(
     nodes: tuple[int, ...] | None,
     devices_per_node: tuple[int, ...] | None,
     repeats: int,
+    until: str | None,
+    budget: str | None,
     order_seed: int,
     ablate: bool,
     subject: tuple[str, ...],
@@ -76,11 +82,17 @@ def compare(
     """
     from dpcompare import study as studies
     from dpcompare.fairness import KNOBS
+    from dpcompare.statistics import ROUNDS_FOR_CLAIM
 
     if unknown := set(subject) - set(KNOBS):
         raise RequestError(
             f"--subject: received {', '.join(sorted(unknown))}, expected knobs of the fairness sheet: {', '.join(KNOBS)}"
         )
+    if until is not None:
+        repeats = max(repeats, ROUNDS_FOR_CLAIM)
+    elif budget is not None:
+        raise RequestError(f"--budget: received {budget!r} without --until; give both, such as --until 2% --budget 30m")
+    width, seconds = _share(until), _seconds(budget)
     arms = _arms(arm, nodes, devices_per_node, options, skip_unusable=skip_unusable)
     if ablate:
         arms += tuple(filter(None, map(studies.ablated, arms)))
@@ -94,7 +106,7 @@ def compare(
     if dry_run:
         _print_plan(study, out, as_json=as_json)
         return
-    from dpcompare.analysis import analyse, collect
+    from dpcompare.analysis import analyse, collect, widest_interval
     from dpcompare.cli.output import print_json
     from dpcompare.cli.progress import StudyProgress, data_progress
     from dpcompare.cli.report import print_comparison
@@ -103,7 +115,17 @@ def compare(
     study = studies.open_study(study, out)
     try:
         with StudyProgress(study, out) as progress:
-            studies.run_study(study, out, progress)
+            if width is None:
+                studies.run_study(study, out, progress)
+            else:
+                studies.add_rounds(
+                    study,
+                    out,
+                    progress,
+                    wide=lambda folder: widest_interval(analyse(collect([folder]))),
+                    until=width,
+                    budget_seconds=seconds,
+                )
     except KeyboardInterrupt:
         click.echo(f"interrupted; the same command with --out {out} goes on from here", err=True)
         if any(result for _, _, result in studies.results(study, out)):
@@ -119,6 +141,26 @@ def compare(
         from dpcompare.errors import RunFailedError
 
         raise RunFailedError(f"some runs failed: {', '.join(failed)}; the others are compared", str(out))
+
+
+def _share(text: str | None) -> float | None:
+    """`2%` as 0.02."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+(\.\d+)?)\s*%", text.strip())
+    if match is None or not 0 < float(match[1]) < 100:
+        raise RequestError(f"--until: received {text!r}, expected a percentage such as 2%")
+    return float(match[1]) / 100
+
+
+def _seconds(text: str | None) -> float:
+    """`30m` as 1800.0; no time at all is no limit."""
+    if text is None:
+        return math.inf
+    match = re.fullmatch(r"(\d+(\.\d+)?)\s*([smh])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise RequestError(f"--budget: received {text!r}, expected a time such as 90s, 30m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[3]]
 
 
 def _arms(
@@ -202,7 +244,7 @@ def _parse_arm(text: str) -> tuple[str, str, dict[str, Any]]:
 
 
 _NOT_OF_AN_ARM = (
-    "arm", "nodes", "devices_per_node", "repeats", "order_seed", "ablate", "subject", "out", "skip_unusable", "dry_run", "as_json",
+    "arm", "nodes", "devices_per_node", "repeats", "until", "budget", "order_seed", "ablate", "subject", "out", "skip_unusable", "dry_run", "as_json",
     "python", "skip_corrupt", "gpus",
 )  # fmt: skip
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from types import TracebackType
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config import RunConfig
-from dpcompare.events import Event
+from dpcompare.events import Event, read_events
 from dpcompare.result import RunResult
-from dpcompare.study import Arm, Study, Watcher
+from dpcompare.study import Arm, Study, Watcher, finished_run
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -166,7 +167,7 @@ class StudyProgress(Watcher):
         self._study = study
         self._bar = _bar() if is_animated() else None
         self._console = self._bar.console if self._bar else stderr_console()
-        self._total = study.repeats * len(study.arms)
+        self._total = study.repeats * len(study.arms)  # grows where rounds are added
         self._done = 0
         self._say(f"{len(study.arms)} arms x {study.repeats} rounds; runs and results in {study_dir}")
 
@@ -218,7 +219,32 @@ class StudyProgress(Watcher):
 
     def _finished(self, line: str) -> None:
         self._done += 1
+        self._total = max(self._total, self._done)
         self._say(f"[{self._done}/{self._total}] {line}")
         if self._bar:
-            self._bar.update(self._whole, completed=self._done)
+            self._bar.update(self._whole, completed=self._done, total=self._total)
             self._bar.update(self._run, visible=False)
+
+
+def study_table(study: Study, study_dir: Path) -> tuple[Table, bool]:
+    """Arms by rounds: images/s of what is done, steps of what is running; and whether all is done."""
+    table = Table(title=str(study_dir))
+    table.add_column("arm")
+    for number in range(1, study.repeats + 1):
+        table.add_column(f"round {number}", justify="right")
+    is_done = True
+    for arm in study.arms:
+        cells = []
+        for number in range(1, study.repeats + 1):
+            run_dir = study.run_dir(study_dir, number, arm)
+            result = finished_run(run_dir)
+            if result is not None:
+                speed = f"{result.images_per_second:.1f}/s" if result.images_per_second else "-"
+                cells.append(speed if result.status == "completed" else "FAILED")
+                continue
+            is_done = is_done and "FAILED" in cells  # its arm is left out of later rounds
+            events = read_events(run_dir, arm.config.num_processes)
+            steps = [event["step"] for event in events if event["kind"] == "train" and event["process_rank"] == 0]
+            cells.append(f"step {steps[-1]}" if steps else "starting" if events else "")
+        table.add_row(arm.name, *cells)
+    return table, is_done

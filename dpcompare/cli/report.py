@@ -99,6 +99,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     for made in comparison.claims:
         console.print(f"- {made.sentence}", soft_wrap=True)
+    if comparison.stopped_by:
+        console.print(f"Rounds were added until {comparison.stopped_by}.", soft_wrap=True)
     for row in comparison.arms:
         if row.efficiency and row.efficiency.suspicious:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)

@@ -111,6 +111,8 @@ def as_markdown(comparison: Comparison) -> str:
         lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in FIGURES.values()) + " |")
     if comparison.claims:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
+    if comparison.stopped_by:
+        lines += ["", f"Rounds were added until {comparison.stopped_by}."]
     for row in comparison.arms:
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.failures]
     if len(comparison.arms) > 1:

@@ -1,0 +1,105 @@
+"""`dpcompare doctor`: would a run work here, and what difference could a study show."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from pathlib import Path
+
+import click
+
+from dpcompare.cli.options import interpreters
+from dpcompare.cli.output import print_json, stderr_console
+
+EXIT_NEGATIVE = 3
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True)
+@click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
+@click.option("--no-trials", is_flag=True, help="Look only; do not run the modes.")
+@click.option(
+    "--noise", type=click.IntRange(min=6), metavar="ROUNDS", help="Also run an arm against itself that often."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | None, as_json: bool) -> int:
+    """Check this machine, both frameworks and every mode; the output belongs into a bug report.
+
+    --noise runs torch or tensorflow `single` against itself and says which difference a study of as many rounds can
+    show here. Exit code 3: something would break a run.
+    """
+    from dpcompare.diagnosis import diagnose
+
+    chosen = interpreters(python)
+    findings = []
+    for finding in diagnose(chosen, device=device, trials=not no_trials):
+        findings.append(finding)
+        if not as_json:
+            click.echo(f"{finding.status:8}{finding.name}: {finding.found}")
+            if finding.remedy:
+                click.echo(f"{'':8}  -> {finding.remedy}")
+    told = None
+    if noise is not None:
+        told = _noise(noise, device, chosen)
+        if not as_json:
+            click.echo(told["sentence"])
+    problems = [finding.name for finding in findings if finding.status == "problem"]
+    if as_json:
+        print_json(
+            {
+                "usable": not problems,
+                "findings": [dataclasses.asdict(finding) for finding in findings],
+                **({"noise": told} if told else {}),
+            }
+        )
+    elif problems:
+        click.echo(f"{len(problems)} problems: {', '.join(problems)}")
+    else:
+        click.echo("nothing found that would break a run")
+    return EXIT_NEGATIVE if problems else 0
+
+
+def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object]:
+    """An A/A study: the same arm twice per round."""
+    from dpcompare.analysis import analyse, collect
+    from dpcompare.backends import FRAMEWORKS, require_framework
+    from dpcompare.cluster import Cluster
+    from dpcompare.config import RunConfig, Workload
+    from dpcompare.errors import RequestError, RunFailedError
+    from dpcompare.inputs import prepare_inputs
+    from dpcompare.study import Arm, Study, Watcher, open_study, run_study
+
+    for framework in FRAMEWORKS:
+        given = {"python": chosen[framework]} if framework in chosen else {}
+        try:
+            require_framework(framework, **given)
+            break
+        except RequestError:
+            continue
+    else:
+        raise RequestError("--noise: no framework is usable here; expected one of " + ", ".join(FRAMEWORKS))
+    workload = Workload(model="toy-bn", image_size=64, steps=40, warmup_steps=5)
+    cluster = Cluster.partition(1, 1, device=device)  # type: ignore[arg-type]
+    config = prepare_inputs(RunConfig(framework=framework, mode="single", workload=workload, cluster=cluster, **given))
+    study = Study(arms=tuple(Arm(name=f"{framework} single {name}", config=config) for name in "AB"), repeats=rounds)
+    console = stderr_console()
+
+    class Lines(Watcher):
+        def run_ended(self, number, arm, result):  # type: ignore[no-untyped-def]
+            console.print(f"round {number}: {arm.name}: {result.images_per_second or 0:.1f} images/s")
+
+    with tempfile.TemporaryDirectory(prefix="dpcompare-noise-") as folder:
+        path = Path(folder) / "study"
+        open_study(study, path)
+        run_study(study, path, Lines())
+        claims = analyse(collect([path])).claims
+    if len(claims) != 1 or not (claims[0].low and claims[0].high):
+        raise RunFailedError("--noise: too many of the runs failed to tell anything", "")
+    made = claims[0]
+    assert made.low and made.high  # noqa: PT018 (for the type checker)
+    detectable = (made.high / made.low) ** 0.5 - 1
+    sentence = (
+        f"noise: {made.sentence} Here a study of {rounds} rounds of such runs shows differences of "
+        f"{detectable:.1%} and more."
+    )
+    return {"rounds": rounds, "detectable": detectable, "sentence": sentence}

@@ -1,0 +1,136 @@
+"""Does a study claim what is true? Arms against themselves, a delay of known size, one unfair knob, a delayed exchange.
+
+    python scripts/check_claims.py [--studies 20] [--rounds 6]
+
+Real runs of a small model with torch. Faults reach the worker processes of one arm only, through its interpreter: a
+wrapper that puts a sitecustomize module into their path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
+from dpcompare.analysis import Comparison, analyse, collect
+from dpcompare.study import Arm, Study, Watcher, ablated, open_study, run_study
+
+WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=40, warmup_steps=10)
+SLOWER = 0.10
+DELAY_SECONDS = 0.03
+
+FINDER = """
+import importlib.abc, importlib.util, sys
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != {module!r}:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            inject(module)
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
+"""
+
+SLOW_STEP = f"""
+def inject(module):
+    import time
+    step = module.TorchBackend.train_step
+    def slower(self, *arguments):
+        begun = time.perf_counter()
+        loss = step(self, *arguments)
+        end = time.perf_counter() + {SLOWER} * (time.perf_counter() - begun)
+        while time.perf_counter() < end:
+            pass
+        return loss
+    module.TorchBackend.train_step = slower
+"""
+
+SLOW_EXCHANGE = f"""
+def inject(module):
+    import contextlib, time
+    exchanging = module.DistributedDataParallel.exchanging
+    @contextlib.contextmanager
+    def delayed(self, gradients):
+        with exchanging(self, gradients):
+            yield
+            if self.config.exchange_gradients:
+                time.sleep({DELAY_SECONDS})
+    module.DistributedDataParallel.exchanging = delayed
+"""
+
+
+class Dots(Watcher):
+    """A dot per run."""
+
+    def run_ended(self, number, arm, result):
+        print("." if result.status == "completed" else "F", end="", flush=True, file=sys.stderr)
+
+
+def arm(name: str, python: str = sys.executable, *, nodes: int = 1, **changes) -> Arm:
+    config = RunConfig(
+        framework="torch",
+        mode="single" if nodes == 1 else "ddp",
+        workload=WORKLOAD.model_copy(update=changes),
+        cluster=Cluster.partition(nodes, 1, device="cpu"),
+        python=python,
+    )
+    return Arm(name=name, config=prepare_inputs(config))
+
+
+def with_fault(folder: Path, module: str, inject: str) -> str:
+    """An interpreter whose processes have the fault."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(inject + FINDER.format(module=f"dpcompare.backends.torch.{module}"))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def compared(folder: Path, arms: list[Arm], rounds: int, seed: int = 0) -> Comparison:
+    study = Study(arms=tuple(arms), repeats=rounds, order_seed=seed)
+    open_study(study, folder)
+    run_study(study, folder, Dots())
+    print(file=sys.stderr)
+    return analyse(collect([folder]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--studies", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=6)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="dpcompare-claims-") as temporary:
+        folder = Path(temporary)
+        slow = with_fault(folder / "slow", "backend", SLOW_STEP)
+        print("| study | what it said |\n|---|---|", flush=True)
+        made = compared(folder / "slowdown", [arm("unharmed"), arm("slower", slow)], arguments.rounds).claims[0]
+        print(f"| {SLOWER:.0%} added to every step of one arm | {made.sentence} |", flush=True)
+
+        unfair = compared(folder / "unfair", [arm("one"), arm("other", batchnorm_momentum=0.99)], 2).claims[0]
+        print(f"| one knob changed (BatchNorm's momentum) | {unfair.sentence} |", flush=True)
+
+        delayed = with_fault(folder / "delayed", "ddp", SLOW_EXCHANGE)
+        both = [arm("ddp", nodes=2), arm("ddp delayed", delayed, nodes=2)]
+        rows = compared(folder / "ablation", [*both, *map(ablated, both)], 3).arms
+        for row in rows:
+            parts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in row.step_parts_ms.items())
+            print(f"| {DELAY_SECONDS * 1000:.0f} ms added to the exchange: {row.name} | {parts} |", flush=True)
+
+        false_claims = 0
+        for number in range(arguments.studies):
+            same = compared(folder / f"same-{number}", [arm("A"), arm("B")], arguments.rounds, seed=number).claims[0]
+            false_claims += same.outcome in ("faster", "slower")
+            print(f"| an arm against itself, study {number + 1} | {same.sentence} |", flush=True)
+        print(f"| arms against themselves | {false_claims} of {arguments.studies} studies claimed a difference |")
+
+
+if __name__ == "__main__":
+    main()
