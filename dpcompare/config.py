@@ -160,6 +160,8 @@ class RunConfig(BaseModel):
     cluster: Cluster
     exchange_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
+    profile_steps: tuple[int, int] | None = None
+    """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time."""
     task: Literal["train", "probe"] = "train"
     """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.probe`."""
     python: str = sys.executable
@@ -225,6 +227,10 @@ class RunConfig(BaseModel):
             problems.append(
                 f"batchnorm: received sync, which mode {self.mode} of {self.framework} cannot do on "
                 f"{cluster.device_type} devices; use local, or another mode"
+            )
+        if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
+            problems.append(
+                f"profile_steps: received {self.profile_steps}, expected a first step from 1 and a later last one"
             )
         if not self.exchange_gradients and not self.mode_row.exchange_separable:
             problems.append(f"mode {self.mode} of {self.framework} cannot train without its exchange of gradients")

@@ -81,6 +81,9 @@ KNOBS: dict[str, Knob] = {
     "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "input threads per process": Knob(value=_setting("input_threads"), remedy="same release of dpcompare"),
+    "profiled steps": Knob(
+        value=lambda r: r.config.get("profile_steps") or "none", remedy="same --profile-steps, or none"
+    ),
     "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
     "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),
     "dpcompare": Knob(value=lambda r: _major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),

@@ -48,6 +48,11 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
             f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
             "at most as many, or more epochs"
         )
+    if config.profile_steps and config.profile_steps[1] > num_steps:
+        raise RequestError(
+            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
+            "steps only; expected steps of the run"
+        )
     num_classes = len(store.manifest.classes)
     weights = prepare_weights(workload, num_classes, source, cache_dir())
     inputs = Inputs(

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from dpcompare.backends.base import Backend
@@ -20,12 +22,18 @@ SECONDS_BETWEEN_EVENTS = 0.25
 
 
 def train(
-    backend: Backend, store: Store, events: EventLog, after_step: Callable[[int], None] = lambda step: None
+    backend: Backend,
+    store: Store,
+    events: EventLog,
+    after_step: Callable[[int], None] = lambda step: None,
+    *,
+    traces: Path | None = None,
 ) -> str:
     """Train and evaluate the whole workload of a backend that is set up.
 
     What is measured goes to `events` as it happens: see `dpcompare.events`. `after_step` is called with the number of
-    each finished step, from 1, outside the measured time.
+    each finished step, from 1, outside the measured time. `traces` is the folder for a trace of the steps that are to be
+    profiled.
 
     Returns:
         sha256 of the order in which the samples of all steps were trained.
@@ -50,7 +58,12 @@ def train(
 
     events.append("ready", time=time.time(), steps=num_steps, num_replicas=backend.num_replicas)
     backend.synchronize()
+    first_traced, last_traced = backend.config.profile_steps or (0, 0)
+    tracing = ExitStack()
     for step in range(1, num_steps + 1):
+        if step == first_traced and traces is not None:
+            traces.mkdir(exist_ok=True)
+            tracing.enter_context(backend.profile(traces / f"process-{backend.process_rank}.json"))
         rate = learning_rate(workload, step - 1, num_steps)
         start = time.perf_counter()
         batches = list(islice(feed, workload.accumulate))
@@ -59,6 +72,8 @@ def train(
         backend.synchronize()
         end = time.perf_counter()
 
+        if step == last_traced:
+            tracing.close()
         steps.add(step, loss, batches[0].global_count, step_seconds=end - start, data_seconds=received - start)
         after_step(step)
         if step % epoch_steps == 0 or step == num_steps:

@@ -19,6 +19,7 @@ from dpcompare.events import Event
 CONFIG_FILE = "config.json"
 RESULT_FILE = "result.json"
 LOGS_DIR = "logs"
+TRACES_DIR = "traces"
 
 Status = Literal["completed", "failed", "interrupted"]
 

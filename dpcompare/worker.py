@@ -30,7 +30,7 @@ from dpcompare.backends.base import Backend
 from dpcompare.config import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.events import EventLog
-from dpcompare.result import CONFIG_FILE, ProcessRecord, log_path
+from dpcompare.result import CONFIG_FILE, TRACES_DIR, ProcessRecord, log_path
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         if config.task == "probe":
             order_sha256 = probe.run(backend, store, events, run_dir)
         else:
-            order_sha256 = loop.train(backend, store, events)
+            order_sha256 = loop.train(backend, store, events, traces=run_dir / TRACES_DIR)
         _record(backend, config, order_sha256, **place).save(run_dir)
         backend.teardown()
     except Exception as error:

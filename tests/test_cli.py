@@ -92,6 +92,14 @@ REFUSED = {
     "corrupt image": ([*TORCH, "--dataset", "corrupt"], r"05\.jpg' cannot be decoded: .*--skip-corrupt"),
     "damaged store": ([*TORCH, *TINY, "--dataset", "damaged"], "the checksum of split train does not match"),
     "store of another size": ([*TORCH, "--dataset", "store"], "holds images of 32 px, received image_size 64"),
+    "profiled steps that are none": ([*TORCH, "--profile-steps", "3"], "received '3', expected FIRST:LAST"),
+    "profiled steps backwards": ([*TORCH, "--profile-steps", "5:3"], "profile_steps: received .*a later last one"),
+    "profiled steps after the end": ([*TORCH, *TINY, "--profile-steps", "5:99"], "received 5:99, but the run has"),
+    "weights that are missing": ([*TORCH, "--weights", "nowhere"], "received 'nowhere', which cannot be read"),
+    "regularization of nothing": (
+        [*TORCH, "--model", "toy-cnn", "--regularization", "shared"],
+        "toy-cnn has no dropout and no stochastic depth",
+    ),
     "run directory in use": ([*TORCH, "--run-dir", "used"], "run directory 'used' already holds a run"),
     "unknown key in the config file": (
         [*TORCH, "--config", "unknown.toml"],

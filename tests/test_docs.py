@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.command import dpcompare
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
 
@@ -22,6 +24,16 @@ def test_python_examples_run(code, tmp_path):
     (tmp_path / "example.py").write_text(code)
     done = subprocess.run([sys.executable, "example.py"], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_study_files_are_accepted(tmp_path):
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "measuring.md").read_text(), re.DOTALL)
+    (tmp_path / "study.toml").write_text(block)
+    done = dpcompare("compare", tmp_path / "study.toml", "--device", "cpu", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert len(done.json["runs"]) == 36
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

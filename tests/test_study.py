@@ -300,3 +300,13 @@ def test_wrong_limits_are_refused(arguments, message):
     refused = dpcompare("compare", *arguments)
     assert refused.code == 2
     assert message in refused.stderr
+
+
+@pytest.mark.torch
+def test_event_files_hold_every_loss(finished, tmp_path):
+    folder, _, _ = finished
+    assert dpcompare("report", folder, "--tensorboard", tmp_path / "events").code == 0
+    files = sorted(tmp_path.glob("events/*/events*"))
+    assert len(files) == 4
+    assert files[0].read_bytes().count(b"train/loss") == 4
+    assert b"evaluation/accuracy" in files[0].read_bytes()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -114,6 +116,10 @@ class Backend(ABC):
     @abstractmethod
     def teardown(self) -> None:
         """Leave the other processes in good order."""
+
+    def profile(self, path: Path) -> AbstractContextManager[None]:
+        """Write what happens inside as a trace in Chrome's format, which its viewer and Perfetto's open."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no traces")
 
     def settings(self) -> dict[str, Any]:
         """What a fair comparison must know of how this backend trains; a subclass that changes one says so here."""

@@ -131,6 +131,10 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         },
     ),
     (
+        ("--profile-steps",),
+        {"metavar": "A:B", "help": "Keep a trace of steps A to B of every process, for Chrome's or Perfetto's viewer."},
+    ),
+    (
         ("--run-dir",),
         {"type": click.Path(path_type=Path), "help": "A new directory for the run.  [default: below runs/]"},
     ),
@@ -294,7 +298,9 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         device=options["device"],
         gpus=None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()],
     )
-    chosen = {}
+    chosen: dict[str, Any] = {}
+    if options["profile_steps"] is not None:
+        chosen["profile_steps"] = _steps(options["profile_steps"])
     if python := interpreters(options["python"]).get(options["framework"]):
         chosen["python"] = python
     config: RunConfig = request(
@@ -306,6 +312,14 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         **chosen,
     )
     return config
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """`5:8` as (5, 8)."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None:
+        raise RequestError(f"--profile-steps: received {text!r}, expected FIRST:LAST such as 5:8")
+    return int(match[1]), int(match[2])
 
 
 def interpreters(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -28,6 +28,7 @@ EXIT_NEGATIVE = 3
     "--json", "as_json", metavar="FILE", is_flag=False, flag_value="-", help="Alone, as the last option: stdout."
 )
 @click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
+@click.option("--tensorboard", metavar="DIR", help="Losses and accuracies of every run as TensorBoard's event files.")
 @click.option("--fail-if", multiple=True, metavar="CONDITION", help='Such as "ratio<0.97": exit code 3 where it holds.')
 def report(
     paths: tuple[Path, ...],
@@ -37,6 +38,7 @@ def report(
     csv: str | None,
     as_json: str | None,
     plots: str | None,
+    tensorboard: str | None,
     fail_if: tuple[str, ...],
 ) -> int:
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
@@ -48,7 +50,8 @@ def report(
     from dpcompare.report import formats, page
 
     conditions = [formats.parse_condition(text) for text in fail_if]
-    comparison = analyse(collect(paths, subject))
+    collection = collect(paths, subject)
+    comparison = analyse(collection)
     written = False
     for target, render in (
         (html, page.as_html),
@@ -64,6 +67,11 @@ def report(
         from dpcompare.report.plots import make_plots, write_files
 
         write_files(make_plots(comparison), Path(plots))
+    if tensorboard is not None:
+        from dpcompare.report.tensorboard import write_event_files
+
+        written = True
+        write_event_files(collection, Path(tensorboard))
     if not written:
         print_comparison(comparison)
     held = [line for condition in conditions for line in condition.where_it_holds(comparison)]

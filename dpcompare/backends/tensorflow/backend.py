@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -15,6 +17,7 @@ import tensorflow as tf
 from dpcompare.backends.base import Backend, State
 from dpcompare.backends.tensorflow.model import build_model, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
+from dpcompare.backends.tensorflow.trace import chrome_trace
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
 
@@ -301,6 +304,9 @@ class TensorFlowBackend(Backend):
 
     def teardown(self) -> None:
         """Nothing to leave in one process."""
+
+    def profile(self, path: Path) -> AbstractContextManager[None]:
+        return chrome_trace(path)
 
     def settings(self) -> dict[str, Any]:
         settings = super().settings() | {"memory_layout": "NHWC", "optimizer_kernels": "ResourceApply"}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,6 +220,12 @@ class TorchBackend(Backend):
 
     def teardown(self) -> None:
         """Nothing to leave in one process."""
+
+    @contextmanager
+    def profile(self, path: Path) -> Iterator[None]:
+        with torch.profiler.profile() as profiler:
+            yield
+        profiler.export_chrome_trace(str(path))
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {
