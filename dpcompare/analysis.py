@@ -244,8 +244,9 @@ def analyse(collection: Collection) -> Comparison:
     sheet = fairness.compare([arm.completed[0] for arm in present], subject=collection.subject)
     claims = [_claim(first, second, collection.subject) for first, second in combinations(present, 2)]
     rows = [_row(arm, present) for arm in arms]
-    done = min(len(arm.completed) for arm in arms)
-    partial = done < collection.repeats
+    lacking = [arm for arm in arms if len(arm.completed) < len(arm.runs)]
+    done = min((len(arm.completed) for arm in lacking), default=collection.repeats)
+    partial = bool(lacking)
     headline = _headline(claims, rows)
     return Comparison(
         partial=partial,
@@ -266,11 +267,18 @@ def analyse(collection: Collection) -> Comparison:
     )
 
 
-def widest_interval(comparison: Comparison) -> float:
-    """Half width, relative to the ratio, of the widest interval of two arms that may be compared; infinite without one."""
-    comparable = [made for made in comparison.claims if made.outcome != "NOT COMPARABLE"]
-    widths = [math.sqrt(made.high / made.low) - 1 for made in comparable if made.high and made.low]
-    return max(widths) if comparable and len(widths) == len(comparable) else math.inf
+def widest_interval(comparison: Comparison) -> float | None:
+    """Half width, relative to the ratio, of the widest interval of two arms that may be compared and have not failed.
+
+    None where there are no two such arms.
+    """
+    failed = {row.name for row in comparison.arms if row.failures}
+    widths = [
+        math.sqrt(made.high / made.low) - 1 if made.high and made.low else math.inf
+        for made in comparison.claims
+        if made.outcome != "NOT COMPARABLE" and not {made.first, made.second} & failed
+    ]
+    return max(widths, default=None)
 
 
 def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:

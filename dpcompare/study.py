@@ -71,7 +71,9 @@ class Study(BaseModel):
         return study_dir / RUNS_DIR / f"round-{number:02d}" / arm.folder
 
     def save(self, study_dir: Path) -> None:
-        (study_dir / STUDY_FILE).write_text(self.model_dump_json(indent=2) + "\n")
+        temporary = study_dir / f"{STUDY_FILE}.tmp"
+        temporary.write_text(self.model_dump_json(indent=2) + "\n")
+        temporary.replace(study_dir / STUDY_FILE)
 
     @classmethod
     def load(cls, study_dir: Path) -> Study:
@@ -180,7 +182,7 @@ def add_rounds(
     study_dir: Path,
     watcher: Watcher,
     *,
-    wide: Callable[[Path], float],
+    wide: Callable[[Path], float | None],
     until: float,
     budget_seconds: float,
 ) -> Study:
@@ -193,7 +195,7 @@ def add_rounds(
         study: has rounds enough for an interval.
         study_dir: where it is.
         watcher: is told what runs.
-        wide: the largest half width of an interval of the study in a directory.
+        wide: the largest half width of an interval of the study in a directory; None where more rounds would add none.
         until: half width to reach, relative to the ratio: 0.02 is plus or minus 2%.
         budget_seconds: no round is begun after this time, counted from now.
 
@@ -204,7 +206,9 @@ def add_rounds(
     run_study(study, study_dir, watcher)
     while True:
         width, spent = wide(study_dir), time.monotonic() - begun
-        if width <= until:
+        if width is None:
+            reason = "no two arms that run may be compared"
+        elif width <= until:
             reason = f"every interval is within {width:.1%} ({until:.1%} asked for)"
         elif spent >= budget_seconds:
             reason = (

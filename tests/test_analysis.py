@@ -3,11 +3,12 @@
 import csv
 import io
 import json
+import math
 import re
 
 import pytest
 
-from dpcompare.analysis import ArmRuns, Collection, analyse, collect
+from dpcompare.analysis import ArmRuns, Collection, analyse, collect, widest_interval
 from dpcompare.cluster import Cluster
 from dpcompare.config import RunConfig, Workload
 from dpcompare.errors import RequestError
@@ -188,6 +189,18 @@ def test_results_of_several_machines_are_merged(tmp_path):
     assert [row.name for row in shown.arms] == ["one: torch ddp 2x1", "two: torch ddp 2x1"]
     with pytest.raises(RequestError, match="unknown subject colour"):
         collect([tmp_path / "one"], subject=["colour"])
+
+
+def test_the_widest_interval_is_of_arms_that_run_and_may_be_compared():
+    fair = [runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)]
+    assert widest_interval(compared(*fair)) == pytest.approx(0.0119, abs=1e-4)
+    assert widest_interval(compared(fair[0], runs("torch", "ddp", SLOW, precision="bfloat16"))) is None
+    assert (
+        widest_interval(compared(runs("torch", "ddp", FAST[:3]), runs("tensorflow", "multiworker", SLOW[:3])))
+        == math.inf
+    )
+    fair[1].failures = ["round 3: killed"]
+    assert widest_interval(compared(*fair)) is None
 
 
 def test_releases_that_measure_otherwise_are_not_ranked():

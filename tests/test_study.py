@@ -132,14 +132,16 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
 
 @pytest.mark.torch
 def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
-    # A learning rate that no float holds after a few steps: the losses are not finite, and the run is one that completed.
     arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--repeats", "2"]
     done = dpcompare(*arguments, "--out", tmp_path / "out", PYTHONPATH=str(_broken_ddp(tmp_path)))
     assert done.code == 1
-    assert "some runs failed: torch ddp 2x1" in done.stderr
+    assert "error: some runs failed: torch ddp 2x1" in done.stderr
     assert "FAILED torch ddp 2x1: round 1: " in done.stdout
     assert "round 2: torch ddp 2x1: not run again, its arm has failed" in done.stderr
     assert len(list(tmp_path.glob("out/runs/*/torch-single-1x1/result.json"))) == 2
+    again = dpcompare(*arguments, "--out", tmp_path / "out", "--json")
+    assert again.code == 1
+    assert [bool(row["failures"]) for row in again.json["arms"]] == [False, True]
 
 
 def _broken_ddp(folder):
@@ -179,6 +181,7 @@ def test_a_study_file_gives_options_by_their_names(tmp_path):
 
 REFUSED = {
     "an unknown mode": (["--arm", "torch:ddpp"], "unknown mode 'ddpp' of torch.*Did you mean 'ddp'"),
+    "an arm that is there twice": (["--arm", "torch:single", "--arm", "torch:single"], "torch single 1x1 twice"),
     "an arm without mode": (["--arm", "torch"], "expected FRAMEWORK:MODE"),
     "an unknown option of an arm": (["--arm", "torch:ddp,precison=float64"], "Did you mean 'precision'"),
     "a value that is none": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
@@ -286,6 +289,10 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     assert made == [6, 7, 8]
     assert ended.repeats == 8
     assert ended.stopped_by == "every interval is within 1.9% (2.0% asked for)"
+    ended = studies.add_rounds(
+        begun, tmp_path, studies.Watcher(), wide=lambda folder: None, until=0.02, budget_seconds=1e9
+    )
+    assert (ended.repeats, ended.stopped_by) == (6, "no two arms that run may be compared")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 DEFAULT_REPLICAS = 2
 DEFAULT_REPEATS = 1
 
+EXIT_FAILED = 1
+
 
 @click.command()
 @click.argument(
@@ -68,7 +70,7 @@ def compare(
     dry_run: bool,
     as_json: bool,
     **options: Any,
-) -> None:
+) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
     Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
@@ -105,7 +107,7 @@ def compare(
     out = out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
     if dry_run:
         _print_plan(study, out, as_json=as_json)
-        return
+        return 0
     from dpcompare.analysis import analyse, collect, widest_interval
     from dpcompare.cli.output import print_json
     from dpcompare.cli.progress import StudyProgress, data_progress
@@ -128,7 +130,7 @@ def compare(
                 )
     except KeyboardInterrupt:
         click.echo(f"interrupted; the same command with --out {out} goes on from here", err=True)
-        if any(result for _, _, result in studies.results(study, out)):
+        if not as_json and any(result for _, _, result in studies.results(study, out)):
             print_comparison(analyse(collect([out])))
         raise
     comparison = analyse(collect([out]))
@@ -138,9 +140,9 @@ def compare(
         print_comparison(comparison)
     click.echo(f"next: dpcompare report {out} --html report.html", err=True)
     if failed := [row.name for row in comparison.arms if row.failures]:
-        from dpcompare.errors import RunFailedError
-
-        raise RunFailedError(f"some runs failed: {', '.join(failed)}; the others are compared", str(out))
+        click.echo(f"error: some runs failed: {', '.join(failed)}; the others are compared", err=True)
+        return EXIT_FAILED
+    return 0
 
 
 def _share(text: str | None) -> float | None:
@@ -205,6 +207,10 @@ def _arms(
             found += 1
             changed = "".join(f" {name}={value}" for name, value in overrides.items())
             name = f"{framework} {mode} {topology[0]}x{topology[1]}{changed}"
+            if name in arms:
+                raise RequestError(
+                    f"--arm: received {name} twice; expected each arm once, or arms that differ in an option"
+                )
             arms[name] = Arm(name=name, config=config)
         problems += refused
         if not found and not refused:
@@ -288,6 +294,9 @@ def _prepared(study: Study, data_progress: Any) -> Study:
 def _num_steps(config: RunConfig) -> int:
     from dpcompare.inputs import prepare_inputs, total_steps
 
+    if config.workload.steps is not None:
+        return config.workload.steps
+    # The length of an epoch is that of the prepared dataset.
     inputs = prepare_inputs(config).inputs
     assert inputs is not None
     return total_steps(config.workload, inputs.num_train)
