@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 import dpcompare
 from dpcompare import fairness
@@ -30,6 +30,8 @@ class ArmRuns:
 
     name: str
     config: RunConfig
+    source: str = ""
+    """The study that it was measured in; rounds of different studies are not paired."""
     runs: list[RunResult | None] = field(default_factory=list)
     """Per round; None where it did not complete."""
     run_dirs: list[str] = field(default_factory=list)
@@ -68,8 +70,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
     arms: list[ArmRuns] = []
     repeats, seed, stopped_by = 1, None, None
     subjects = list(subject)
-    for path in paths:
-        prefix = f"{path.resolve().name}: " if len(paths) > 1 else ""
+    for path, prefix in zip(paths, _prefixes(paths), strict=True):
         if is_study(path):
             study = Study.load(path)
             found = _of_study(study, path)
@@ -77,19 +78,20 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
             subjects += study.subject
         elif (path / RESULT_FILE).is_file():
             result = RunResult.load(path)
-            config = RunConfig.model_validate(result.config)
+            config = _config_of(result, path)
             found = [ArmRuns(name=_name(result), config=config, runs=[None], run_dirs=[str(path)], positions=[1])]
             if result.status == "completed":
                 found[0].runs = [result]
             else:
-                found[0].failures = [f"round 1: {result.status}: {_first_line(result.error)}"]
+                found[0].failures = [f"round 1: {result.status}: {_last_line(result.error)}"]
         else:
             raise RequestError(
                 f"{str(path)!r} is neither a study nor a run that has ended; expected a directory with study.json or "
                 f"{RESULT_FILE}"
             )
         for arm in found:
-            arm.name = prefix + arm.name
+            # Single runs have one round in any case, of which nothing is claimed.
+            arm.name, arm.source = prefix + arm.name, str(path) if is_study(path) else ""
         arms += found
     if not any(arm.completed for arm in arms):
         failures = "; ".join(f"{arm.name}: {failure}" for arm in arms for failure in arm.failures)
@@ -104,11 +106,32 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
     )
 
 
+def _prefixes(paths: Sequence[Path]) -> list[str]:
+    """What tells the arms of several directories apart: as much of the end of each path as is needed."""
+    parts = [path.resolve().parts for path in paths]
+    if len(set(parts)) < len(parts):
+        raise RequestError("the same directory was given twice; expected each study and run once")
+    if len(paths) == 1:
+        return [""]
+    length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
+    return [f"{'/'.join(part[-length:])}: " for part in parts]
+
+
+def _config_of(result: RunResult, path: Path) -> RunConfig:
+    try:
+        return RunConfig.model_validate(result.config)
+    except ValidationError as error:
+        raise RequestError(
+            f"{str(path)!r} was made by dpcompare {result.dpcompare_version} with settings that {dpcompare.__version__} "
+            f"does not know ({error.error_count()} of them); report it with the dpcompare that made it"
+        ) from None
+
+
 def _name(result: RunResult) -> str:
     return f"{result.framework} {result.mode} {result.num_nodes}x{result.num_replicas // result.num_nodes}"
 
 
-def _first_line(text: str | None) -> str:
+def _last_line(text: str | None) -> str:
     lines = (text or "").strip().splitlines()
     return lines[-1] if lines else ""
 
@@ -124,10 +147,12 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
             of_arm.run_dirs.append(str(run_dir))
             of_arm.positions.append(position)
             if result and result.status == "failed":
-                of_arm.failures.append(f"round {number}: {_first_line(result.error)}")
+                of_arm.failures.append(f"round {number}: {_last_line(result.error)}")
     for arm in study.arms:
         if arm.ablation_of in arms:
-            arms[arm.ablation_of].without_exchange = arms.pop(arm.name).runs
+            without = arms.pop(arm.name)
+            arms[arm.ablation_of].without_exchange = without.runs
+            arms[arm.ablation_of].failures += [f"without exchange, {failure}" for failure in without.failures]
     return list(arms.values())
 
 
@@ -239,27 +264,37 @@ class Comparison(_Shown):
 def analyse(collection: Collection) -> Comparison:
     """Compare all arms with each other."""
     # Names hold those of directories. Control characters would reach terminals, and make the library that draws abort.
-    arms = [replace(arm, name=printable(arm.name)) for arm in collection.arms]
+    arms = [
+        replace(arm, name=printable(arm.name), failures=[printable(failure) for failure in arm.failures])
+        for arm in collection.arms
+    ]
     present = [arm for arm in arms if arm.completed]
-    sheet = fairness.compare([arm.completed[0] for arm in present], subject=collection.subject)
+    sheet = fairness.compare([run for arm in present for run in arm.completed], subject=collection.subject)
+    first_of = [sum(len(arm.completed) for arm in present[:index]) for index in range(len(present))]
     claims = [_claim(first, second, collection.subject) for first, second in combinations(present, 2)]
     rows = [_row(arm, present) for arm in arms]
-    lacking = [arm for arm in arms if len(arm.completed) < len(arm.runs)]
+    # What failed is said of its arm; what is still to be run makes a study partial.
+    lacking = [arm for arm in arms if not arm.failures and len(arm.completed) < len(arm.runs)]
     done = min((len(arm.completed) for arm in lacking), default=collection.repeats)
     partial = bool(lacking)
-    headline = _headline(claims, rows)
+    headline = _headline(claims, present[0].name)
     return Comparison(
         partial=partial,
         repeats=collection.repeats,
         order_seed=collection.order_seed,
-        stopped_by=collection.stopped_by,
+        stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
         subject=list(collection.subject),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
         verdict=sheet.verdict,
         summary=sheet.summary,
-        reasons=sheet.reasons,
+        reasons=[printable(reason) for reason in sheet.reasons],
         knobs=[
-            KnobRow(knob=row.knob, values=[str(value) for value in row.values], equal=row.equal, reason=row.reason)
+            KnobRow(
+                knob=row.knob,
+                values=[printable(str(row.values[index])) for index in first_of],
+                equal=row.equal,
+                reason=row.reason,
+            )
             for row in sheet.rows
         ],
         arms=rows,
@@ -286,9 +321,10 @@ def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
     sheet = fairness.compare([*first.completed, *second.completed], subject=subject)
     rounds = max(len(first.speeds), len(second.speeds))
     speeds = tuple(arm.speeds + [None] * (rounds - len(arm.speeds)) for arm in (first, second))
-    made = claim(
-        first.name, second.name, (speeds[0], speeds[1]), unequal=[row.knob for row in sheet.rows if row.reason]
-    )
+    unequal = [row.knob for row in sheet.rows if row.reason]
+    if first.source != second.source:
+        unequal.append("study")  # what drifts from one to the other would be taken for a difference
+    made = claim(first.name, second.name, (speeds[0], speeds[1]), unequal=unequal)
     ratio = made.ratio
     return ClaimRow(
         first=made.first,
@@ -302,10 +338,10 @@ def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
     )
 
 
-def _headline(claims: Sequence[ClaimRow], rows: Sequence[ArmRow]) -> str:
+def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
     """The sentence of the pair with the clearest difference, or that there is none."""
     if not claims:
-        return f"One arm alone: {rows[0].name}."
+        return f"One arm alone: {alone}."
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     if not comparable:
         return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
@@ -391,7 +427,7 @@ def _curve(run: RunResult | None) -> Curve:
     return Curve(steps=[step + 1 for step in steps], losses=[losses[step] for step in steps])
 
 
-_SCALING_KNOBS = {"replicas", "batch per replica", "emulation", "device names"}
+_SCALING_KNOBS = {"replicas", "batch per replica", "emulation"}
 """What a baseline of one device differs in by its nature."""
 
 
@@ -402,7 +438,7 @@ def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
     run = arm.completed[0]
     for other in all_arms:
         baseline = other.completed[0]
-        if baseline.mode != "single" or baseline.framework != run.framework:
+        if (baseline.mode, baseline.framework, other.source) != ("single", run.framework, arm.source):
             continue
         sheet = fairness.compare([run, baseline], subject=sorted(_SCALING_KNOBS))
         unequal = {row.knob for row in sheet.rows if row.reason}
@@ -412,6 +448,7 @@ def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
             "global batch size",
             "sample order",
             "steps trained",
+            "measured steps",
         }:
             kind = "weak"
         ratios = [a / b for a, b in zip(arm.speeds, other.speeds, strict=False) if a and b]

@@ -130,7 +130,8 @@ def _framework(framework: str, python: str) -> Iterator[Finding]:
         answer = subprocess.run(
             [python, "-P", "-c", _ASK, *packages], capture_output=True, text=True, timeout=60, check=True
         )
-    except (OSError, subprocess.SubprocessError) as error:
+        told = json.loads(answer.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield Finding(
             name=framework,
             status="problem",
@@ -138,7 +139,6 @@ def _framework(framework: str, python: str) -> Iterator[Finding]:
             remedy=f"name one that holds dpcompare[{framework}] with --python {framework}=PATH",
         )
         return
-    told = json.loads(answer.stdout)
     yield from judge_versions(framework, packages, told["versions"], python)
     if told["claimed_twice"]:
         yield Finding(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 import dpcompare
 from dpcompare.config import RunConfig
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event
-from dpcompare.result import RESULT_FILE, RunResult
+from dpcompare.result import RunResult
 from dpcompare.runner import run
 
 STUDY_FILE = "study.json"
+LOCK_FILE = "lock"
+LONGEST_FOLDER = 80
 RUNS_DIR = "runs"
 
 
@@ -35,7 +41,11 @@ class Arm(BaseModel):
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^A-Za-z0-9.=]+", "-", self.name)
+        """Of its run directory: readable, of bounded length, and another one for every name."""
+        readable = re.sub(r"[^A-Za-z0-9.=]+", "-", self.name)
+        if readable.replace("-", " ") == self.name and len(readable) <= LONGEST_FOLDER:
+            return readable
+        return f"{readable[:LONGEST_FOLDER]}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
 
 def ablated(arm: Arm) -> Arm | None:
@@ -62,6 +72,13 @@ class Study(BaseModel):
     stopped_by: str | None = None
     """Why no more rounds were added, where they are added until intervals are narrow enough."""
 
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        names = [arm.name for arm in self.arms]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"arms need names of their own, received {', '.join(twice)} more than once")
+        return self
+
     def order(self, number: int) -> list[Arm]:
         """The arms of a round (from 1), in the order in which they run."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.order_seed, number])))
@@ -72,8 +89,12 @@ class Study(BaseModel):
 
     def save(self, study_dir: Path) -> None:
         temporary = study_dir / f"{STUDY_FILE}.tmp"
-        temporary.write_text(self.model_dump_json(indent=2) + "\n")
-        temporary.replace(study_dir / STUDY_FILE)
+        try:
+            temporary.write_text(self.model_dump_json(indent=2) + "\n")
+            temporary.replace(study_dir / STUDY_FILE)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
 
     @classmethod
     def load(cls, study_dir: Path) -> Study:
@@ -112,11 +133,19 @@ def open_study(study: Study, study_dir: Path) -> Study:
             if name not in ("repeats", "subject", "stopped_by") and getattr(there, name) != getattr(study, name)
         ]
         if differing:
+            changed = [arm.name for arm in there.arms if arm not in study.arms] if "arms" in differing else []
+            which = f" ({', '.join(changed)})" if changed else ""
             raise RequestError(
-                f"{str(study_dir)!r} holds another study (its {', '.join(differing)} differ); ask for the same arms, "
+                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same arms, "
                 "options and version to continue it, or choose another --out"
             )
-        study = study.model_copy(update={"repeats": max(there.repeats, study.repeats)})
+        study = study.model_copy(
+            update={
+                "repeats": max(there.repeats, study.repeats),
+                "stopped_by": there.stopped_by,
+                "subject": tuple(dict.fromkeys((*there.subject, *study.subject))),
+            }
+        )
     elif study_dir.exists() and (not study_dir.is_dir() or any(study_dir.iterdir())):
         raise RequestError(f"study directory {str(study_dir)!r} holds other files; choose another --out")
     try:
@@ -129,11 +158,30 @@ def open_study(study: Study, study_dir: Path) -> Study:
     return study
 
 
+@contextmanager
+def only_one(study_dir: Path) -> Iterator[None]:
+    """Hold a study while its runs are made.
+
+    Raises:
+        RequestError: another process holds it.
+    """
+    with (study_dir / LOCK_FILE).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise RequestError(
+                f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with `dpcompare "
+                f"watch {study_dir}`, or choose another --out"
+            ) from None
+        yield
+
+
 def finished_run(run_dir: Path) -> RunResult | None:
-    """The result of a run that has come to an end by itself, completed or failed."""
-    if not (run_dir / RESULT_FILE).is_file():
+    """The result of a run that has come to an end by itself, completed or failed; an unreadable one has not."""
+    try:
+        result = RunResult.load(run_dir)
+    except RequestError:
         return None
-    result = RunResult.load(run_dir)
     return None if result.status == "interrupted" else result
 
 
@@ -197,13 +245,19 @@ def add_rounds(
         watcher: is told what runs.
         wide: the largest half width of an interval of the study in a directory; None where more rounds would add none.
         until: half width to reach, relative to the ratio: 0.02 is plus or minus 2%.
-        budget_seconds: no round is begun after this time, counted from now.
+        budget_seconds: no round is begun after this time, counted from now; not those that an interval needs either.
 
     Returns:
         the study as it was run, with `stopped_by`.
     """
     begun = time.monotonic()
-    run_study(study, study_dir, watcher)
+    asked_for = study.repeats
+    for number in range(1, asked_for + 1):
+        if number > 1 and time.monotonic() - begun >= budget_seconds:
+            break
+        study = study.model_copy(update={"repeats": number})
+        study.save(study_dir)
+        run_study(study, study_dir, watcher, tell_from=number)
     while True:
         width, spent = wide(study_dir), time.monotonic() - begun
         if width is None:
@@ -211,9 +265,8 @@ def add_rounds(
         elif width <= until:
             reason = f"every interval is within {width:.1%} ({until:.1%} asked for)"
         elif spent >= budget_seconds:
-            reason = (
-                f"the time is up ({spent / 60:.0f} min); the widest interval is {width:.1%} ({until:.1%} asked for)"
-            )
+            reached = f"the widest interval is {width:.1%}" if width < math.inf else "there are too few for an interval"
+            reason = f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
         else:
             study = study.model_copy(update={"repeats": study.repeats + 1})
             study.save(study_dir)

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from dpcompare import study as studies
 from dpcompare.cluster import Cluster
@@ -39,6 +40,34 @@ def test_every_arm_runs_once_in_a_round_in_an_order_of_its_own():
     assert orders[0:9] != [tuple(each.name for each in study(order_seed=1).order(n)) for n in range(1, 10)]
 
 
+def test_every_arm_has_a_folder_of_its_own():
+    names = [
+        "torch ddp 2x1",
+        "torch ddp 2x1 dataset=a_b",
+        "torch ddp 2x1 dataset=a-b",
+        f"torch ddp dataset={'x' * 400}",
+    ]
+    folders = [arm(name=name).folder for name in names]
+    assert folders[0] == "torch-ddp-2x1"
+    assert len(set(folders)) == 4
+    assert max(map(len, folders)) < 100
+    with pytest.raises(ValidationError, match="names of their own"):
+        Study(arms=(arm(name="same"), arm(name="same")), repeats=1)
+
+
+def test_a_study_is_run_by_one_process_at_a_time(tmp_path):
+    open_study(study(), tmp_path / "study")
+    with studies.only_one(tmp_path / "study"), pytest.raises(RequestError, match="is being run by another process"):
+        studies.only_one(tmp_path / "study").__enter__()
+    with studies.only_one(tmp_path / "study"):
+        pass
+
+
+def test_a_half_written_result_counts_as_not_made(tmp_path):
+    (tmp_path / "result.json").write_text('{"status": "comp')
+    assert studies.finished_run(tmp_path) is None
+
+
 def test_only_what_exchanges_gradients_can_be_tried_without():
     ddp = arm("torch ddp 2x1", "ddp", nodes=2)
     assert ablated(ddp).config.exchange_gradients is False
@@ -51,7 +80,10 @@ def test_a_study_goes_on_only_as_the_same_study(tmp_path):
     open_study(study(repeats=3), tmp_path / "study")
     assert open_study(study(repeats=5), tmp_path / "study").repeats == 5
     assert open_study(study(repeats=2), tmp_path / "study").repeats == 5
-    with pytest.raises(RequestError, match=r"holds another study \(its order_seed differ\)"):
+    changed = study(arms=(arm(name="arm a", seed=1), *study().arms[1:]))
+    with pytest.raises(RequestError, match=r"holds another study: its arms \(arm a\) differ"):
+        open_study(changed, tmp_path / "study")
+    with pytest.raises(RequestError, match="holds another study: its order_seed differ"):
         open_study(study(order_seed=1), tmp_path / "study")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
@@ -191,6 +223,10 @@ REFUSED = {
         ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
         "torch:ddp on 3x1: .*does not divide",
     ),
+    "a wrong request of all modes": (
+        ["--global-batch-size", "33", "--device", "cpu"],
+        "received 33, which does not divide",
+    ),
     "a topology that no arm has": (["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"], "none of the topologies"),
 }
 
@@ -272,8 +308,9 @@ def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path)
     arguments = ["--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--out", tmp_path / "out", "--json"]
     done = dpcompare("compare", *arguments, "--until", "0.0001%", "--budget", "1s")
     assert done.code == 0, done.stderr
-    assert done.json["repeats"] == 6
+    assert done.json["repeats"] == 1
     assert done.json["stopped_by"].startswith("the time is up (")
+    assert "there are too few for an interval" in done.json["stopped_by"]
     shown = dpcompare("report", tmp_path / "out")
     assert "Rounds were added until the time is up" in shown.stdout
 
@@ -286,7 +323,7 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     ended = studies.add_rounds(
         begun, tmp_path, studies.Watcher(), wide=lambda folder: next(widths), until=0.02, budget_seconds=1e9
     )
-    assert made == [6, 7, 8]
+    assert made == [1, 2, 3, 4, 5, 6, 7, 8]
     assert ended.repeats == 8
     assert ended.stopped_by == "every interval is within 1.9% (2.0% asked for)"
     ended = studies.add_rounds(

@@ -113,10 +113,12 @@ def compare(
     from dpcompare.cli.progress import StudyProgress, data_progress
     from dpcompare.cli.report import print_comparison
 
+    if out.exists() and not studies.is_study(out) and (not out.is_dir() or any(out.iterdir())):
+        raise RequestError(f"study directory {str(out)!r} holds other files; choose another --out")
     study = _prepared(study, data_progress)
     study = studies.open_study(study, out)
     try:
-        with StudyProgress(study, out) as progress:
+        with studies.only_one(out), StudyProgress(study, out) as progress:
             if width is None:
                 studies.run_study(study, out, progress)
             else:
@@ -189,6 +191,7 @@ def _arms(
         specifications = [f"{framework}:{mode}" for framework, mode in MODES]
     arms: dict[str, Arm] = {}
     problems: list[str] = []
+    wrong: list[str] = []
     for text in specifications:
         framework, mode, overrides = _parse_arm(text)
         if framework in missing:
@@ -212,11 +215,13 @@ def _arms(
                     f"--arm: received {name} twice; expected each arm once, or arms that differ in an option"
                 )
             arms[name] = Arm(name=name, config=config)
-        problems += refused
+        wrong += refused
         if not found and not refused:
             problems.append(f"{text}: none of the topologies asked for suits this mode")
-    if problems and not (by_default or skip_unusable):
-        raise RequestError("\n".join([*problems, "name arms that can run here, or pass --skip-unusable"]))
+    # Of all modes, taken by default, those may be left out that this machine or topology has not; a wrong request is wrong.
+    if (wrong or (problems and not by_default)) and not skip_unusable:
+        raise RequestError("\n".join([*problems, *wrong, "name arms that can run here, or pass --skip-unusable"]))
+    problems += wrong
     if not arms:
         raise RequestError("\n".join([*problems, "no arm is left; expected at least one that can run here"]))
     for problem in problems:

@@ -176,7 +176,10 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only since 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
         parts = value.split(",") if isinstance(value, str) else value
         try:
-            numbers = tuple(int(part) for part in (parts if isinstance(parts, (list, tuple)) else [parts]))
+            parts = parts if isinstance(parts, (list, tuple)) else [parts]
+            if not all(type(part) in (int, str) for part in parts):  # a bool is an int, and 1.9 would become 1
+                raise TypeError
+            numbers = tuple(map(int, parts))
         except (TypeError, ValueError):
             numbers = ()
         if not numbers or min(numbers) < 1:

@@ -12,6 +12,7 @@ from types import TracebackType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from dpcompare.analysis import printable
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config import RunConfig
 from dpcompare.events import Event, read_events
@@ -211,7 +212,7 @@ class StudyProgress(Watcher):
         speed = f"{result.images_per_second:.1f} images/s" if result.images_per_second else "no speed measured"
         what = f"{speed} in {result.wall_seconds:.0f} s"
         if result.status == "failed":
-            what = f"FAILED: {(result.error or '').strip().splitlines()[-1]}"
+            what = f"FAILED: {printable((result.error or '').strip().splitlines()[-1])}"
         self._finished(f"round {number}: {arm.name}: {what}")
 
     def run_left_out(self, number: int, arm: Arm, reason: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,12 +68,15 @@ def report(
         written = True
         from dpcompare.report.plots import make_plots, write_files
 
-        write_files(make_plots(comparison), Path(plots))
+        drawn = make_plots(comparison)
+        with _writable(plots):
+            write_files(drawn, Path(plots))
     if tensorboard is not None:
         from dpcompare.report.tensorboard import write_event_files
 
         written = True
-        write_event_files(collection, Path(tensorboard))
+        with _writable(tensorboard):
+            write_event_files(collection, Path(tensorboard))
     if not written:
         print_comparison(comparison)
     held = [line for condition in conditions for line in condition.where_it_holds(comparison)]
@@ -84,10 +89,17 @@ def _write(target: str, text: str) -> None:
     if target == "-":
         click.echo(text, nl=not text.endswith("\n"))
         return
-    try:
+    with _writable(target):
         Path(target).write_text(text)
+
+
+@contextmanager
+def _writable(target: str) -> Iterator[None]:
+    """Say that a target was written, or that it cannot be."""
+    try:
+        yield
     except OSError as error:
-        raise RequestError(f"{target!r} cannot be written ({error.strerror}); choose another file") from None
+        raise RequestError(f"{target!r} cannot be written ({error.strerror}); choose another name") from None
     click.echo(f"wrote {target}", err=True)
 
 
@@ -139,7 +151,7 @@ def print_sheet(comparison: Comparison) -> None:
             table.add_row(knob.knob, *knob.values, "NOT COMPARABLE" if knob.reason else "what is compared")
     console = stdout_console()
     console.print(table)
-    console.print(comparison.summary, soft_wrap=True)
+    console.print(f"all arms together: {comparison.summary}", soft_wrap=True)
     for reason in comparison.reasons:
         console.print(f"- {reason}", soft_wrap=True)
 

@@ -92,7 +92,7 @@ def as_csv(comparison: Comparison) -> str:
                     shown.number,
                     shown.position,
                     speed,
-                    shown.run_dir,
+                    _plain(shown.run_dir),
                 ]
             )
     return text.getvalue()
@@ -112,7 +112,7 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.claims:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
     if comparison.stopped_by:
-        lines += ["", f"Rounds were added until {comparison.stopped_by}."]
+        lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.failures]
     if len(comparison.arms) > 1:
@@ -133,14 +133,18 @@ class Condition:
     holds: Callable[[float], bool]
 
     def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
-        for name, value in self._values(comparison):
-            if value is not None and self.holds(value):
+        """A line for every value that meets the condition, or one where there is no value to judge."""
+        values = [(name, value) for name, value in self._values(comparison) if value is not None]
+        if not values:
+            yield f"{self.text} cannot be judged: there is no {self.subject} here"
+        for name, value in values:
+            if self.holds(value):
                 yield f"{self.text} holds for {name}: {value:.4g}"
 
     def _values(self, comparison: Comparison) -> Iterator[tuple[str, float | None]]:
         if self.subject == "ratio":
-            for made in comparison.claims:
-                yield f"{made.first} / {made.second}", made.ratio
+            for made in comparison.claims:  # of a ratio without interval nothing is claimed, here neither
+                yield f"{made.first} / {made.second}", made.ratio if made.low else None
             return
         for row in comparison.arms:
             value = row.efficiency.value if self.subject == "efficiency" and row.efficiency else None

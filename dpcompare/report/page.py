@@ -42,6 +42,6 @@ def _inline(svg: str, title: str) -> str:
     width, height = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups()  # type: ignore[union-attr]
     svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="graphics-document" '
         f'aria-label="{title}" style="max-width:{float(width):.0f}px">{svg}'
     )

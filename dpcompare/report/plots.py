@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import altair
 
 WIDTH = 460
-# Okabe and Ito's colours, which people with any kind of colour blindness can tell apart; dashes tell them apart in print.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"]
+# After Okabe and Ito, for any kind of colour blindness, the light ones darker to be seen on white; dashes help in print.
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#2A7FB8"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
 INK = "#010203"
 """Stands for the colour of text; the page replaces it by its own, which follows light and dark."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dpcompare.analysis import Collection
 from dpcompare.errors import RequestError
+from dpcompare.study import Arm
 
 
 def write_event_files(collection: Collection, folder: Path) -> None:
@@ -25,7 +26,9 @@ def write_event_files(collection: Collection, folder: Path) -> None:
         for number, run in enumerate(arm.runs, start=1):
             if run is None:
                 continue
-            with SummaryWriter(str(folder / f"{arm.name} round {number}")) as writer:
+            with SummaryWriter(
+                str(folder / f"{Arm(name=arm.name, config=arm.config).folder}-round-{number:02d}")
+            ) as writer:
                 for step, loss in enumerate(run.train_loss, start=1):
                     if loss is not None:
                         writer.add_scalar("train/loss", loss, step)

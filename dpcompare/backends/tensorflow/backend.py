@@ -17,7 +17,6 @@ import tensorflow as tf
 from dpcompare.backends.base import Backend, State
 from dpcompare.backends.tensorflow.model import build_model, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
-from dpcompare.backends.tensorflow.trace import chrome_trace
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
 
@@ -306,6 +305,9 @@ class TensorFlowBackend(Backend):
         """Nothing to leave in one process."""
 
     def profile(self, path: Path) -> AbstractContextManager[None]:
+        # Here, since a TensorFlow that moves what this needs must not break runs that keep no trace.
+        from dpcompare.backends.tensorflow.trace import chrome_trace
+
         return chrome_trace(path)
 
     def settings(self) -> dict[str, Any]:
