@@ -236,6 +236,10 @@ class ClaimRow(_Shown):
     low: float | None
     high: float | None
     rounds: int
+    loss_difference: float | None
+    """The largest difference of the training loss of a step, between the first completed runs of both."""
+    accuracy_difference: float | None
+    """Between their last evaluations."""
     sentence: str
 
 
@@ -252,6 +256,8 @@ class Comparison(_Shown):
     """Why no more rounds were added, where the study added them until its intervals were narrow enough."""
     subject: list[str]
     headline: str
+    agreement: str | None
+    """How closely the arms that may be compared have trained."""
     verdict: str
     """Of the fairness sheet over all arms."""
     summary: str
@@ -285,6 +291,7 @@ def analyse(collection: Collection) -> Comparison:
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
         subject=list(collection.subject),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
+        agreement=_agreement(claims),
         verdict=sheet.verdict,
         summary=sheet.summary,
         reasons=[printable(reason) for reason in sheet.reasons],
@@ -334,7 +341,33 @@ def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
         low=ratio.low if ratio else None,
         high=ratio.high if ratio else None,
         rounds=ratio.rounds if ratio else 0,
+        loss_difference=_loss_difference(first.completed[0], second.completed[0]),
+        accuracy_difference=_accuracy_difference(first.completed[0], second.completed[0]),
         sentence=made.sentence,
+    )
+
+
+def _loss_difference(first: RunResult, second: RunResult) -> float | None:
+    pairs = zip(first.train_loss, second.train_loss, strict=False)
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
+
+
+def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
+    if not (first.evaluations and second.evaluations):
+        return None
+    return abs(first.evaluations[-1].accuracy - second.evaluations[-1].accuracy)
+
+
+def _agreement(claims: Sequence[ClaimRow]) -> str | None:
+    """How closely the arms that may be compared have trained; None where there are no two."""
+    comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
+    losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
+    accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
+    if not losses or not accuracies:
+        return None
+    return (
+        f"Between arms that may be compared the training losses of a step differ by at most {max(losses):.2g}, the "
+        f"accuracies by at most {max(accuracies):.1%} of the validation samples."
     )
 
 

@@ -128,6 +128,16 @@ def test_communication_is_what_a_step_takes_more_with_the_exchange():
     assert "communication" not in alone.step_parts_ms
 
 
+def test_how_closely_comparable_arms_have_trained_is_said():
+    first = runs("torch", "ddp", FAST, train_loss=[2.0, 1.5, None])
+    second = runs("tensorflow", "multiworker", SLOW, train_loss=[2.0, 1.53, 1.0])
+    shown = compared(first, second)
+    assert "the training losses of a step differ by at most 0.03, the accuracies by at most 0.0%" in shown.agreement
+    assert shown.agreement in as_markdown(shown)
+    unfair = compared(first, runs("tensorflow", "multiworker", SLOW, precision="bfloat16"))
+    assert unfair.agreement is None
+
+
 def test_every_format_shows_the_same_digits():
     shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     sentence = shown.claims[0].sentence

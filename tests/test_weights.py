@@ -341,6 +341,7 @@ def test_weights_are_refused_before_a_dataset_is_prepared(photos, monkeypatch, t
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.torch
 def test_the_command_refuses_before_anything_starts(tmp_path):
     refused = dpcompare("run", "--framework", "torch", "--mode", "single", "--weights", "nowhere.h5")
     assert refused.code == 2

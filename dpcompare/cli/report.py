@@ -111,6 +111,8 @@ def print_comparison(comparison: Comparison) -> None:
 
     console = stdout_console()
     console.print(comparison.headline, soft_wrap=True)
+    if len(comparison.arms) > 1:
+        console.print(f"all arms together: {comparison.summary}", soft_wrap=True)
     table = Table()
     for name, column in FIGURES.items():
         table.add_column(name, justify="left" if column.is_text else "right", overflow="fold")
@@ -119,6 +121,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     for made in comparison.claims:
         console.print(f"- {made.sentence}", soft_wrap=True)
+    if comparison.agreement:
+        console.print(comparison.agreement, soft_wrap=True)
     if comparison.stopped_by:
         console.print(f"Rounds were added until {comparison.stopped_by}.", soft_wrap=True)
     for row in comparison.arms:
@@ -151,7 +155,6 @@ def print_sheet(comparison: Comparison) -> None:
             table.add_row(knob.knob, *knob.values, "NOT COMPARABLE" if knob.reason else "what is compared")
     console = stdout_console()
     console.print(table)
-    console.print(f"all arms together: {comparison.summary}", soft_wrap=True)
     for reason in comparison.reasons:
         console.print(f"- {reason}", soft_wrap=True)
 

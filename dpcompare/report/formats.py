@@ -55,6 +55,10 @@ FIGURES: dict[str, Column] = {
     "waiting": Column(
         cell=lambda row: figure(row.waiting_share, "{:.1%}"), explanation="share of a step spent waiting for data"
     ),
+    "exchange ms": Column(
+        cell=lambda row: figure(row.communication_ms),
+        explanation="what a mean step takes more than without the exchange of gradients, where that was measured (--ablate)",
+    ),
     "first step s": Column(
         cell=lambda row: figure(row.first_step_seconds), explanation="from the start of the launch to the first step"
     ),
@@ -111,6 +115,8 @@ def as_markdown(comparison: Comparison) -> str:
         lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in FIGURES.values()) + " |")
     if comparison.claims:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
+    if comparison.agreement:
+        lines += ["", comparison.agreement]
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
