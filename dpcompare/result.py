@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 import dpcompare
 from dpcompare.config import RunConfig
-from dpcompare.errors import RequestError
+from dpcompare.documents import read_document, write_document
 from dpcompare.events import Event
 
 CONFIG_FILE = "config.json"
@@ -62,9 +62,7 @@ class ProcessRecord(BaseModel):
         return run_dir / f"process-{process_rank}.json"
 
     def save(self, run_dir: Path) -> None:
-        temporary = self.path(run_dir, self.process_rank).with_suffix(".tmp")
-        temporary.write_text(self.model_dump_json(indent=2) + "\n")
-        temporary.replace(self.path(run_dir, self.process_rank))
+        write_document(self, self.path(run_dir, self.process_rank))
 
 
 class StepSeconds(BaseModel):
@@ -159,9 +157,7 @@ class RunResult(BaseModel):
     config: dict[str, Any]
 
     def save(self, run_dir: Path) -> None:
-        temporary = run_dir / f"{RESULT_FILE}.tmp"
-        temporary.write_text(self.model_dump_json(indent=2) + "\n")
-        temporary.replace(run_dir / RESULT_FILE)
+        write_document(self, run_dir / RESULT_FILE)
 
     @classmethod
     def load(cls, run_dir: Path) -> RunResult:
@@ -170,15 +166,9 @@ class RunResult(BaseModel):
         Raises:
             RequestError: it is not there, or is no result.
         """
-        try:
-            return cls.model_validate_json((run_dir / RESULT_FILE).read_text())
-        except OSError as error:
-            raise RequestError(
-                f"{str(run_dir)!r} holds no readable {RESULT_FILE} ({error.strerror}); expected the directory of a run "
-                "that has ended"
-            ) from None
-        except (ValidationError, UnicodeDecodeError) as error:
-            raise RequestError(f"{str(run_dir / RESULT_FILE)!r} is not the result of a run: {error}") from None
+        return read_document(
+            cls, run_dir / RESULT_FILE, kind="the result of a run", expected="the directory of a run that has ended"
+        )
 
 
 class Measurements:

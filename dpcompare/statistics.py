@@ -37,13 +37,6 @@ class Ratio:
     """Ends of the 95% interval; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
 
-    @property
-    def half_width(self) -> float | None:
-        """Half of the interval relative to the ratio: 0.02 is plus or minus 2%."""
-        if self.low is None or self.high is None:
-            return None
-        return math.sqrt(self.high / self.low) - 1
-
 
 def paired_ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
     """The ratio first / second of two speeds, one per round; rounds that lack one of them are left out.

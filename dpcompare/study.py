@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 import dpcompare
 from dpcompare.config import RunConfig
+from dpcompare.documents import read_document, write_document
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event
 from dpcompare.result import RunResult
@@ -88,13 +89,7 @@ class Study(BaseModel):
         return study_dir / RUNS_DIR / f"round-{number:02d}" / arm.folder
 
     def save(self, study_dir: Path) -> None:
-        temporary = study_dir / f"{STUDY_FILE}.tmp"
-        try:
-            temporary.write_text(self.model_dump_json(indent=2) + "\n")
-            temporary.replace(study_dir / STUDY_FILE)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
+        write_document(self, study_dir / STUDY_FILE)
 
     @classmethod
     def load(cls, study_dir: Path) -> Study:
@@ -103,14 +98,7 @@ class Study(BaseModel):
         Raises:
             RequestError: it is not there, or is no study.
         """
-        try:
-            return cls.model_validate_json((study_dir / STUDY_FILE).read_text())
-        except OSError as error:
-            raise RequestError(
-                f"{str(study_dir)!r} holds no readable {STUDY_FILE} ({error.strerror}); expected the directory of a study"
-            ) from None
-        except (ValidationError, UnicodeDecodeError) as error:
-            raise RequestError(f"{str(study_dir / STUDY_FILE)!r} is not a study: {error}") from None
+        return read_document(cls, study_dir / STUDY_FILE, kind="a study", expected="the directory of a study")
 
 
 def is_study(path: Path) -> bool:

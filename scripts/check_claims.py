@@ -2,8 +2,7 @@
 
     python scripts/check_claims.py [--studies 20] [--rounds 6]
 
-Real runs of a small model with torch. Faults reach the worker processes of one arm only, through its interpreter: a
-wrapper that puts a sitecustomize module into their path.
+Real runs of a small model with torch. Faults reach the training processes of one arm only, through its interpreter.
 """
 
 from __future__ import annotations
@@ -13,31 +12,17 @@ import sys
 import tempfile
 from pathlib import Path
 
+from injection import interpreter_with
+
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
-from dpcompare.analysis import Comparison, analyse, collect
+from dpcompare.analysis import Comparison, analyse
+from dpcompare.collection import collect
 from dpcompare.study import Arm, Study, Watcher, ablated, open_study, run_study
 
 WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=150, warmup_steps=20)
 STEPS_AGAINST_ITSELF = 40  # noise does not matter there: an interval is to be as wide as it is
 SLOWER = 0.10
 DELAY_SECONDS = 0.03
-
-FINDER = """
-import importlib.abc, importlib.util, sys
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != {module!r}:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            inject(module)
-        spec.loader.exec_module = exec_module
-        return spec
-sys.meta_path.insert(0, Finder())
-"""
 
 SLOW_STEP = f"""
 def inject(module):
@@ -85,16 +70,6 @@ def arm(name: str, python: str = sys.executable, *, nodes: int = 1, **changes) -
     return Arm(name=name, config=prepare_inputs(config))
 
 
-def with_fault(folder: Path, module: str, inject: str) -> str:
-    """An interpreter whose processes have the fault."""
-    folder.mkdir()
-    (folder / "sitecustomize.py").write_text(inject + FINDER.format(module=f"dpcompare.backends.torch.{module}"))
-    python = folder / "python"
-    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}:$PYTHONPATH" exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return str(python)
-
-
 def compared(folder: Path, arms: list[Arm], rounds: int, seed: int = 0) -> Comparison:
     study = Study(arms=tuple(arms), repeats=rounds, order_seed=seed)
     open_study(study, folder)
@@ -110,7 +85,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="dpcompare-claims-") as temporary:
         folder = Path(temporary)
-        slow = with_fault(folder / "slow", "backend", SLOW_STEP)
+        slow = interpreter_with(folder / "slow", "dpcompare.backends.torch.backend", SLOW_STEP)
         print("| study | what it said |\n|---|---|", flush=True)
         made = compared(folder / "slowdown", [arm("unharmed"), arm("slower", slow)], arguments.rounds).claims[0]
         print(f"| {SLOWER:.0%} added to every step of one arm | {made.sentence} |", flush=True)
@@ -118,7 +93,7 @@ def main() -> None:
         unfair = compared(folder / "unfair", [arm("one"), arm("other", batchnorm_momentum=0.99)], 2).claims[0]
         print(f"| one knob changed (BatchNorm's momentum) | {unfair.sentence} |", flush=True)
 
-        delayed = with_fault(folder / "delayed", "ddp", SLOW_EXCHANGE)
+        delayed = interpreter_with(folder / "delayed", "dpcompare.backends.torch.ddp", SLOW_EXCHANGE)
         both = [arm("ddp", nodes=2), arm("ddp delayed", delayed, nodes=2)]
         rows = compared(folder / "ablation", [*both, *map(ablated, both)], 3).arms
         for row in rows:

@@ -1,7 +1,6 @@
 """Faults to put into one side of a verification: each breaks just one alignment, in worker processes only.
 
-A fault is the source of a function `inject(module)`, called in a fresh interpreter right after `module` was imported.
-It reaches the workers through a sitecustomize module in PYTHONPATH, so dpcompare itself has no door for it.
+They travel as scripts/injection.py says.
 """
 
 from __future__ import annotations
@@ -9,28 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-SITECUSTOMIZE = """
-import importlib.abc, importlib.util, sys
-
-TARGET = {module!r}
-
-{source}
-
-class _Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != TARGET:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-        def exec_module(module):
-            run(module)
-            inject(module)
-        spec.loader.exec_module = exec_module
-        return spec
-
-sys.meta_path.insert(0, _Finder())
-"""
+from scripts.injection import write_sitecustomize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +28,7 @@ class Fault:
     def install(self, folder: Path) -> None:
         """Write the sitecustomize module into a folder that PYTHONPATH will name."""
         source = "def inject(module):\n" + "\n".join(f"    {line}" for line in self.inject.strip().splitlines())
-        module = f"dpcompare.backends.{self.module}"
-        (folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(module=module, source=source))
+        write_sitecustomize(folder, f"dpcompare.backends.{self.module}", source)
 
 
 FAULTS = {

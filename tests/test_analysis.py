@@ -8,8 +8,9 @@ import re
 
 import pytest
 
-from dpcompare.analysis import ArmRuns, Collection, analyse, collect, widest_interval
+from dpcompare.analysis import analyse, widest_interval
 from dpcompare.cluster import Cluster
+from dpcompare.collection import ArmRuns, Collection, collect
 from dpcompare.config import RunConfig, Workload
 from dpcompare.errors import RequestError
 from dpcompare.report.formats import as_csv, as_json, as_markdown, parse_condition

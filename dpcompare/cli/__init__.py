@@ -14,7 +14,7 @@ from dpcompare.cli.compare import compare
 from dpcompare.cli.data import data
 from dpcompare.cli.doctor import doctor
 from dpcompare.cli.modes import modes
-from dpcompare.cli.output import fail
+from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
 from dpcompare.cli.plan import plan
 from dpcompare.cli.report import report
 from dpcompare.cli.run import run
@@ -22,10 +22,6 @@ from dpcompare.cli.verify import verify
 from dpcompare.cli.watch import watch
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.processes import terminated_as_interrupted
-
-EXIT_FAILED = 1
-EXIT_REFUSED = 2
-EXIT_INTERRUPTED = 130
 
 
 @click.group(

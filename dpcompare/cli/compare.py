@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpcompare.cli.options import Numbers, build_config, interpreters, read_config_file, study_options
+from dpcompare.cli.output import EXIT_FAILED
 from dpcompare.errors import RequestError, did_you_mean
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 DEFAULT_REPLICAS = 2
 DEFAULT_REPEATS = 1
-
-EXIT_FAILED = 1
 
 
 @click.command()
@@ -108,10 +107,11 @@ def compare(
     if dry_run:
         _print_plan(study, out, as_json=as_json)
         return 0
-    from dpcompare.analysis import analyse, collect, widest_interval
+    from dpcompare.analysis import analyse, widest_interval
     from dpcompare.cli.output import print_json
     from dpcompare.cli.progress import StudyProgress, data_progress
     from dpcompare.cli.report import print_comparison
+    from dpcompare.collection import collect
 
     if out.exists() and not studies.is_study(out) and (not out.is_dir() or any(out.iterdir())):
         raise RequestError(f"study directory {str(out)!r} holds other files; choose another --out")
@@ -198,7 +198,7 @@ def _arms(
             problems.append(f"{text}: {missing[framework]}")
             continue
         found, refused = 0, []
-        for topology in _topologies(framework, mode, nodes, devices_per_node, options):
+        for topology in _topologies(framework, mode, nodes, devices_per_node, options | overrides):
             try:
                 config = build_config(
                     options | overrides | {"framework": framework, "mode": mode}

@@ -10,9 +10,7 @@ from pathlib import Path
 import click
 
 from dpcompare.cli.options import interpreters
-from dpcompare.cli.output import print_json, stderr_console
-
-EXIT_NEGATIVE = 3
+from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 
 
 @click.command()
@@ -29,7 +27,8 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
     --noise runs torch or tensorflow `single` against itself and says which difference a study of as many rounds can
     show here. Exit code 3: something would break a run.
     """
-    from dpcompare.diagnosis import diagnose
+    from dpcompare.diagnosis import Finding, diagnose
+    from dpcompare.errors import RequestError, RunFailedError
 
     chosen = interpreters(python)
     findings = []
@@ -41,9 +40,12 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
                 click.echo(f"{'':8}  -> {finding.remedy}")
     told = None
     if noise is not None:
-        told = _noise(noise, device, chosen)
+        try:
+            told = _noise(noise, device, chosen)
+        except (RequestError, RunFailedError) as error:  # what was found so far is still to be shown
+            findings.append(Finding(name="noise", status="problem", found=str(error)))
         if not as_json:
-            click.echo(told["sentence"])
+            click.echo(told["sentence"] if told else f"problem noise: {findings[-1].found}")
     problems = [finding.name for finding in findings if finding.status == "problem"]
     if as_json:
         print_json(
@@ -64,9 +66,10 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     """An A/A study: the same arm twice per round."""
     from scipy.stats import t
 
-    from dpcompare.analysis import analyse, collect
+    from dpcompare.analysis import analyse
     from dpcompare.backends import FRAMEWORKS, require_framework
     from dpcompare.cluster import Cluster
+    from dpcompare.collection import collect
     from dpcompare.config import RunConfig, Workload
     from dpcompare.errors import RequestError, RunFailedError
     from dpcompare.inputs import prepare_inputs

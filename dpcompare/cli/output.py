@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 WIDTH_WHEN_PIPED = 200
 
+EXIT_FAILED = 1
+EXIT_REFUSED = 2
+EXIT_NEGATIVE = 3
+"""Finished, and the answer is no: a check failed, a condition held, something would break a run."""
+EXIT_INTERRUPTED = 130
+
 
 def stdout_console() -> Console:
     """For tables; a pipe gets them whole instead of folded to 80 columns."""

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.output import stdout_console
+from dpcompare.cli.output import EXIT_NEGATIVE, stdout_console
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
     from dpcompare.analysis import Comparison
     from dpcompare.result import RunResult
-
-MIB = 1024 * 1024
-EXIT_NEGATIVE = 3
 
 
 @click.command()
@@ -48,7 +45,8 @@ def report(
     --fail-if compares a figure with a number: ratio (of any pair that may be compared), efficiency, accuracy or
     images_per_second of any arm.
     """
-    from dpcompare.analysis import analyse, collect
+    from dpcompare.analysis import analyse
+    from dpcompare.collection import collect
     from dpcompare.report import formats, page
 
     conditions = [formats.parse_condition(text) for text in fail_if]
@@ -133,11 +131,6 @@ def print_comparison(comparison: Comparison) -> None:
     print_sheet(comparison)
 
 
-def _figure(value: float | None, form: str = "{:.1f}") -> str:
-    """A figure, or a dash where nothing finite was measured."""
-    return "-" if value is None else form.format(value)
-
-
 def print_sheet(comparison: Comparison) -> None:
     """The knobs that differ, then the verdict and its reasons."""
     from rich.table import Table
@@ -163,6 +156,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     """One run, a line per figure."""
     from rich.table import Table
 
+    from dpcompare.report.formats import MIB, figure
+
     emulated = " (emulated: not the framework's own code for this mode)" if result.emulated else ""
     topology = f"{result.num_nodes} nodes x {result.num_replicas // result.num_nodes} {result.device_type} devices"
     rows = {
@@ -170,7 +165,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         "devices": f"{topology}, {result.num_processes} processes, {result.num_replicas} replicas",
         "workload": f"{result.model} on {result.dataset}, {result.image_size} px, global batch "
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",
-        "speed": f"{_figure(result.images_per_second)} images/s over {result.measured_steps} measured steps",
+        "speed": f"{figure(result.images_per_second)} images/s over {result.measured_steps} measured steps",
     }
     if result.step_seconds:
         step = result.step_seconds
@@ -183,11 +178,11 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         peak = result.peak_memory_bytes
         rows["memory"] = f"{peak.total / MIB:,.0f} MiB, largest process {peak.max_process / MIB:,.0f} MiB"
     if result.train_loss:
-        first, last = (_figure(result.train_loss[step], "{:.4f}") for step in (0, -1))
+        first, last = (figure(result.train_loss[step], "{:.4f}") for step in (0, -1))
         rows["train loss"] = f"{first} -> {last}"
     for evaluation in result.evaluations:
         rows[f"epoch {evaluation.epoch}"] = (
-            f"accuracy {evaluation.accuracy:.4f}, loss {_figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
+            f"accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
         )
     if result.skipped_images:
         rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"

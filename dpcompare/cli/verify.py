@@ -8,9 +8,7 @@ from typing import Any
 import click
 
 from dpcompare.cli.options import interpreters
-from dpcompare.cli.output import print_json, stderr_console, stdout_console
-
-EXIT_DIFFERENT = 3
+from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
 
 
 def _listed(value: str) -> list[str]:
@@ -78,7 +76,7 @@ def verify(
         _print_table(checks)
         failed = sum(not check.passed for check in checks)
         click.echo(f"{len(checks) - failed} of {len(checks)} checks passed")
-    return 0 if passed else EXIT_DIFFERENT
+    return 0 if passed else EXIT_NEGATIVE
 
 
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpcompare.analysis import Collection
+from dpcompare.collection import Collection
 from dpcompare.errors import RequestError
 from dpcompare.study import Arm
 

@@ -1,0 +1,148 @@
+"""Gathers the runs that are compared, from one study or many, by arm and round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import ValidationError
+
+import dpcompare
+from dpcompare import fairness
+from dpcompare.config import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.result import RESULT_FILE, RunResult
+from dpcompare.study import Study, finished_run, is_study
+
+
+@dataclass
+class ArmRuns:
+    """One arm and its run of every round."""
+
+    name: str
+    config: RunConfig
+    source: str = ""
+    """The study that it was measured in; rounds of different studies are not paired."""
+    runs: list[RunResult | None] = field(default_factory=list)
+    """Per round; None where it did not complete."""
+    run_dirs: list[str] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    """Per round, when it ran among the arms, from 1."""
+    failures: list[str] = field(default_factory=list)
+    without_exchange: list[RunResult | None] = field(default_factory=list)
+    """Per round, the same arm without the exchange of gradients, where the study has it."""
+
+    @property
+    def completed(self) -> list[RunResult]:
+        return [run for run in self.runs if run is not None]
+
+    @property
+    def speeds(self) -> list[float | None]:
+        return [run.images_per_second if run else None for run in self.runs]
+
+
+@dataclass
+class Collection:
+    """The arms that are compared, wherever their runs came from."""
+
+    arms: list[ArmRuns]
+    repeats: int
+    subject: tuple[str, ...] = ()
+    order_seed: int | None = None
+    stopped_by: str | None = None
+
+
+def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
+    """Gather study and run directories; several of them are merged, and a run directory is an arm of one round.
+
+    Raises:
+        RequestError: one of them is neither.
+    """
+    arms: list[ArmRuns] = []
+    repeats, seed, stopped_by = 1, None, None
+    subjects = list(subject)
+    for path, prefix in zip(paths, _prefixes(paths), strict=True):
+        if is_study(path):
+            study = Study.load(path)
+            found = _of_study(study, path)
+            repeats, seed, stopped_by = max(repeats, study.repeats), study.order_seed, study.stopped_by
+            subjects += study.subject
+        elif (path / RESULT_FILE).is_file():
+            result = RunResult.load(path)
+            config = _config_of(result, path)
+            found = [ArmRuns(name=_name(result), config=config, runs=[None], run_dirs=[str(path)], positions=[1])]
+            if result.status == "completed":
+                found[0].runs = [result]
+            else:
+                found[0].failures = [f"round 1: {result.status}: {_last_line(result.error)}"]
+        else:
+            raise RequestError(
+                f"{str(path)!r} is neither a study nor a run that has ended; expected a directory with study.json or "
+                f"{RESULT_FILE}"
+            )
+        for arm in found:
+            # Single runs have one round in any case, of which nothing is claimed.
+            arm.name, arm.source = prefix + arm.name, str(path) if is_study(path) else ""
+        arms += found
+    if not any(arm.completed for arm in arms):
+        failures = "; ".join(f"{arm.name}: {failure}" for arm in arms for failure in arm.failures)
+        raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
+    if unknown := set(subjects) - set(fairness.KNOBS):
+        raise RequestError(
+            f"unknown subject {', '.join(sorted(unknown))}; expected knobs of the fairness sheet: "
+            f"{', '.join(fairness.KNOBS)}"
+        )
+    return Collection(
+        arms=arms, repeats=repeats, subject=tuple(dict.fromkeys(subjects)), order_seed=seed, stopped_by=stopped_by
+    )
+
+
+def _prefixes(paths: Sequence[Path]) -> list[str]:
+    """What tells the arms of several directories apart: as much of the end of each path as is needed."""
+    parts = [path.resolve().parts for path in paths]
+    if len(set(parts)) < len(parts):
+        raise RequestError("the same directory was given twice; expected each study and run once")
+    if len(paths) == 1:
+        return [""]
+    length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
+    return [f"{'/'.join(part[-length:])}: " for part in parts]
+
+
+def _config_of(result: RunResult, path: Path) -> RunConfig:
+    try:
+        return RunConfig.model_validate(result.config)
+    except ValidationError as error:
+        raise RequestError(
+            f"{str(path)!r} was made by dpcompare {result.dpcompare_version} with settings that {dpcompare.__version__} "
+            f"does not know ({error.error_count()} of them); report it with the dpcompare that made it"
+        ) from None
+
+
+def _name(result: RunResult) -> str:
+    return f"{result.framework} {result.mode} {result.num_nodes}x{result.num_replicas // result.num_nodes}"
+
+
+def _last_line(text: str | None) -> str:
+    lines = (text or "").strip().splitlines()
+    return lines[-1] if lines else ""
+
+
+def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
+    arms = {arm.name: ArmRuns(name=arm.name, config=arm.config) for arm in study.arms}
+    for number in range(1, study.repeats + 1):
+        for position, arm in enumerate(study.order(number), start=1):
+            run_dir = study.run_dir(study_dir, number, arm)
+            result = finished_run(run_dir)
+            of_arm = arms[arm.name]
+            of_arm.runs.append(result if result and result.status == "completed" else None)
+            of_arm.run_dirs.append(str(run_dir))
+            of_arm.positions.append(position)
+            if result and result.status == "failed":
+                of_arm.failures.append(f"round {number}: {_last_line(result.error)}")
+    for arm in study.arms:
+        if arm.ablation_of in arms:
+            without = arms.pop(arm.name)
+            arms[arm.ablation_of].without_exchange = without.runs
+            arms[arm.ablation_of].failures += [f"without exchange, {failure}" for failure in without.failures]
+    return list(arms.values())
