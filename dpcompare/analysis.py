@@ -69,10 +69,15 @@ class ArmRow(_Shown):
     """Share of a step spent waiting for data."""
     first_step_seconds: float | None
     memory_bytes: float | None
+    gpu_memory_bytes: float | None
+    """Peak of all GPUs together; None on the CPU."""
+    joules_per_image: float | None
+    """None where the devices count no energy."""
     accuracy: float | None
     last_loss: float | None
     step_parts_ms: dict[str, float]
-    """A mean step in parts: waiting for data, communication where it was measured, computing."""
+    """A mean step in parts: waiting for data, communication where it was measured, computing; and other, what the loop does
+    between two steps, which images per second leave out."""
     communication_ms: float | None
     """What a mean step takes more than without the exchange of gradients; None where that was not measured."""
     efficiency: Efficiency | None
@@ -282,6 +287,10 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
         waiting_share=_median([run.data_wait_share for run in runs]),
         first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
         memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
+        gpu_memory_bytes=_median(
+            [run.peak_device_memory_bytes.total if run.peak_device_memory_bytes else None for run in runs]
+        ),
+        joules_per_image=_median([run.joules_per_image for run in runs]),
         accuracy=_median([run.evaluations[-1].accuracy if run.evaluations else None for run in runs]),
         last_loss=_median([run.train_loss[-1] if run.train_loss else None for run in runs]),
         **_parts(arm),
@@ -315,6 +324,9 @@ def _parts(arm: ArmRuns) -> dict[str, Any]:
     if communication is not None:
         parts["communication"] = max(0.0, communication)
     parts["computing"] = max(0.0, whole - sum(parts.values()))
+    between = _median([run.other_seconds for run in runs])
+    if between is not None:
+        parts["other"] = 1000 * between
     return {"step_parts_ms": parts, "communication_ms": communication}
 
 

@@ -16,7 +16,7 @@ Event = dict[str, Any]
 |---|---|
 | start | pid, host, node_rank, local_rank, devices |
 | ready | steps, num_replicas |
-| train | step, losses, global_counts, step_seconds, data_seconds: one entry per step since the last event |
+| train | step, losses, global_counts, step_seconds, data_seconds (of it, waiting), other_seconds (before it), and joules where devices count them: one entry per step since the last event |
 | evaluate | epoch, loss_sum, correct, count |
 | end | - |
 | error | message, traceback |

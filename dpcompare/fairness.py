@@ -32,7 +32,8 @@ def _setting(name: str) -> Callable[[RunResult], Any]:
     return lambda result: result.settings.get(name)
 
 
-def _major_minor(version: str) -> str:
+def major_minor(version: str) -> str:
+    """Results of one such version may be compared."""
     return ".".join(version.split(".")[:2])
 
 
@@ -86,7 +87,7 @@ KNOBS: dict[str, Knob] = {
     ),
     "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
     "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),
-    "dpcompare": Knob(value=lambda r: _major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),
+    "dpcompare": Knob(value=lambda r: major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),
     # What the comparison is about: shown, and never a reason.
     "framework": Knob(value=lambda r: r.framework),
     "mode": Knob(value=lambda r: r.mode),

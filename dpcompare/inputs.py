@@ -76,6 +76,19 @@ def total_steps(workload: Workload, num_train: int) -> int:
     return workload.num_epochs * steps_per_epoch(num_train, workload.global_batch_size)
 
 
+def num_training_images(config: RunConfig) -> int:
+    """Images of the training split, counted without preparing them; those that turn out to be corrupt are included."""
+    if config.inputs is not None:
+        return config.inputs.num_train
+    name = config.workload.dataset
+    if name in BUILT_IN:
+        return len(BUILT_IN[name]().splits["train"][1])
+    path = Path(name).expanduser()
+    if is_store(path):
+        return open_store(path.resolve()).manifest.splits["train"].count
+    return len(find_images(path).splits["train"])
+
+
 def _store(workload: Workload, progress: Progress | None) -> Store:
     path = Path(workload.dataset).expanduser()
     if workload.dataset not in BUILT_IN and is_store(path):

@@ -14,6 +14,7 @@ from dpcompare.backends.base import Backend
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
+from dpcompare.energy import EnergyMeter
 from dpcompare.events import EventLog
 from dpcompare.inputs import total_steps
 from dpcompare.schedule import learning_rate
@@ -28,12 +29,13 @@ def train(
     after_step: Callable[[int], None] = lambda step: None,
     *,
     traces: Path | None = None,
+    energy: EnergyMeter | None = None,
 ) -> str:
     """Train and evaluate the whole workload of a backend that is set up.
 
     What is measured goes to `events` as it happens: see `dpcompare.events`. `after_step` is called with the number of
     each finished step, from 1, outside the measured time. `traces` is the folder for a trace of the steps that are to be
-    profiled.
+    profiled. `energy` counts what the devices of this process take.
 
     Returns:
         sha256 of the order in which the samples of all steps were trained.
@@ -60,11 +62,14 @@ def train(
     backend.synchronize()
     first_traced, last_traced = backend.config.profile_steps or (0, 0)
     tracing = ExitStack()
+    energy = energy or EnergyMeter(())
+    previous_end = time.perf_counter()
     for step in range(1, num_steps + 1):
         if step == first_traced and traces is not None:
             traces.mkdir(exist_ok=True)
             tracing.enter_context(backend.profile(traces / f"process-{backend.process_rank}.json"))
         rate = learning_rate(workload, step - 1, num_steps)
+        joules_before = energy.joules()
         start = time.perf_counter()
         batches = list(islice(feed, workload.accumulate))
         received = time.perf_counter()
@@ -72,9 +77,17 @@ def train(
         backend.synchronize()
         end = time.perf_counter()
 
+        measured = {
+            "step_seconds": end - start,
+            "data_seconds": received - start,
+            "other_seconds": start - previous_end,
+        }
+        if joules_before is not None and (joules := energy.joules()) is not None:
+            measured["joules"] = joules - joules_before
+        previous_end = end
         if step == last_traced:
             tracing.close()
-        steps.add(step, loss, batches[0].global_count, step_seconds=end - start, data_seconds=received - start)
+        steps.add(step, loss, batches[0].global_count, **measured)
         after_step(step)
         if step % epoch_steps == 0 or step == num_steps:
             steps.write()
@@ -89,6 +102,7 @@ def train(
                 correct=int(correct),
                 count=int(count),
             )
+            previous_end = time.perf_counter()
     return digest.hexdigest()
 
 
@@ -103,10 +117,10 @@ class _StepLog:
         self._step = 0
         self._written_at = float("-inf")  # the first step is written at once
 
-    def add(self, step: int, loss: Any, global_count: int, **seconds: float) -> None:
+    def add(self, step: int, loss: Any, global_count: int, **measured: float) -> None:
         self._step = step
         self._handles.append(loss)
-        for name, value in {"global_counts": global_count, **seconds}.items():
+        for name, value in {"global_counts": global_count, **measured}.items():
             self._columns[name].append(value)
         if time.monotonic() - self._written_at >= SECONDS_BETWEEN_EVENTS:
             self.write()

@@ -139,6 +139,11 @@ class RunResult(BaseModel):
     step_seconds: StepSeconds | None = None
     data_wait_share: float | None = None
     """Share of the measured time in which the slowest process waited for its next batch."""
+    other_seconds: float | None = None
+    """Mean time between two measured steps of the slowest process, outside of them: its losses are read, events written."""
+    joules_per_image: float | None = None
+    """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine; None where the devices
+    count none."""
     time_to_first_step_seconds: float | None = None
     """From the start of the launch until the last process has finished its first step."""
     wall_seconds: float
@@ -183,8 +188,9 @@ class Measurements:
             if event["kind"] == "train":
                 self.first_step_at = self.first_step_at or event["time"]
                 self.num_steps = event["step"]
-                for name in ("losses", "global_counts", "step_seconds", "data_seconds"):
+                for name in ("losses", "global_counts", "step_seconds", "data_seconds", "other_seconds"):
                     self.series[name] += event[name]
+                self.series["joules"] += event.get("joules", ())
             elif event["kind"] == "evaluate":
                 self.evaluations.append(event)
 
@@ -254,7 +260,7 @@ def collect(
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         config=config.model_dump(mode="json"),
-        **_speed(processes, workload.warmup_steps, started_at),
+        **_speed(config, processes, started_at),
     )
 
 
@@ -289,23 +295,30 @@ def _evaluations(processes: Sequence[Measurements]) -> list[Evaluation]:
     return combined
 
 
-def _speed(processes: Sequence[Measurements], warmup_steps: int, started_at: float) -> dict[str, Any]:
+def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: float) -> dict[str, Any]:
     """The figures of the clock; none where no step was measured in every process."""
     figures: dict[str, Any] = {}
     first_steps = [process.first_step_at for process in processes]
     if None not in first_steps:
         figures["time_to_first_step_seconds"] = max(filter(None, first_steps)) - started_at
+    warmup_steps = config.workload.warmup_steps
     num_steps = min(process.num_steps for process in processes)
     if num_steps <= warmup_steps:
         return figures
     measured = slice(warmup_steps, num_steps)
     slowest = max(processes, key=lambda process: sum(process.series["step_seconds"][measured]))
     seconds = slowest.series["step_seconds"][measured]
+    images = sum(slowest.series["global_counts"][measured])
+    # On the CPU the first process reads the packages of the machine, for all.
+    metered = processes if config.cluster.device_type == "gpu" else processes[:1]
+    if all(len(process.series["joules"]) == process.num_steps for process in metered):
+        figures["joules_per_image"] = sum(sum(process.series["joules"][measured]) for process in metered) / images
     return figures | {
-        "images_per_second": sum(slowest.series["global_counts"][measured]) / sum(seconds),
+        "images_per_second": images / sum(seconds),
         "measured_steps": len(seconds),
         "step_seconds": StepSeconds.of(seconds),
         "data_wait_share": sum(slowest.series["data_seconds"][measured]) / sum(seconds),
+        "other_seconds": float(np.mean(slowest.series["other_seconds"][measured])),
     }
 
 

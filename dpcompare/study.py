@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -20,12 +19,16 @@ from dpcompare.config import RunConfig
 from dpcompare.documents import read_document, write_document
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event
+from dpcompare.fairness import major_minor
+from dpcompare.inputs import num_training_images, total_steps
 from dpcompare.result import RunResult
 from dpcompare.runner import run
 
 STUDY_FILE = "study.json"
 LOCK_FILE = "lock"
 LONGEST_FOLDER = 80
+LOCK_ATTEMPTS = 5
+SECONDS_BETWEEN_ATTEMPTS = 0.1
 RUNS_DIR = "runs"
 
 
@@ -105,6 +108,12 @@ def is_study(path: Path) -> bool:
     return (path / STUDY_FILE).is_file()
 
 
+def refuse_other_files(study_dir: Path) -> None:
+    """Raises RequestError where a directory holds something else than a study."""
+    if study_dir.exists() and not is_study(study_dir) and (not study_dir.is_dir() or any(study_dir.iterdir())):
+        raise RequestError(f"study directory {str(study_dir)!r} holds other files; choose another --out")
+
+
 def open_study(study: Study, study_dir: Path) -> Study:
     """Begin a study in a new directory, or take up the one that is there.
 
@@ -113,13 +122,17 @@ def open_study(study: Study, study_dir: Path) -> Study:
     Raises:
         RequestError: the directory holds other files, or another study.
     """
+    refuse_other_files(study_dir)
     if is_study(study_dir):
         there = Study.load(study_dir)
         differing = [
             name
             for name in Study.model_fields
-            if name not in ("repeats", "subject", "stopped_by") and getattr(there, name) != getattr(study, name)
+            if name not in ("dpcompare_version", "repeats", "subject", "stopped_by")
+            and getattr(there, name) != getattr(study, name)
         ]
+        if major_minor(there.dpcompare_version) != major_minor(study.dpcompare_version):
+            differing.append(f"dpcompare version ({there.dpcompare_version})")
         if differing:
             changed = [arm.name for arm in there.arms if arm not in study.arms] if "arms" in differing else []
             which = f" ({', '.join(changed)})" if changed else ""
@@ -134,8 +147,6 @@ def open_study(study: Study, study_dir: Path) -> Study:
                 "subject": tuple(dict.fromkeys((*there.subject, *study.subject))),
             }
         )
-    elif study_dir.exists() and (not study_dir.is_dir() or any(study_dir.iterdir())):
-        raise RequestError(f"study directory {str(study_dir)!r} holds other files; choose another --out")
     try:
         study_dir.mkdir(parents=True, exist_ok=True)
         study.save(study_dir)
@@ -154,14 +165,31 @@ def only_one(study_dir: Path) -> Iterator[None]:
         RequestError: another process holds it.
     """
     with (study_dir / LOCK_FILE).open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        for attempt in reversed(range(LOCK_ATTEMPTS)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:  # `is_held` may have it for a moment
+                if attempt:
+                    time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        else:
             raise RequestError(
                 f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with `dpcompare "
                 f"watch {study_dir}`, or choose another --out"
             ) from None
         yield
+
+
+def is_held(study_dir: Path) -> bool:
+    """Whether a process is making runs of a study."""
+    try:
+        with (study_dir / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return False
 
 
 def finished_run(run_dir: Path) -> RunResult | None:
@@ -206,7 +234,7 @@ def run_study(study: Study, study_dir: Path, watcher: Watcher, *, tell_from: int
                 if number >= tell_from:
                     watcher.run_left_out(number, arm, "its arm has failed")
             else:
-                _set_aside(run_dir)
+                _set_aside(run_dir, "interrupted")
                 result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir))
                 watcher.run_ended(number, arm, result)
                 if result.status == "failed":
@@ -272,30 +300,48 @@ def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None]) -> RunResult
         return RunResult.load(run_dir)
 
 
-def _set_aside(run_dir: Path) -> None:
-    """Rename what an interrupted run left."""
+def set_failed_aside(study: Study, study_dir: Path) -> None:
+    """Have the failed runs of a study made again; what they left is kept beside the new ones."""
+    for arm, number, result in results(study, study_dir):
+        if result is not None and result.status == "failed":
+            _set_aside(study.run_dir(study_dir, number, arm), "failed")
+
+
+def _set_aside(run_dir: Path, why: str) -> None:
+    """Rename what a run left that is made again."""
     if run_dir.exists() and any(run_dir.iterdir()):
         number = 1
-        while (other := run_dir.with_name(f"{run_dir.name}.interrupted-{number}")).exists():
+        while (other := run_dir.with_name(f"{run_dir.name}.{why}-{number}")).exists():
             number += 1
         run_dir.rename(other)
 
 
-def estimate_seconds(study: Study, study_dir: Path, steps_of: Callable[[RunConfig], int]) -> tuple[float, str]:
-    """How long the runs that are still to be made will take, and what that is guessed from."""
+def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | None]]) -> tuple[float, str]:
+    """How long the runs that are still to be made will take, and what that is guessed from.
+
+    Args:
+        study: what is to be run.
+        ended: (arm, round, result) of what has ended, as from `results`; a failed arm is not run again.
+    """
     known: dict[str, list[float]] = {}
-    for arm, _, result in results(study, study_dir):
-        if result is not None:
+    made: set[tuple[str, int]] = set()
+    failed: set[str] = set()
+    for arm, number, result in ended:
+        if result is None:
+            continue
+        made.add((arm.name, number))
+        if result.status == "completed":
             known.setdefault(arm.name, []).append(result.wall_seconds)
+        else:
+            failed.add(arm.name)
     total = 0.0
-    for number in range(1, study.repeats + 1):
-        for arm in study.arms:
-            if finished_run(study.run_dir(study_dir, number, arm)):
-                continue
+    for arm in study.arms:
+        left = sum((arm.name, number) not in made for number in range(1, study.repeats + 1))
+        if left and arm.name not in failed:
             seconds = known.get(arm.name)
-            total += float(np.median(seconds)) if seconds else _guess_seconds(arm.config, steps_of(arm.config))
-    everything_known = all(arm.name in known for arm in study.arms)
-    return total, "earlier rounds" if everything_known else "a rough guess until every arm has run once"
+            total += left * (float(np.median(seconds)) if seconds else _guess_seconds(arm.config))
+    everything_known = all(arm.name in known or arm.name in failed for arm in study.arms)
+    return total, "from earlier rounds" if everything_known else "a rough guess until every arm has run once"
 
 
 # Seconds until the first step and images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
@@ -303,8 +349,9 @@ _START_SECONDS = {"torch": 8.0, "tensorflow": 20.0}
 _IMAGES_PER_CORE_SECOND = 50.0
 
 
-def _guess_seconds(config: RunConfig, num_steps: int) -> float:
+def _guess_seconds(config: RunConfig) -> float:
     workload = config.workload
+    num_steps = workload.steps or total_steps(workload, num_training_images(config))
     cores = sum(node.num_cores for node in config.cluster.nodes)
     size = (workload.image_size / 64) ** 2 if workload.model.startswith("efficientnet") else 0.05
     slower = 8.0 if workload.precision == "float64" else 1.0
@@ -312,12 +359,10 @@ def _guess_seconds(config: RunConfig, num_steps: int) -> float:
     return _START_SECONDS[config.framework] + images * size * slower / (_IMAGES_PER_CORE_SECOND * cores)
 
 
-def results(study: Study, study_dir: Path) -> Sequence[tuple[Arm, int, RunResult | None]]:
-    """(arm, round, result or None where it did not complete) of every run that has ended."""
-    found: list[tuple[Arm, int, Any]] = []
-    for number in range(1, study.repeats + 1):
-        for arm in study.arms:
-            result = finished_run(study.run_dir(study_dir, number, arm))
-            if result is not None:
-                found.append((arm, number, result if result.status == "completed" else None))
-    return found
+def results(study: Study, study_dir: Path) -> list[tuple[Arm, int, RunResult | None]]:
+    """(arm, round, result) of every run; None where it has not ended."""
+    return [
+        (arm, number, finished_run(study.run_dir(study_dir, number, arm)))
+        for number in range(1, study.repeats + 1)
+        for arm in study.arms
+    ]

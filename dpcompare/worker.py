@@ -29,6 +29,7 @@ from dpcompare.backends import load_backend
 from dpcompare.backends.base import Backend
 from dpcompare.config import RunConfig
 from dpcompare.data.store import open_store
+from dpcompare.energy import meter_of
 from dpcompare.events import EventLog
 from dpcompare.result import CONFIG_FILE, TRACES_DIR, ProcessRecord, log_path
 
@@ -60,6 +61,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     process_rank = node_rank * config.processes_per_node + local_rank
     devices = config.cluster.nodes[node_rank].devices
     share = config.replicas_per_process
+    own_devices = devices[local_rank * share : (local_rank + 1) * share]
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
     events.append(
@@ -67,7 +69,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         time=time.time(),
         pid=os.getpid(),
         host=socket.gethostname(),
-        devices=devices[local_rank * share : (local_rank + 1) * share],
+        devices=own_devices,
         **place,
     )
     threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
@@ -80,7 +82,13 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         if config.task == "probe":
             order_sha256 = probe.run(backend, store, events, run_dir)
         else:
-            order_sha256 = loop.train(backend, store, events, traces=run_dir / TRACES_DIR)
+            order_sha256 = loop.train(
+                backend,
+                store,
+                events,
+                traces=run_dir / TRACES_DIR,
+                energy=meter_of(config.cluster.device_type, own_devices, process_rank),
+            )
         _record(backend, config, order_sha256, **place).save(run_dir)
         backend.teardown()
     except Exception as error:

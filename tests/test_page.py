@@ -22,6 +22,7 @@ def comparison():
         "ddp",
         FAST,
         mean_ms=[50.0] * 6,
+        other_seconds=0.002,
         peak_memory_bytes=memory,
         train_loss=[2.0 - 0.01 * step for step in range(45)],
     )
@@ -39,7 +40,7 @@ def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
     assert len({row["round"] for row in series["rounds"]}) == 6
     assert len({row["arm"] for row in series["losses"]}) == 3
     assert len({row["arm"] for row in series["loss-differences"]}) == 2
-    assert {row["part"] for row in series["breakdown"]} == {"waiting for data", "communication", "computing"}
+    assert {row["part"] for row in series["breakdown"]} == {"waiting for data", "communication", "computing", "other"}
     assert len(series["ratios"]) == 1  # one of three pairs has equal replicas
 
 
@@ -141,6 +142,46 @@ def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
     page = open_page()
     page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").nth(7).hover()
     assert "torch ddp 2x1, round 2" in page.locator("#tip").inner_text()
+
+
+def test_the_values_of_a_curve_are_shown_under_the_pointer(open_page):
+    page = open_page()
+    # By force: where curves lie over each other, the uppermost answers.
+    page.locator("#plot-losses [role=graphics-symbol][aria-roledescription=point]").nth(4).hover(force=True)
+    assert re.search(r", step \d+: loss [\d.]+$", page.locator("#tip").inner_text())
+
+
+def test_every_value_can_be_reached_by_keyboard(open_page):
+    page = open_page()
+    page.locator("#plot-rounds svg").focus()
+    tip = page.locator("#tip")
+    for key, number in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 6), ("ArrowRight", 6), ("Home", 1)):
+        page.keyboard.press(key)
+        assert f"round {number}, ran as" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+    stops = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.closest('figure')?.id"))
+    assert {"plot-ratios", "plot-scaling", "plot-breakdown", "plot-losses", "plot-memory"} <= set(stops)
+
+
+def test_on_paper_nothing_is_folded(open_page):
+    page = open_page()
+    state = "[...document.querySelectorAll('details')].map(each => each.open)"
+    before = page.evaluate(state)
+    assert not all(before)
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {state} }})")
+    page.pdf()
+    assert all(page.evaluate("window.printed"))
+    assert page.evaluate(state) == before
+
+
+def test_a_table_says_where_the_time_goes(open_page):
+    page = open_page()
+    row = page.locator("table").nth(1).locator("tbody tr").nth(1).inner_text().split("\t")
+    assert row == ["torch ddp 2x1", "5.0", "10.0", "35.0", "2.0"]
 
 
 def test_dark_mode_has_light_ink_on_dark_paper(open_page):

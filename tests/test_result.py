@@ -45,6 +45,7 @@ def events(rank, *, seconds=(1.0, 0.1, 0.1, 0.1), evaluated=(150, 209), losses=(
         "global_counts": [8] * len(losses),
         "step_seconds": list(seconds)[: len(losses)],
         "data_seconds": [0.01] * len(losses),
+        "other_seconds": [0.002] * len(losses),
     }
     place = {"process_rank": rank}
     found = [{"kind": "train", "time": 1003.0 + rank, "step": len(losses), **train, **place}]
@@ -70,8 +71,18 @@ def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     assert result.time_to_first_step_seconds == 4.0
     assert result.wall_seconds == 10.0
     assert result.data_wait_share == pytest.approx(0.03 / 0.8)
+    assert result.other_seconds == pytest.approx(0.002)
+    assert result.joules_per_image is None
     assert result.peak_memory_bytes.max_process == 20
     assert result.peak_memory_bytes.total == 30
+
+
+def test_energy_is_that_of_the_measured_steps(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    first, *others = events(0)
+    metered = [first | {"joules": [9.0, 1.0, 2.0, 3.0]}, *others]
+    assert collected(config, tmp_path, metered + events(1)).joules_per_image == pytest.approx(6 / 24)
 
 
 def test_losses_and_evaluations_are_sums_over_the_processes(config, tmp_path):

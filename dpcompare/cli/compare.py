@@ -16,7 +16,6 @@ from dpcompare.cli.output import EXIT_FAILED
 from dpcompare.errors import RequestError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpcompare.config import RunConfig
     from dpcompare.study import Study
 
 DEFAULT_REPLICAS = 2
@@ -51,6 +50,7 @@ DEFAULT_REPEATS = 1
 @click.option("--subject", multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ.")
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]")
 @click.option("--skip-unusable", is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
+@click.option("--retry-failed", is_flag=True, help="Of a study that goes on: make its failed runs again.")
 @click.option("--dry-run", is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
 @study_options
@@ -66,6 +66,7 @@ def compare(
     subject: tuple[str, ...],
     out: Path | None,
     skip_unusable: bool,
+    retry_failed: bool,
     dry_run: bool,
     as_json: bool,
     **options: Any,
@@ -73,7 +74,8 @@ def compare(
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
     Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
-    --devices-per-node every arm runs on every topology that it can have. STUDY.toml holds options by their names, such as
+    --devices-per-node every arm runs on every topology that it can have. An arm may change any option of a run, several
+    augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
     arm = ["torch:ddp", "torch:ddp,profile=native"]. The same command with the same --out goes on where it was interrupted.
 
     \b
@@ -95,6 +97,10 @@ def compare(
         raise RequestError(f"--budget: received {budget!r} without --until; give both, such as --until 2% --budget 30m")
     width, seconds = _share(until), _seconds(budget)
     arms = _arms(arm, nodes, devices_per_node, options, skip_unusable=skip_unusable)
+    if until is not None and len(arms) < 2:
+        raise RequestError(
+            f"--until: received one arm ({arms[0].name}), expected at least 2, whose ratio has an interval"
+        )
     if ablate:
         arms += tuple(filter(None, map(studies.ablated, arms)))
     study = studies.Study(
@@ -104,6 +110,7 @@ def compare(
         subject=subject,
     )
     out = out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    studies.refuse_other_files(out)
     if dry_run:
         _print_plan(study, out, as_json=as_json)
         return 0
@@ -113,12 +120,12 @@ def compare(
     from dpcompare.cli.report import print_comparison
     from dpcompare.collection import collect
 
-    if out.exists() and not studies.is_study(out) and (not out.is_dir() or any(out.iterdir())):
-        raise RequestError(f"study directory {str(out)!r} holds other files; choose another --out")
     study = _prepared(study, data_progress)
     study = studies.open_study(study, out)
     try:
         with studies.only_one(out), StudyProgress(study, out) as progress:
+            if retry_failed:
+                studies.set_failed_aside(study, out)
             if width is None:
                 studies.run_study(study, out, progress)
             else:
@@ -132,7 +139,7 @@ def compare(
                 )
     except KeyboardInterrupt:
         click.echo(f"interrupted; the same command with --out {out} goes on from here", err=True)
-        if not as_json and any(result for _, _, result in studies.results(study, out)):
+        if not as_json and any(result and result.status == "completed" for _, _, result in studies.results(study, out)):
             print_comparison(analyse(collect([out])))
         raise
     comparison = analyse(collect([out]))
@@ -247,6 +254,8 @@ def _parse_arm(text: str) -> tuple[str, str, dict[str, Any]]:
                 f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE with one of {', '.join(allowed)}."
                 f"{did_you_mean(name, allowed)}"
             )
+        if name == "augment":
+            value = value.replace("+", ",")  # commas separate the options of an arm
         try:
             overrides[name] = known[name].type.convert(value, known[name], context)
         except click.BadParameter as error:
@@ -255,7 +264,7 @@ def _parse_arm(text: str) -> tuple[str, str, dict[str, Any]]:
 
 
 _NOT_OF_AN_ARM = (
-    "arm", "nodes", "devices_per_node", "repeats", "until", "budget", "order_seed", "ablate", "subject", "out", "skip_unusable", "dry_run", "as_json",
+    "arm", "nodes", "devices_per_node", "repeats", "until", "budget", "order_seed", "ablate", "subject", "out", "skip_unusable", "retry_failed", "dry_run", "as_json",
     "python", "skip_corrupt", "gpus",
 )  # fmt: skip
 
@@ -296,24 +305,13 @@ def _prepared(study: Study, data_progress: Any) -> Study:
     return study.model_copy(update={"arms": tuple(arms)})
 
 
-def _num_steps(config: RunConfig) -> int:
-    from dpcompare.inputs import prepare_inputs, total_steps
-
-    if config.workload.steps is not None:
-        return config.workload.steps
-    # The length of an epoch is that of the prepared dataset.
-    inputs = prepare_inputs(config).inputs
-    assert inputs is not None
-    return total_steps(config.workload, inputs.num_train)
-
-
 def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     from rich.table import Table
 
     from dpcompare.cli.output import print_json, stdout_console
-    from dpcompare.study import estimate_seconds
+    from dpcompare.study import estimate_seconds, results
 
-    seconds, source = estimate_seconds(study, out, _num_steps)
+    seconds, source = estimate_seconds(study, results(study, out))
     runs = [
         (number, position, arm, study.run_dir(out, number, arm))
         for number in range(1, study.repeats + 1)

@@ -9,15 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from dpcompare.analysis import printable
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config import RunConfig
-from dpcompare.events import Event, read_events
+from dpcompare.events import Event, EventTail, event_path
 from dpcompare.result import RunResult
-from dpcompare.study import Arm, Study, Watcher, finished_run
+from dpcompare.study import Arm, Study, Watcher, estimate_seconds, finished_run
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -35,6 +37,59 @@ def _bar() -> Progress:
     )
 
 
+class RunState:
+    """How far a run is, from the events of its processes."""
+
+    def __init__(self, num_processes: int) -> None:
+        self.step = 0
+        """Finished by every process."""
+        self.num_steps: int | None = None
+        self.loss: float | None = None
+        """Of that step, over the global batch."""
+        self.evaluated: list[tuple[int, float, float, int]] = []
+        """(epoch, accuracy, loss, samples)"""
+        # Steps of each process that the others have not all reported yet.
+        self._losses: dict[int, list[float]] = {rank: [] for rank in range(num_processes)}
+        self._counts: list[int] = []
+        self._evaluations: defaultdict[int, list[Event]] = defaultdict(list)
+        self._speeds: dict[int, float] = {}
+
+    def add(self, event: Event) -> None:
+        if event["kind"] == "ready":
+            self.num_steps = event["steps"]
+        elif event["kind"] == "train":
+            self._train(event)
+        elif event["kind"] == "evaluate":
+            self._evaluate(event)
+
+    @property
+    def figures(self) -> str:
+        """Loss, and images per second of the slowest process; empty before the first step."""
+        return "" if self.loss is None else f"loss {self.loss:.4f}, {min(self._speeds.values()):.1f} images/s"
+
+    def _train(self, event: Event) -> None:
+        rank = event["process_rank"]
+        self._losses[rank] += event["losses"]
+        if rank == 0:
+            self._counts += event["global_counts"]
+        self._speeds[rank] = sum(event["global_counts"]) / sum(event["step_seconds"])
+        complete = min(map(len, self._losses.values()))
+        if complete == 0:
+            return
+        self.loss = sum(losses[complete - 1] for losses in self._losses.values()) / self._counts[complete - 1]
+        for losses in self._losses.values():
+            del losses[:complete]
+        del self._counts[:complete]
+        self.step += complete
+
+    def _evaluate(self, event: Event) -> None:
+        parts = self._evaluations[event["epoch"]]
+        parts.append(event)
+        if len(parts) == len(self._losses):
+            loss, correct, count = (sum(part[name] for part in parts) for name in ("loss_sum", "correct", "count"))
+            self.evaluated.append((event["epoch"], correct / count, loss / count, count))
+
+
 class RunProgress:
     """Shows the events of the training processes on stderr; use as a context manager."""
 
@@ -43,13 +98,7 @@ class RunProgress:
         self._run_dir = run_dir
         self._bar = _bar() if is_animated() else None
         self._console = self._bar.console if self._bar else stderr_console()
-        # Steps of each process that the others have not all reported yet.
-        self._losses: dict[int, list[float]] = {rank: [] for rank in range(config.num_processes)}
-        self._counts: list[int] = []
-        self._evaluations: defaultdict[int, list[Event]] = defaultdict(list)
-        self._speeds: dict[int, float] = {}
-        self._step = 0
-        self._num_steps = 0
+        self._state = RunState(config.num_processes)
         self._line_at = float("-inf")
 
     def __enter__(self) -> RunProgress:
@@ -62,59 +111,37 @@ class RunProgress:
             self._bar.stop()
 
     def observe(self, event: Event) -> None:
-        show = getattr(self, f"_on_{event['kind']}", None)
-        if show is not None:
-            show(event)
+        state = self._state
+        step, evaluations = state.step, len(state.evaluated)
+        state.add(event)
+        if event["kind"] == "start":
+            self._say(
+                f"process {event['process_rank']}: pid {event['pid']} on {event['host']}, node {event['node_rank']}, "
+                f"local rank {event['local_rank']}, device {', '.join(event['devices'])}"
+            )
+        elif event["kind"] == "ready" and event["process_rank"] == 0:
+            self._begin(event["steps"])
+        if state.step > step:
+            self._show_step()
+        for epoch, accuracy, loss, count in state.evaluated[evaluations:]:
+            self._say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {count} samples")
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
 
-    def _on_start(self, event: Event) -> None:
-        self._say(
-            f"process {event['process_rank']}: pid {event['pid']} on {event['host']}, node {event['node_rank']}, "
-            f"local rank {event['local_rank']}, device {', '.join(event['devices'])}"
-        )
-
-    def _on_ready(self, event: Event) -> None:
-        if event["process_rank"] != 0:
-            return
-        self._num_steps = event["steps"]
-        self._say(f"{self._name}: training {event['steps']} steps; logs and result in {self._run_dir}")
+    def _begin(self, num_steps: int) -> None:
+        self._say(f"{self._name}: training {num_steps} steps; logs and result in {self._run_dir}")
         if self._bar:
             self._bar.start()
-            self._task = self._bar.add_task(self._name, total=event["steps"], figures="")
+            self._task = self._bar.add_task(self._name, total=num_steps, figures="")
 
-    def _on_train(self, event: Event) -> None:
-        rank = event["process_rank"]
-        self._losses[rank] += event["losses"]
-        if rank == 0:
-            self._counts += event["global_counts"]
-        self._speeds[rank] = sum(event["global_counts"]) / sum(event["step_seconds"])
-        complete = min(map(len, self._losses.values()))
-        if complete == 0:
-            return
-        loss = sum(losses[complete - 1] for losses in self._losses.values()) / self._counts[complete - 1]
-        for losses in self._losses.values():
-            del losses[:complete]
-        del self._counts[:complete]
-        self._step += complete
-        self._show_step(f"loss {loss:.4f}, {min(self._speeds.values()):.1f} images/s")
-
-    def _show_step(self, figures: str) -> None:
+    def _show_step(self) -> None:
+        state = self._state
         if self._bar:
-            self._bar.update(self._task, completed=self._step, figures=figures)
-        elif time.monotonic() - self._line_at > SECONDS_BETWEEN_LINES or self._step == self._num_steps:
+            self._bar.update(self._task, completed=state.step, figures=state.figures)
+        elif time.monotonic() - self._line_at > SECONDS_BETWEEN_LINES or state.step == state.num_steps:
             self._line_at = time.monotonic()
-            self._say(f"step {self._step}/{self._num_steps}: {figures}")
-
-    def _on_evaluate(self, event: Event) -> None:
-        parts = self._evaluations[event["epoch"]]
-        parts.append(event)
-        if len(parts) < len(self._losses):
-            return
-        loss, correct, count = (sum(part[name] for part in parts) for name in ("loss_sum", "correct", "count"))
-        del self._evaluations[event["epoch"]]
-        self._say(f"epoch {event['epoch']}: accuracy {correct / count:.4f}, loss {loss / count:.4f} on {count} samples")
+            self._say(f"step {state.step}/{state.num_steps}: {state.figures}")
 
 
 @contextmanager
@@ -161,52 +188,99 @@ class _LinesPerTenth:
             stderr_console().print(f"{self._description}: {completed}/{self._total}")
 
 
+class StudyView:
+    """A study in its directory as a table: per arm what has run, what is running and how far it is, and the time left."""
+
+    def __init__(self, study_dir: Path) -> None:
+        self._study_dir = study_dir
+        self._ended: dict[tuple[str, int], RunResult] = {}
+        self._running: tuple[tuple[Path, int], EventTail, RunState] | None = None
+
+    def look(self) -> tuple[Table, bool]:
+        """The table as of now, and whether every run has ended."""
+        study = Study.load(self._study_dir)  # rounds may have been added
+        table = Table(title=str(self._study_dir))
+        for name in ("arm", "done", "images/s"):
+            table.add_column(name, justify="left" if name == "arm" else "right")
+        table.add_column("now")
+        left = 0
+        for arm in study.arms:
+            runs = [run for number in range(1, study.repeats + 1) if (run := self._result(study, number, arm))]
+            speeds = [run.images_per_second for run in runs if run.images_per_second]
+            failed = any(run.status == "failed" for run in runs)
+            now = "FAILED" if failed else "done" if len(runs) == study.repeats else self._now(study, len(runs) + 1, arm)
+            left += 0 if failed else study.repeats - len(runs)
+            speed = f"{float(np.median(speeds)):.1f}" if speeds else "-"
+            table.add_row(arm.name, f"{len(runs)}/{study.repeats}", speed, now)
+        ended = [
+            (arm, number, self._ended.get((arm.name, number)))
+            for number in range(1, study.repeats + 1)
+            for arm in study.arms
+        ]
+        seconds, source = estimate_seconds(study, ended)
+        table.caption = f"{left} runs left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
+        return table, left == 0
+
+    def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:
+        key = (arm.name, number)
+        if key not in self._ended and (result := finished_run(study.run_dir(self._study_dir, number, arm))):
+            self._ended[key] = result
+        return self._ended.get(key)
+
+    def _now(self, study: Study, number: int, arm: Arm) -> str:
+        """How far the run of a round is."""
+        run_dir = study.run_dir(self._study_dir, number, arm)
+        try:
+            file = (run_dir, event_path(run_dir, 0).stat().st_ino)  # another one where an interrupted run is made again
+        except FileNotFoundError:
+            return ""
+        if self._running is None or self._running[0] != file:
+            self._running = (file, EventTail(run_dir, arm.config.num_processes), RunState(arm.config.num_processes))
+        _, tail, state = self._running
+        for event in tail.new_events():
+            state.add(event)
+        return (
+            f"round {number}: step {state.step}/{state.num_steps}, {state.figures}"
+            if state.step
+            else f"round {number}: starting"
+        )
+
+    def __rich__(self) -> Table:
+        return self.look()[0]
+
+
 class StudyProgress(Watcher):
-    """Shows a study on stderr: what has run, what is running and how far it is; use as a context manager."""
+    """Shows a study on stderr, as a table that lives or as a line per run; use as a context manager."""
 
     def __init__(self, study: Study, study_dir: Path) -> None:
-        self._study = study
-        self._bar = _bar() if is_animated() else None
-        self._console = self._bar.console if self._bar else stderr_console()
+        self._console = stderr_console()
+        self._live = (
+            Live(StudyView(study_dir), console=self._console, transient=True, refresh_per_second=2)
+            if is_animated()
+            else None
+        )
         self._total = study.repeats * len(study.arms)  # grows where rounds are added
         self._done = 0
         self._say(f"{len(study.arms)} arms x {study.repeats} rounds; runs and results in {study_dir}")
 
     def __enter__(self) -> StudyProgress:
-        if self._bar:
-            self._bar.start()
-            self._whole = self._bar.add_task("study", total=self._total, figures="runs")
-            self._run = self._bar.add_task("", total=None, figures="", visible=False)
+        if self._live:
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bar:
-            self._bar.stop()
+        if self._live:
+            self._live.stop()
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True)
 
     def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
-        if not self._bar:
+        if not self._live:
             self._say(f"[{self._done + 1}/{self._total}] round {number}: {arm.name} ...")
-            return lambda event: None
-        bar = self._bar
-        bar.reset(self._run, total=None, visible=True, description=arm.name, figures="starting")
-
-        def observe(event: Event) -> None:
-            if event["process_rank"] != 0:
-                return
-            if event["kind"] == "ready":
-                bar.update(self._run, total=event["steps"])
-            elif event["kind"] == "train":
-                speed = sum(event["global_counts"]) / sum(event["step_seconds"])
-                bar.update(self._run, completed=event["step"], figures=f"{speed:.1f} images/s")
-            elif event["kind"] == "evaluate":
-                bar.update(self._run, figures="evaluated")
-
-        return observe
+        return lambda event: None
 
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
         speed = f"{result.images_per_second:.1f} images/s" if result.images_per_second else "no speed measured"
@@ -222,30 +296,3 @@ class StudyProgress(Watcher):
         self._done += 1
         self._total = max(self._total, self._done)
         self._say(f"[{self._done}/{self._total}] {line}")
-        if self._bar:
-            self._bar.update(self._whole, completed=self._done, total=self._total)
-            self._bar.update(self._run, visible=False)
-
-
-def study_table(study: Study, study_dir: Path) -> tuple[Table, bool]:
-    """Arms by rounds: images/s of what is done, steps of what is running; and whether all is done."""
-    table = Table(title=str(study_dir))
-    table.add_column("arm")
-    for number in range(1, study.repeats + 1):
-        table.add_column(f"round {number}", justify="right")
-    is_done = True
-    for arm in study.arms:
-        cells = []
-        for number in range(1, study.repeats + 1):
-            run_dir = study.run_dir(study_dir, number, arm)
-            result = finished_run(run_dir)
-            if result is not None:
-                speed = f"{result.images_per_second:.1f}/s" if result.images_per_second else "-"
-                cells.append(speed if result.status == "completed" else "FAILED")
-                continue
-            is_done = is_done and "FAILED" in cells  # its arm is left out of later rounds
-            events = read_events(run_dir, arm.config.num_processes)
-            steps = [event["step"] for event in events if event["kind"] == "train" and event["process_rank"] == 0]
-            cells.append(f"step {steps[-1]}" if steps else "starting" if events else "")
-        table.add_row(arm.name, *cells)
-    return table, is_done

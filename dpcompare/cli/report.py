@@ -105,17 +105,18 @@ def print_comparison(comparison: Comparison) -> None:
     """The headline, a line per arm, every claim, and the fairness sheet."""
     from rich.table import Table
 
-    from dpcompare.report.formats import FIGURES
+    from dpcompare.report.formats import columns
 
     console = stdout_console()
     console.print(comparison.headline, soft_wrap=True)
     if len(comparison.arms) > 1:
         console.print(f"all arms together: {comparison.summary}", soft_wrap=True)
     table = Table()
-    for name, column in FIGURES.items():
+    shown = columns(comparison)
+    for name, column in shown.items():
         table.add_column(name, justify="left" if column.is_text else "right", overflow="fold")
     for row in comparison.arms:
-        table.add_row(*(column.cell(row) for column in FIGURES.values()))
+        table.add_row(*(column.cell(row) for column in shown.values()))
     console.print(table)
     for made in comparison.claims:
         console.print(f"- {made.sentence}", soft_wrap=True)

@@ -14,25 +14,26 @@ SECONDS_BETWEEN_LOOKS = 1.0
 
 @click.command()
 @click.argument("study_dir", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Say it once and end.")
+@click.option("--once", is_flag=True, help="Say it once and end, as where there is no terminal.")
 def watch(study_dir: Path, once: bool) -> None:
-    """Follow a study that another process runs, on this machine or through a shared disk."""
+    """Follow a study that another process runs, on this machine or through a shared disk, until it ends."""
     from rich.live import Live
 
-    from dpcompare.cli.progress import study_table
-    from dpcompare.study import Study
+    from dpcompare.cli.output import stdout_console
+    from dpcompare.cli.progress import StudyView
+    from dpcompare.study import is_held
 
-    study = Study.load(study_dir)
+    view = StudyView(study_dir)
     if once or not is_animated():
-        from dpcompare.cli.output import stdout_console
-
-        stdout_console().print(study_table(study, study_dir)[0])
+        stdout_console().print(view.look()[0])
         return
     with Live(console=stderr_console(), refresh_per_second=2) as live:
         while True:
-            table, is_done = study_table(study, study_dir)
+            held = is_held(study_dir)  # before the look: what ends in between is still shown
+            table, is_done = view.look()
             live.update(table)
-            if is_done:
-                return
+            if not held:
+                break
             time.sleep(SECONDS_BETWEEN_LOOKS)
-            study = Study.load(study_dir)  # rounds may have been added
+    if not is_done:
+        click.echo("nobody runs this study now; the command that began it goes on with it", err=True)

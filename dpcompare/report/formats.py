@@ -27,6 +27,8 @@ class Column:
     cell: Callable[[ArmRow], str]
     explanation: str
     is_text: bool = False
+    is_optional: bool = False
+    """Left out where no arm has a figure."""
 
 
 def _efficiency(row: ArmRow) -> str:
@@ -58,6 +60,7 @@ FIGURES: dict[str, Column] = {
     "exchange ms": Column(
         cell=lambda row: figure(row.communication_ms),
         explanation="what a mean step takes more than without the exchange of gradients, where that was measured (--ablate)",
+        is_optional=True,
     ),
     "first step s": Column(
         cell=lambda row: figure(row.first_step_seconds), explanation="from the start of the launch to the first step"
@@ -66,6 +69,16 @@ FIGURES: dict[str, Column] = {
         cell=lambda row: figure(row.memory_bytes / MIB if row.memory_bytes else None, "{:,.0f}"),
         explanation="peak resident memory of all processes",
     ),
+    "GPU MiB": Column(
+        cell=lambda row: figure(row.gpu_memory_bytes / MIB if row.gpu_memory_bytes else None, "{:,.0f}"),
+        explanation="peak memory of all GPUs",
+        is_optional=True,
+    ),
+    "J/image": Column(
+        cell=lambda row: figure(row.joules_per_image, "{:.3f}"),
+        explanation="energy over the measured steps, as counted by the GPUs, or on the CPU by all packages of the machine",
+        is_optional=True,
+    ),
     "last loss": Column(cell=lambda row: figure(row.last_loss, "{:.4f}"), explanation="training loss of the last step"),
     "accuracy": Column(cell=lambda row: figure(row.accuracy, "{:.3f}"), explanation="on the validation split"),
     "efficiency": Column(
@@ -73,6 +86,15 @@ FIGURES: dict[str, Column] = {
         explanation="speed / (replicas x speed of `single` of the same framework); over 105% is suspicious",
     ),
 }
+
+
+def columns(comparison: Comparison) -> dict[str, Column]:
+    """The rows of FIGURES of which a comparison has something to show."""
+    return {
+        name: column
+        for name, column in FIGURES.items()
+        if not column.is_optional or any(column.cell(row) != "-" for row in comparison.arms)
+    }
 
 
 def as_json(comparison: Comparison) -> str:
@@ -109,10 +131,11 @@ def _plain(text: str) -> str:
 
 def as_markdown(comparison: Comparison) -> str:
     lines = ["# dpcompare", "", f"**{_escaped(comparison.headline)}**", ""]
-    lines += ["| " + " | ".join(FIGURES) + " |"]
-    lines += ["|" + "|".join("---" if column.is_text else "--:" for column in FIGURES.values()) + "|"]
+    shown = columns(comparison)
+    lines += ["| " + " | ".join(shown) + " |"]
+    lines += ["|" + "|".join("---" if column.is_text else "--:" for column in shown.values()) + "|"]
     for row in comparison.arms:
-        lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in FIGURES.values()) + " |")
+        lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in shown.values()) + " |")
     if comparison.claims:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
     if comparison.agreement:

@@ -1,5 +1,5 @@
 "use strict";
-// Sorting by a column, and the value of a mark under the pointer. The page is complete without either.
+// Sorting by a column, the value of a mark under the pointer or by keyboard, and paper. The page is complete without them.
 for (const table of document.querySelectorAll("table.sortable")) {
   const heads = [...table.tHead.rows[0].cells];
   const body = table.tBodies[0];
@@ -19,16 +19,45 @@ for (const table of document.querySelectorAll("table.sortable")) {
   }));
 }
 const tip = document.getElementById("tip");
-const show = event => {
-  const mark = event.target.closest && event.target.closest('[role="graphics-symbol"][aria-label]');
+const show = (mark, x, y) => {
   tip.hidden = !mark;
   if (!mark) return;
   tip.textContent = mark.getAttribute("aria-label");
-  const box = mark.getBoundingClientRect();
-  const x = event.clientX === undefined ? box.left : event.clientX;
-  const y = event.clientY === undefined ? box.bottom : event.clientY;
   tip.style.left = Math.max(8, Math.min(x + 12, innerWidth - tip.offsetWidth - 8)) + "px";
   tip.style.top = Math.min(y + 16, innerHeight - tip.offsetHeight - 8) + "px";
 };
-document.addEventListener("pointermove", show);
-document.addEventListener("pointerdown", show);
+const MARK = '[aria-roledescription="point"][aria-label], [aria-roledescription="bar"][aria-label]';
+const underPointer = event => show(event.target.closest && event.target.closest(MARK), event.clientX, event.clientY);
+document.addEventListener("pointermove", underPointer);
+document.addEventListener("pointerdown", underPointer);
+// By keyboard every plot is one stop, and the arrow keys go from mark to mark.
+for (const plot of document.querySelectorAll("figure svg")) {
+  const marks = [...plot.querySelectorAll(MARK)];
+  if (!marks.length) continue;
+  plot.tabIndex = 0;
+  let current = -1;
+  const go = to => {
+    if (current >= 0) marks[current].classList.remove("current");
+    current = to;
+    if (current < 0) return show(null);
+    marks[current].classList.add("current");
+    const box = marks[current].getBoundingClientRect();
+    show(marks[current], box.left, box.bottom);
+  };
+  plot.addEventListener("keydown", event => {
+    const last = marks.length - 1;
+    const to = { ArrowRight: Math.min(current + 1, last), ArrowDown: Math.min(current + 1, last),
+      ArrowLeft: Math.max(current - 1, 0), ArrowUp: Math.max(current - 1, 0), Home: 0, End: last, Escape: -1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    go(to);
+  });
+  plot.addEventListener("blur", () => go(-1));
+}
+// On paper nothing can be unfolded.
+const folded = [];
+addEventListener("beforeprint", () => document.querySelectorAll("details:not([open])").forEach(each => {
+  each.open = true;
+  folded.push(each);
+}));
+addEventListener("afterprint", () => folded.splice(0).forEach(each => { each.open = false; }));

@@ -9,7 +9,7 @@ from importlib.resources import files
 
 from dpcompare.analysis import Comparison, printable
 from dpcompare.report import plots
-from dpcompare.report.formats import FIGURES
+from dpcompare.report.formats import columns
 
 
 def as_html(comparison: Comparison) -> str:
@@ -28,7 +28,8 @@ def as_html(comparison: Comparison) -> str:
     script = (folder / "page.js").read_text()
     return environment.from_string((folder / "page.html.j2").read_text()).render(
         comparison=comparison,
-        columns=FIGURES,
+        columns=columns(comparison),
+        parts=[part for part in plots.PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, Markup(_inline(plots.as_svg(plot), plot.title))) for plot in drawn],
         style=Markup((folder / "page.css").read_text()),
         script=Markup(script),

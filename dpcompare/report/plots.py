@@ -16,6 +16,14 @@ WIDTH = 460
 # After Okabe and Ito, for any kind of colour blindness, the light ones darker to be seen on white; dashes help in print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#2A7FB8"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
+PART_COLOURS = {
+    "waiting for data": COLOURS[4],
+    "communication": COLOURS[1],
+    "computing": COLOURS[0],
+    "other": "#888888",
+}
+LARGEST_NUMBER_OF_VALUES = 45
+"""Of a curve, that can be pointed at."""
 INK = "#010203"
 """Stands for the colour of text; the page replaces it by its own, which follows light and dark."""
 
@@ -252,29 +260,19 @@ def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     ]
     if not data:
         return None
-    names = [row.name for row in arms]
     parts = list(dict.fromkeys(str(row["part"]) for row in data))
-    chart = (
-        alt.Chart(alt.Data(values=data))
-        .mark_bar()
-        .encode(
-            y=alt.Y("arm:N", sort=names, title=None),
-            x=alt.X("ms:Q", title="ms per step"),
-            color=alt.Color(
-                "part:N",
-                scale=alt.Scale(domain=parts, range=[COLOURS[4], COLOURS[0], COLOURS[3], "#888888"][: len(parts)]),
-                legend=alt.Legend(title=None, orient="top", columns=2),
-            ),
-            order=alt.Order("order:Q"),
-            description=alt.Description("text:N"),
-        )
-        .properties(width=WIDTH, height=32 * len(names) + 20)
+    colours = alt.Color(
+        "part:N",
+        scale=alt.Scale(domain=parts, range=[PART_COLOURS[part] for part in parts]),
+        legend=alt.Legend(title=None, orient="top", columns=2),
     )
+    chart = _bars(alt, data, arms, "ms", "ms per step").encode(color=colours, order=alt.Order("order:Q"))
     return Plot(
         name="breakdown",
         title="Where the time goes",
         explanation="A mean step in parts. Communication is what the same step takes less without the exchange of "
-        "gradients, measured by leaving it out; where it was not measured, it is part of computing.",
+        "gradients, measured by leaving it out; where it was not measured, it is part of computing. Other is what the loop does "
+        "between two steps (reading losses, writing events), which images/s leave out.",
         chart=chart,
     )
 
@@ -324,16 +322,38 @@ def _loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None
 
 
 def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], field: str, title: str) -> Any:
+    base = alt.Chart(alt.Data(values=data)).encode(
+        x=alt.X("step:Q", title="step"),
+        y=alt.Y(f"{field}:Q", scale=alt.Scale(zero=False), title=title),
+        color=_colour(alt, names),
+    )
+    lines = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names))
+    # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
+    stride = -(-len(data) // len(names) // LARGEST_NUMBER_OF_VALUES) or 1
+    marks = [
+        row | {"text": f"{row['arm']}, step {row['step']}: {field} {row[field]:.4g}"}
+        for row in data
+        if row["step"] % stride == 0 or row["step"] == 1
+    ]
+    values = (
+        alt.Chart(alt.Data(values=marks))
+        .mark_point(filled=True, opacity=0, size=120)
+        .encode(x="step:Q", y=f"{field}:Q", description=alt.Description("text:N"))
+    )
+    return (lines + values).properties(width=WIDTH, height=260)
+
+
+def _bars(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], field: str, title: str) -> Any:
+    """A horizontal bar per arm."""
     return (
         alt.Chart(alt.Data(values=data))
-        .mark_line(strokeWidth=2)
+        .mark_bar(color=COLOURS[0])
         .encode(
-            x=alt.X("step:Q", title="step"),
-            y=alt.Y(f"{field}:Q", scale=alt.Scale(zero=False), title=title),
-            color=_colour(alt, names),
-            strokeDash=_dash(alt, names),
+            y=alt.Y("arm:N", sort=[row.name for row in arms], title=None),
+            x=alt.X(f"{field}:Q", title=title),
+            description=alt.Description("text:N"),
         )
-        .properties(width=WIDTH, height=260)
+        .properties(width=WIDTH, height=32 * len(arms) + 20)
     )
 
 
@@ -350,16 +370,7 @@ def _memory(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     ]
     if not data:
         return None
-    chart = (
-        alt.Chart(alt.Data(values=data))
-        .mark_bar(color=COLOURS[0])
-        .encode(
-            y=alt.Y("arm:N", sort=[row.name for row in arms], title=None),
-            x=alt.X("MiB:Q", title="peak resident memory of all processes, MiB"),
-            description=alt.Description("text:N"),
-        )
-        .properties(width=WIDTH, height=32 * len(data) + 20)
-    )
+    chart = _bars(alt, data, arms, "MiB", "peak resident memory of all processes, MiB")
     return Plot(
         name="memory",
         title="Memory",

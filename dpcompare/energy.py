@@ -1,0 +1,81 @@
+"""Energy as the devices count it themselves; where they do not, there is no figure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+POWERCAP = Path("/sys/class/powercap")
+"""Linux's counters of Intel's and AMD's packages (RAPL); readable by root only on most systems."""
+
+Counter = Callable[[], float]
+"""Joules since some moment."""
+
+
+def gpu_counters(gpus: Sequence[str]) -> list[Counter]:
+    """One counter per GPU, by NVML; none at all where one of them has none (before Volta, and parts of a GPU)."""
+    try:
+        import pynvml
+    except ImportError:
+        return []
+
+    def counter(handle: Any) -> float:
+        millijoules: int = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        return millijoules / 1e3
+
+    try:
+        pynvml.nvmlInit()
+        handles = [
+            pynvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(gpu)
+            for gpu in gpus
+        ]
+        counters = [partial(counter, handle) for handle in handles]
+        for each in counters:
+            each()
+    except pynvml.NVMLError:
+        return []
+    return list(counters)
+
+
+def package_counters(folder: Path = POWERCAP) -> list[Counter]:
+    """One counter per CPU package of this machine; none at all where one cannot be read."""
+    packages = sorted(path for path in folder.glob("intel-rapl:*") if re.fullmatch(r"intel-rapl:\d+", path.name))
+    try:
+        return [_package_counter(package) for package in packages]
+    except (OSError, ValueError):
+        return []
+
+
+def _package_counter(package: Path) -> Counter:
+    file, wrap = package / "energy_uj", int((package / "max_energy_range_uj").read_text())
+    last, total = int(file.read_text()), 0
+
+    def joules() -> float:
+        nonlocal last, total
+        now = int(file.read_text())
+        total += (now - last) % (wrap + 1)  # it starts again from 0 every few minutes
+        last = now
+        return total / 1e6
+
+    return joules
+
+
+class EnergyMeter:
+    """Adds up the counters that one process is to read."""
+
+    def __init__(self, counters: Sequence[Counter]) -> None:
+        self._counters = counters
+
+    def joules(self) -> float | None:
+        """Since some moment; None where nothing is counted."""
+        return sum(counter() for counter in self._counters) if self._counters else None
+
+
+def meter_of(device_type: str, devices: Sequence[str], process_rank: int) -> EnergyMeter:
+    """What a training process reads: its own GPUs; on the CPU the first process reads the packages, for all of them."""
+    if device_type == "gpu":
+        return EnergyMeter(gpu_counters(devices))
+    return EnergyMeter(package_counters() if process_rank == 0 else ())
