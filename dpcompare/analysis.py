@@ -168,7 +168,7 @@ def analyse(collection: Collection) -> Comparison:
         knobs=[
             KnobRow(
                 knob=row.knob,
-                values=[printable(str(row.values[index])) for index in first_of],
+                values=[printable(fairness.shown(row.values[index])) for index in first_of],
                 equal=row.equal,
                 reason=row.reason,
             )

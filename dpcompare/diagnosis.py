@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
@@ -62,16 +63,24 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
         yield from findings
         if all(finding.status != "problem" for finding in findings):
             usable.append(framework)
-    yield from _gpus()
+    gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
+    yield from _gpus(gpus)
     if trials:
         for framework, mode in MODES:
             if framework in usable:
-                yield trial(framework, mode, device, interpreters)
+                yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
+        if "torch" in usable:
+            # Each pair by itself: two GPUs that cannot reach each other hang every run that has both.
+            for pair in combinations(gpus, 2) if len(gpus) > 2 else ():
+                cluster = Cluster.partition(1, 2, gpus=list(pair))
+                yield trial(
+                    "torch", "ddp", cluster, interpreters, name=f"exchange between GPUs {pair[0]} and {pair[1]}"
+                )
 
 
 def _cores() -> Finding:
     cores = available_cores()
-    found = f"{cores} usable of {os.cpu_count()}"
+    found = f"{cores} usable of {os.cpu_count()}, {max(1, cores // 2)} for each of 2 processes"
     if cores < 2:
         return Finding(
             name="cores", status="note", found=found, remedy="two processes will share one core: expect slow runs"
@@ -174,13 +183,11 @@ def judge_versions(
     )
 
 
-def _gpus() -> Iterator[Finding]:
-    installed = installed_gpus()
-    visible = visible_gpus(installed)
-    if not visible:
-        yield Finding(name="GPUs", status="ok", found="none visible: devices are simulated on the CPU")
+def _gpus(gpus: Sequence[str]) -> Iterator[Finding]:
+    if not gpus:
+        yield Finding(name="GPUs", status="ok", found="none visible or asked for: devices are simulated on the CPU")
         return
-    yield Finding(name="GPUs", status="ok", found=f"{len(visible)} visible: {', '.join(visible)}")
+    yield Finding(name="GPUs", status="ok", found=f"{len(gpus)} visible: {', '.join(gpus)}")
     command = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
@@ -196,13 +203,19 @@ def _gpus() -> Iterator[Finding]:
         )
 
 
-def trial(framework: str, mode: str, device: str, interpreters: Mapping[str, str]) -> Finding:
-    """Two steps of a tiny model on two replicas, gradients exchanged, with a time limit."""
+def _two_replicas(framework: str, mode: str, device: str, gpus: Sequence[str]) -> Cluster:
+    """The smallest cluster on which a mode exchanges anything; one replica where there is one GPU, or for `single`."""
     row = MODES[framework, mode]
-    name = f"{framework} {mode}"
-    gpus = len(visible_gpus(installed_gpus())) if device != "cpu" else 0
-    replicas = min(2, gpus or 2) if row.multi_device else 1
+    replicas = min(2, len(gpus) or 2) if row.multi_device else 1
     nodes = replicas if row.multi_node else 1
+    return Cluster.partition(nodes, replicas // nodes, device=device)  # type: ignore[arg-type]
+
+
+def trial(
+    framework: str, mode: str, cluster: Cluster, interpreters: Mapping[str, str], *, name: str | None = None
+) -> Finding:
+    """Two steps of a tiny model, gradients exchanged by all-reduce, with a time limit."""
+    name = name or f"{framework} {mode}"
     chosen = {"python": interpreters[framework]} if framework in interpreters else {}
     started = _Deadline(TRIAL_SECONDS)
     with tempfile.TemporaryDirectory(prefix="dpcompare-doctor-") as folder:
@@ -211,7 +224,7 @@ def trial(framework: str, mode: str, device: str, interpreters: Mapping[str, str
                 framework=framework,
                 mode=mode,
                 workload=Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0),
-                cluster=Cluster.partition(nodes, replicas // nodes, device=device),  # type: ignore[arg-type]
+                cluster=cluster,
                 **chosen,
             )
             with started:

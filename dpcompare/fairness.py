@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -121,6 +122,12 @@ class Row:
     """Whether it makes the results not comparable."""
 
 
+def shown(value: Any) -> str:
+    """A value as people read it: of a checksum, which nobody reads whole, the beginning."""
+    text = str(value)
+    return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else text
+
+
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
     rows: list[Row]
@@ -133,7 +140,8 @@ class Sheet:
     def reasons(self) -> list[str]:
         """One sentence per knob that differs and must not."""
         return [
-            f"{row.knob} differs or is unknown ({', '.join(map(str, row.values))}): {KNOBS[row.knob].remedy}"
+            f"{row.knob} differs or is unknown ({', '.join(dict.fromkeys(map(shown, row.values)))}): "
+            f"{KNOBS[row.knob].remedy}"
             for row in self.rows
             if row.reason
         ]

@@ -1,6 +1,6 @@
 """Does a study claim what is true? Arms against themselves, a delay of known size, one unfair knob, a delayed exchange.
 
-    python scripts/check_claims.py [--studies 20] [--rounds 6]
+    python scripts/check_claims.py [--only slowdown] [--studies 20] [--rounds 6]
 
 Real runs of a small model with torch. Faults reach the training processes of one arm only, through its interpreter.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from injection import interpreter_with
@@ -78,35 +79,61 @@ def compared(folder: Path, arms: list[Arm], rounds: int, seed: int = 0) -> Compa
     return analyse(collect([folder]))
 
 
+def slowdown(folder: Path, rounds: int) -> Iterator[str]:
+    slow = interpreter_with(folder / "python", "dpcompare.backends.torch.backend", SLOW_STEP)
+    made = compared(folder / "study", [arm("unharmed"), arm("slower", slow)], rounds).claims[0]
+    yield f"| {SLOWER:.0%} added to every step of one arm, {rounds} rounds | {made.sentence} |"
+
+
+def unfairness(folder: Path, rounds: int) -> Iterator[str]:
+    made = compared(folder, [arm("one"), arm("other", batchnorm_momentum=0.99)], rounds).claims[0]
+    yield f"| one knob changed (BatchNorm's momentum) | {made.sentence} |"
+
+
+def ablation(folder: Path, rounds: int) -> Iterator[str]:
+    delayed = interpreter_with(folder / "python", "dpcompare.backends.torch.ddp", SLOW_EXCHANGE)
+    both = [arm("ddp", nodes=2), arm("ddp delayed", delayed, nodes=2)]
+    for row in compared(folder / "study", [*both, *map(ablated, both)], rounds).arms:
+        parts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in row.step_parts_ms.items())
+        yield f"| {DELAY_SECONDS * 1000:.0f} ms added to the exchange: {row.name} | {parts} |"
+
+
+def against_itself(folder: Path, rounds: int, studies: int) -> Iterator[str]:
+    false_claims = 0
+    twins = [arm(name, steps=STEPS_AGAINST_ITSELF) for name in "AB"]
+    for number in range(studies):
+        same = compared(folder / f"study-{number}", twins, rounds, seed=number).claims[0]
+        false_claims += same.outcome in ("faster", "slower")
+        yield f"| an arm against itself, study {number + 1} | {same.sentence} |"
+    yield f"| arms against themselves | {false_claims} of {studies} studies claimed a difference |"
+
+
+STUDIES = ("slowdown", "unfairness", "ablation", "against-itself")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--only", choices=STUDIES, help="one kind of study")
+    parser.add_argument("--studies", type=int, default=20, help="of an arm against itself")
+    parser.add_argument(
+        "--rounds", type=int, default=6, help="of each study; ablation and unfairness take no more than 3"
+    )
     arguments = parser.parse_args()
+    rounds, few = arguments.rounds, min(3, arguments.rounds)
     with tempfile.TemporaryDirectory(prefix="dpcompare-claims-") as temporary:
-        folder = Path(temporary)
-        slow = interpreter_with(folder / "slow", "dpcompare.backends.torch.backend", SLOW_STEP)
+        folders = {name: Path(temporary) / name for name in STUDIES}
+        for folder in folders.values():
+            folder.mkdir()
+        made = {
+            "slowdown": slowdown(folders["slowdown"], rounds),
+            "unfairness": unfairness(folders["unfairness"], few),
+            "ablation": ablation(folders["ablation"], few),
+            "against-itself": against_itself(folders["against-itself"], rounds, arguments.studies),
+        }
         print("| study | what it said |\n|---|---|", flush=True)
-        made = compared(folder / "slowdown", [arm("unharmed"), arm("slower", slow)], arguments.rounds).claims[0]
-        print(f"| {SLOWER:.0%} added to every step of one arm | {made.sentence} |", flush=True)
-
-        unfair = compared(folder / "unfair", [arm("one"), arm("other", batchnorm_momentum=0.99)], 2).claims[0]
-        print(f"| one knob changed (BatchNorm's momentum) | {unfair.sentence} |", flush=True)
-
-        delayed = interpreter_with(folder / "delayed", "dpcompare.backends.torch.ddp", SLOW_EXCHANGE)
-        both = [arm("ddp", nodes=2), arm("ddp delayed", delayed, nodes=2)]
-        rows = compared(folder / "ablation", [*both, *map(ablated, both)], 3).arms
-        for row in rows:
-            parts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in row.step_parts_ms.items())
-            print(f"| {DELAY_SECONDS * 1000:.0f} ms added to the exchange: {row.name} | {parts} |", flush=True)
-
-        false_claims = 0
-        twins = [arm(name, steps=STEPS_AGAINST_ITSELF) for name in "AB"]
-        for number in range(arguments.studies):
-            same = compared(folder / f"same-{number}", twins, arguments.rounds, seed=number).claims[0]
-            false_claims += same.outcome in ("faster", "slower")
-            print(f"| an arm against itself, study {number + 1} | {same.sentence} |", flush=True)
-        print(f"| arms against themselves | {false_claims} of {arguments.studies} studies claimed a difference |")
+        for name in [arguments.only] if arguments.only else STUDIES:
+            for line in made[name]:
+                print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from dpcompare import diagnosis
+from dpcompare.cluster import Cluster
 from dpcompare.diagnosis import judge_versions
 from tests.command import dpcompare
+from tests.conftest import NVIDIA_SMI
 
 
 def test_a_look_without_trials_ends_well_where_nothing_is_wrong():
@@ -70,9 +72,26 @@ def test_versions_are_judged_by_what_was_tested(versions, status, text):
 
 @pytest.mark.torch
 def test_a_mode_that_works_says_how():
-    finding = diagnosis.trial("torch", "ddp", "cpu", {})
+    finding = diagnosis.trial("torch", "ddp", Cluster.partition(2, 1, device="cpu"), {})
     assert finding.status == "ok"
     assert finding.found.startswith("works on 2 cpu replicas, exchange gloo")
+
+
+def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
+    tried = []
+
+    def note(framework, mode, cluster, interpreters, name=None):
+        tried.append((mode, cluster.devices, name))
+        return diagnosis.Finding(name=name or mode, status="ok", found="")
+
+    install_gpus(NVIDIA_SMI)
+    monkeypatch.setattr(diagnosis, "trial", note)
+    monkeypatch.setattr(diagnosis, "_framework", lambda *arguments: iter(()))
+    list(diagnosis.diagnose({}, device="auto", trials=True))
+    pairs = [(devices, name) for mode, devices, name in tried if name]
+    assert len(pairs) == 6
+    assert pairs[0][1] == f"exchange between GPUs {pairs[0][0][0]} and {pairs[0][0][1]}"
+    assert len({frozenset(devices) for devices, _ in pairs}) == 6
 
 
 @pytest.mark.torch
@@ -82,12 +101,12 @@ def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(diagnosis, "TRIAL_SECONDS", 3)
-    hanging = diagnosis.trial("torch", "single", "cpu", {})
+    hanging = diagnosis.trial("torch", "single", Cluster.partition(device="cpu"), {})
     assert (hanging.status, hanging.found) == ("problem", "no end after 3 s")
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nif 'dpcompare.worker' in sys.orig_argv:\n    raise SystemExit('broken on purpose')\n"
     )
-    failing = diagnosis.trial("torch", "single", "cpu", {})
+    failing = diagnosis.trial("torch", "single", Cluster.partition(device="cpu"), {})
     assert failing.status == "problem"
     assert "keeps all logs" in failing.remedy
 

@@ -155,7 +155,14 @@ def test_every_value_can_be_reached_by_keyboard(open_page):
     page = open_page()
     page.locator("#plot-rounds svg").focus()
     tip = page.locator("#tip")
-    for key, number in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", 6), ("ArrowRight", 6), ("Home", 1)):
+    for key, number in (
+        ("ArrowRight", 1),
+        ("ArrowRight", 2),
+        ("ArrowLeft", 1),
+        ("End", 6),
+        ("ArrowRight", 6),
+        ("Home", 1),
+    ):
         page.keyboard.press(key)
         assert f"round {number}, ran as" in tip.inner_text()
     page.keyboard.press("Escape")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,35 @@ def test_eight_simulated_devices_as_four_by_two(script):
     assert code == 0, stderr
     result = json.loads(stdout)
     assert (result["num_nodes"], result["num_replicas"]) == (4, 8)
+
+
+def check_claims(*arguments):
+    command = [sys.executable, SCRIPTS / "check_claims.py", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[2:]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_delayed_exchange_is_found_in_communication_alone():
+    plain, delayed = (
+        {
+            part: float(ms)
+            for part, ms in re.findall(r"([a-z ]+) ([\d.]+) ms[,| ]", line.split("|")[2].replace(", ", ",") + " ")
+        }
+        for line in check_claims("--only", "ablation", "--rounds", "2")
+    )
+    added = {part: delayed[part] - plain[part] for part in plain}
+    assert added["communication"] > 20  # of 30 ms
+    assert added["communication"] > 3 * max(abs(ms) for part, ms in added.items() if part != "communication")
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_an_unfair_knob_is_named():
+    (line,) = check_claims("--only", "unfairness", "--rounds", "1")
+    assert "NOT COMPARABLE: BatchNorm momentum differs." in line
 
 
 @pytest.mark.parametrize("script", ["run_torch_ddp_4x2.sh", "run_tf_multiworker_4x2.sh"])

@@ -1,8 +1,11 @@
 """Studies: their order, what is run, what is kept, and how they go on after an interruption."""
 
 import json
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -176,6 +179,16 @@ def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
     assert [bool(row["failures"]) for row in again.json["arms"]] == [False, True]
 
 
+@pytest.mark.torch
+def test_a_failed_run_can_be_made_again(tmp_path):
+    arguments = ["compare", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--out", tmp_path / "out"]
+    assert dpcompare(*arguments, PYTHONPATH=str(_broken_ddp(tmp_path))).code == 1
+    assert "every run failed, so nothing can be compared" in dpcompare(*arguments).stderr
+    again = dpcompare(*arguments, "--retry-failed")
+    assert again.code == 0, again.stderr
+    assert {path.name for path in tmp_path.glob("out/runs/round-01/*")} == {"torch-ddp-2x1", "torch-ddp-2x1.failed-1"}
+
+
 def _broken_ddp(folder):
     (folder / "sitecustomize.py").write_text(
         "import sys\nif 'dpcompare.worker' in sys.argv[0:1] + sys.orig_argv and 'LOCAL_RANK' in __import__('os').environ:\n"
@@ -193,6 +206,41 @@ def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
     assert len(done.json["runs"]) == 9
     assert done.json["estimated_seconds"] > 0
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.root
+def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
+    """In a mount namespace of its own, on a disk of 100 KiB."""
+    command = f"{sys.executable} -m dpcompare"
+    script = f"""
+        mount -t tmpfs -o size=100k none {tmp_path} || exit 77
+        {command} compare --arm torch:single --arm torch:single,seed=1 {" ".join(TINY)} --repeats 9 --out {tmp_path}/out
+        echo "exit code $?"
+        {command} report {tmp_path}/out
+    """
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=300)
+    if done.returncode == 77:
+        pytest.skip("no file system may be mounted here")
+    assert "exit code 1" in done.stdout, done.stderr
+    assert "error: the study has stopped: " in done.stderr
+    assert "No space left on device" in done.stderr
+    assert f"--out {tmp_path}/out goes on" in done.stderr
+    (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are whole\)", done.stdout)
+    assert int(whole) >= 2
+
+
+@pytest.mark.torch
+def test_a_dry_run_counts_images_without_preparing_them(tmp_path, photos, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
+    arguments = ["compare", "--arm", "torch:single", *TINY[:4], "--device", "cpu", "--dataset", photos, "--dry-run"]
+    done = dpcompare(*arguments, "--global-batch-size", "4")
+    assert done.code == 0, done.stderr
+    assert "1 run, about" in done.stdout
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    assert "holds other files" in dpcompare(*arguments, "--out", tmp_path / "taken").stderr
 
 
 @pytest.mark.torch
@@ -218,6 +266,11 @@ REFUSED = {
     "an unknown option of an arm": (["--arm", "torch:ddp,precison=float64"], "Did you mean 'precision'"),
     "a value that is none": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
     "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
+    "no second arm to be compared with": (
+        ["--arm", "torch:single", "--until", "2%"],
+        "expected at least 2, whose ratio",
+    ),
+    "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
     "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
     "a batch that does not divide": (
         ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],

@@ -13,10 +13,10 @@ import click
 
 from dpcompare.cli.options import Numbers, build_config, interpreters, read_config_file, study_options
 from dpcompare.cli.output import EXIT_FAILED
-from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.errors import RequestError, RunFailedError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpcompare.study import Study
+    from dpcompare.study import Study, Watcher
 
 DEFAULT_REPLICAS = 2
 DEFAULT_REPEATS = 1
@@ -114,7 +114,7 @@ def compare(
     if dry_run:
         _print_plan(study, out, as_json=as_json)
         return 0
-    from dpcompare.analysis import analyse, widest_interval
+    from dpcompare.analysis import analyse
     from dpcompare.cli.output import print_json
     from dpcompare.cli.progress import StudyProgress, data_progress
     from dpcompare.cli.report import print_comparison
@@ -126,22 +126,16 @@ def compare(
         with studies.only_one(out), StudyProgress(study, out) as progress:
             if retry_failed:
                 studies.set_failed_aside(study, out)
-            if width is None:
-                studies.run_study(study, out, progress)
-            else:
-                studies.add_rounds(
-                    study,
-                    out,
-                    progress,
-                    wide=lambda folder: widest_interval(analyse(collect([folder]))),
-                    until=width,
-                    budget_seconds=seconds,
-                )
+            _conduct(study, out, progress, until=width, budget_seconds=seconds)
     except KeyboardInterrupt:
         click.echo(f"interrupted; the same command with --out {out} goes on from here", err=True)
         if not as_json and any(result and result.status == "completed" for _, _, result in studies.results(study, out)):
             print_comparison(analyse(collect([out])))
         raise
+    ended = [result for _, _, result in studies.results(study, out) if result]
+    if all(result.status == "failed" for result in ended):
+        causes = "\n".join(dict.fromkeys(f"{result.framework} {result.mode}: {result.error}" for result in ended))
+        raise RunFailedError(f"every run failed, so nothing can be compared.\n{causes}", str(out))
     comparison = analyse(collect([out]))
     if as_json:
         print_json(comparison.model_dump(mode="json"))
@@ -152,6 +146,32 @@ def compare(
         click.echo(f"error: some runs failed: {', '.join(failed)}; the others are compared", err=True)
         return EXIT_FAILED
     return 0
+
+
+def _conduct(study: Study, out: Path, progress: Watcher, *, until: float | None, budget_seconds: float) -> None:
+    """Make all runs of a study, which is held by this process."""
+    from dpcompare.analysis import analyse, widest_interval
+    from dpcompare.collection import collect
+    from dpcompare.study import add_rounds, run_study
+
+    try:
+        if until is None:
+            run_study(study, out, progress)
+            return
+        add_rounds(
+            study,
+            out,
+            progress,
+            wide=lambda folder: widest_interval(analyse(collect([folder]))),
+            until=until,
+            budget_seconds=budget_seconds,
+        )
+    except (RequestError, OSError) as error:  # not at the beginning of a run, so it is no wrong request: a full disk
+        raise RunFailedError(
+            f"the study has stopped: {error}\nThe runs that are done are kept; the same command with --out {out} goes on "
+            "from here",
+            str(out),
+        ) from None
 
 
 def _share(text: str | None) -> float | None:
@@ -335,4 +355,6 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     for number, position, arm, run_dir in runs:
         table.add_row(str(number), str(position), arm.name, str(run_dir))
     stdout_console().print(table)
-    click.echo(f"{len(runs)} runs, about {seconds / 60:.0f} min ({source}); nothing was started")
+    click.echo(
+        f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, about {seconds / 60:.0f} min ({source}); nothing was started"
+    )
