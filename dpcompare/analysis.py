@@ -16,6 +16,7 @@ from dpcompare import fairness
 from dpcompare.collection import ArmRuns, Collection
 from dpcompare.result import RunResult
 from dpcompare.statistics import SUSPICIOUS_EFFICIENCY, Outcome, claim, jitter
+from dpcompare.text import printable
 
 LARGEST_CURVE = 400
 """Points of a loss curve that are shown."""
@@ -53,6 +54,8 @@ class ArmRow(_Shown):
     """What is shown of an arm; figures are medians over its completed rounds."""
 
     name: str
+    source: str
+    """The study that it was measured in; empty for a single run."""
     framework: str
     mode: str
     num_nodes: int
@@ -84,6 +87,12 @@ class ArmRow(_Shown):
     rounds_shown: list[Round]
     loss_curve: Curve
     failures: list[str]
+    ablation_failures: list[str]
+    """Of the runs without exchange of gradients, which tell what it costs and nothing else."""
+
+    @property
+    def all_failures(self) -> list[str]:
+        return self.failures + [f"without exchange, {failure}" for failure in self.ablation_failures]
 
 
 class KnobRow(_Shown):
@@ -108,6 +117,8 @@ class ClaimRow(_Shown):
     rounds: int
     loss_difference: float | None
     """The largest difference of the training loss of a step, between the first completed runs of both."""
+    diverged_at: int | None
+    """First step, from 1, at which the loss of one of them is finite and that of the other is not."""
     accuracy_difference: float | None
     """Between their last evaluations."""
     sentence: str
@@ -141,18 +152,22 @@ def analyse(collection: Collection) -> Comparison:
     """Compare all arms with each other."""
     # Names hold those of directories. Control characters would reach terminals, and make the library that draws abort.
     arms = [
-        replace(arm, name=printable(arm.name), failures=[printable(failure) for failure in arm.failures])
+        replace(
+            arm,
+            name=printable(arm.name),
+            failures=list(map(printable, arm.failures)),
+            ablation_failures=list(map(printable, arm.ablation_failures)),
+        )
         for arm in collection.arms
     ]
     present = [arm for arm in arms if arm.completed]
-    sheet = fairness.compare([run for arm in present for run in arm.completed], subject=collection.subject)
+    sheet = _sheet(present, collection.subject)
     first_of = [sum(len(arm.completed) for arm in present[:index]) for index in range(len(present))]
     claims = [_claim(first, second, collection.subject) for first, second in combinations(present, 2)]
     rows = [_row(arm, present) for arm in arms]
     # What failed is said of its arm; what is still to be run makes a study partial.
-    lacking = [arm for arm in arms if not arm.failures and len(arm.completed) < len(arm.runs)]
-    done = min((len(arm.completed) for arm in lacking), default=collection.repeats)
-    partial = bool(lacking)
+    done = min((arm.whole_rounds for arm in arms if not arm.failures), default=collection.repeats)
+    partial = any(arm.whole_rounds < len(arm.runs) for arm in arms if not arm.failures)
     headline = _headline(claims, present[0].name)
     return Comparison(
         partial=partial,
@@ -193,14 +208,29 @@ def widest_interval(comparison: Comparison) -> float | None:
     return max(widths, default=None)
 
 
+def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
+    """The fairness sheet of all completed runs; arms of different studies did not run in the same rounds."""
+    sheet = fairness.compare([run for arm in arms for run in arm.completed], subject=subject)
+    sources = [arm.source for arm in arms for _ in arm.completed]
+    if len(set(sources)) > 1:
+        sheet.rows.append(
+            fairness.Row(
+                knob="study",
+                values=sources,
+                equal=False,
+                reason=True,
+                remedy="what drifts between two studies would be taken for a difference; measure all arms in one",
+            )
+        )
+    return sheet
+
+
 def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
     # All rounds of both: a knob that changed between rounds makes them not comparable as well.
-    sheet = fairness.compare([*first.completed, *second.completed], subject=subject)
+    sheet = _sheet([first, second], subject)
     rounds = max(len(first.speeds), len(second.speeds))
     speeds = tuple(arm.speeds + [None] * (rounds - len(arm.speeds)) for arm in (first, second))
     unequal = [row.knob for row in sheet.rows if row.reason]
-    if first.source != second.source:
-        unequal.append("study")  # what drifts from one to the other would be taken for a difference
     made = claim(first.name, second.name, (speeds[0], speeds[1]), unequal=unequal)
     ratio = made.ratio
     return ClaimRow(
@@ -212,6 +242,7 @@ def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
         high=ratio.high if ratio else None,
         rounds=ratio.rounds if ratio else 0,
         loss_difference=_loss_difference(first.completed[0], second.completed[0]),
+        diverged_at=_diverged_at(first.completed[0], second.completed[0]),
         accuracy_difference=_accuracy_difference(first.completed[0], second.completed[0]),
         sentence=made.sentence,
     )
@@ -220,6 +251,11 @@ def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
 def _loss_difference(first: RunResult, second: RunResult) -> float | None:
     pairs = zip(first.train_loss, second.train_loss, strict=False)
     return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
+
+
+def _diverged_at(first: RunResult, second: RunResult) -> int | None:
+    pairs = zip(first.train_loss, second.train_loss, strict=False)
+    return next((step for step, (a, b) in enumerate(pairs, start=1) if (a is None) != (b is None)), None)
 
 
 def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
@@ -235,10 +271,16 @@ def _agreement(claims: Sequence[ClaimRow]) -> str | None:
     accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
     if not losses or not accuracies:
         return None
-    return (
+    agreement = (
         f"Between arms that may be compared the training losses of a step differ by at most {max(losses):.2g}, the "
         f"accuracies by at most {max(accuracies):.1%} of the validation samples."
     )
+    for made in comparable:
+        if made.diverged_at is not None:
+            agreement += (
+                f" {made.first} and {made.second} diverge: from step {made.diverged_at} the loss of one is not finite."
+            )
+    return agreement
 
 
 def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
@@ -251,15 +293,17 @@ def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
     decided = [made for made in comparable if made.outcome in ("faster", "slower")]
     if decided:
         best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))
-        return best.sentence
-    if all(made.outcome == "too few rounds" for made in comparable):
+        if len(comparable) == 1:
+            return best.sentence
+        return (
+            f"{best.sentence} This is the clearest of {len(comparable)} pairs that may be compared, each judged at 95%."
+        )
+    too_few = sum(made.outcome == "too few rounds" for made in comparable)
+    if too_few == len(comparable):
         return "Too few rounds to claim anything: figures are shown, none is ranked."
+    if too_few:
+        return f"No difference shown between arms that may be compared; {too_few} of their {len(comparable)} pairs have too few rounds."
     return "No difference shown between any two arms that may be compared."
-
-
-def printable(text: str) -> str:
-    """Control characters, which a terminal would obey, as visible ones."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -273,6 +317,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
     shown = runs[0] if runs else None
     return ArmRow(
         name=arm.name,
+        source=printable(arm.source),
         framework=arm.config.framework,
         mode=arm.config.mode,
         num_nodes=arm.config.cluster.num_nodes,
@@ -296,13 +341,15 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
         **_parts(arm),
         efficiency=_efficiency(arm, all_arms),
         rounds_shown=[
-            Round(number=number, position=position, images_per_second=speed, run_dir=run_dir)
+            Round(number=number, position=position, images_per_second=speed, run_dir=printable(run_dir))
             for number, (position, speed, run_dir) in enumerate(
                 zip(arm.positions, arm.speeds, arm.run_dirs, strict=True), start=1
             )
+            if run_dir  # a round that was not made has none
         ],
         loss_curve=_curve(shown),
         failures=arm.failures,
+        ablation_failures=arm.ablation_failures,
     )
 
 

@@ -14,6 +14,7 @@ from dpcompare.config import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.result import RESULT_FILE, RunResult
 from dpcompare.study import Study, finished_run, is_study
+from dpcompare.text import printable
 
 
 @dataclass
@@ -27,15 +28,25 @@ class ArmRuns:
     runs: list[RunResult | None] = field(default_factory=list)
     """Per round; None where it did not complete."""
     run_dirs: list[str] = field(default_factory=list)
+    """Per round; empty where it was not made."""
     positions: list[int] = field(default_factory=list)
     """Per round, when it ran among the arms, from 1."""
     failures: list[str] = field(default_factory=list)
+    ablation_failures: list[str] = field(default_factory=list)
     without_exchange: list[RunResult | None] = field(default_factory=list)
     """Per round, the same arm without the exchange of gradients, where the study has it."""
 
     @property
     def completed(self) -> list[RunResult]:
         return [run for run in self.runs if run is not None]
+
+    @property
+    def whole_rounds(self) -> int:
+        """Rounds of which everything is there that has not failed."""
+        whole = len(self.completed)
+        if self.without_exchange and not self.ablation_failures:
+            whole = min(whole, sum(run is not None for run in self.without_exchange))
+        return whole
 
     @property
     def speeds(self) -> list[float | None]:
@@ -86,7 +97,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
             arm.name, arm.source = prefix + arm.name, str(path) if is_study(path) else ""
         arms += found
     if not any(arm.completed for arm in arms):
-        failures = "; ".join(f"{arm.name}: {failure}" for arm in arms for failure in arm.failures)
+        failures = "; ".join(printable(f"{arm.name}: {failure}") for arm in arms for failure in arm.failures)
         raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
     if unknown := set(subjects) - set(fairness.KNOBS):
         raise RequestError(
@@ -136,7 +147,7 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
             result = finished_run(run_dir)
             of_arm = arms[arm.name]
             of_arm.runs.append(result if result and result.status == "completed" else None)
-            of_arm.run_dirs.append(str(run_dir))
+            of_arm.run_dirs.append(str(run_dir) if result else "")
             of_arm.positions.append(position)
             if result and result.status == "failed":
                 of_arm.failures.append(f"round {number}: {_last_line(result.error)}")
@@ -144,5 +155,5 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
         if arm.ablation_of in arms:
             without = arms.pop(arm.name)
             arms[arm.ablation_of].without_exchange = without.runs
-            arms[arm.ablation_of].failures += [f"without exchange, {failure}" for failure in without.failures]
+            arms[arm.ablation_of].ablation_failures = without.failures
     return list(arms.values())

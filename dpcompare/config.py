@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from dpcompare.backends import FRAMEWORKS, MODES, Mode
 from dpcompare.cluster import Cluster
 from dpcompare.data.augmentation import AUGMENTATIONS
+from dpcompare.documents import read_document, write_document
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models import MODELS
 
@@ -162,6 +163,20 @@ class RunConfig(BaseModel):
     """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
     profile_steps: tuple[int, int] | None = None
     """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Steps from one checkpoint to the next, of which there is one after the last step too; None: no checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest ones, which are kept."""
+    resume: Path | None = None
+    """Checkpoint to begin from instead of the initial weights; chosen by `dpcompare.runner`."""
+    on_nan: Literal["stop", "continue"] = "stop"
+    """What a loss that is not finite does."""
+    start_timeout: float = Field(default=600.0, gt=0)
+    """Seconds in which every process must have trained its first step."""
+    progress_timeout: float = Field(default=600.0, gt=0)
+    """Seconds after which a process that shows no progress counts as hanging."""
+    max_restarts: int = Field(default=0, ge=0)
+    """How often a run that failed begins again from its newest checkpoint."""
     task: Literal["train", "probe"] = "train"
     """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.probe`."""
     python: str = sys.executable
@@ -250,11 +265,11 @@ class RunConfig(BaseModel):
         return self
 
     def save(self, path: Path) -> None:
-        path.write_text(self.model_dump_json(indent=2) + "\n")
+        write_document(self, path)
 
     @classmethod
     def load(cls, path: Path) -> RunConfig:
-        return cls.model_validate_json(path.read_text())
+        return read_document(cls, path, kind="the config of a run", expected="the directory of a run")
 
 
 def _raise(problems: list[str]) -> None:

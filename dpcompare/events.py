@@ -15,9 +15,11 @@ Event = dict[str, Any]
 | kind | fields |
 |---|---|
 | start | pid, host, node_rank, local_rank, devices |
-| ready | steps, num_replicas |
+| ready | steps, first_step (steps made before, by the checkpoint that it begins from), num_replicas |
 | train | step, losses, global_counts, step_seconds, data_seconds (of it, waiting), other_seconds (before it), and joules where devices count them: one entry per step since the last event |
-| evaluate | epoch, loss_sum, correct, count |
+| evaluate | step, epoch, loss_sum, correct, count |
+| checkpoint | step, seconds, bytes (by the process that wrote it) |
+| alive | - (it evaluates) |
 | end | - |
 | error | message, traceback |
 | stopped | - (it was asked to end) |
@@ -58,11 +60,12 @@ class EventTail:
     def new_events(self) -> Iterator[Event]:
         """Events that were completed since the last call, process by process."""
         for rank, path in enumerate(self._paths):
-            if not path.is_file():
+            try:
+                with path.open("rb") as file:
+                    file.seek(self._offsets[rank])
+                    written = file.read()
+            except FileNotFoundError:  # not there yet, or set aside meanwhile
                 continue
-            with path.open("rb") as file:
-                file.seek(self._offsets[rank])
-                written = file.read()
             complete = written[: written.rfind(b"\n") + 1]  # a line still being written waits for its end
             self._offsets[rank] += len(complete)
             for line in complete.splitlines():

@@ -120,6 +120,8 @@ class Row:
     equal: bool
     reason: bool
     """Whether it makes the results not comparable."""
+    remedy: str
+    """As for a Knob."""
 
 
 def shown(value: Any) -> str:
@@ -140,15 +142,14 @@ class Sheet:
     def reasons(self) -> list[str]:
         """One sentence per knob that differs and must not."""
         return [
-            f"{row.knob} differs or is unknown ({', '.join(dict.fromkeys(map(shown, row.values)))}): "
-            f"{KNOBS[row.knob].remedy}"
+            f"{row.knob} differs or is unknown ({', '.join(dict.fromkeys(map(shown, row.values)))}): {row.remedy}"
             for row in self.rows
             if row.reason
         ]
 
     @property
     def summary(self) -> str:
-        judged = [row for row in self.rows if KNOBS[row.knob].must_be_equal]
+        judged = [row for row in self.rows if row.remedy]
         equal = sum(row.equal for row in judged)
         return f"{self.verdict} ({equal} of {len(judged)} knobs equal)"
 
@@ -172,5 +173,5 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> She
         # What was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = knob.must_be_equal and (not equal or unknown_value) and name not in subject
-        rows.append(Row(knob=name, values=values, equal=equal and not reason, reason=reason))
+        rows.append(Row(knob=name, values=values, equal=equal and not reason, reason=reason, remedy=knob.remedy))
     return Sheet(rows=rows)

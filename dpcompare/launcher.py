@@ -14,11 +14,11 @@ from pathlib import Path
 
 from dpcompare.events import LAST_EVENTS, Event, EventTail
 from dpcompare.planning import INHERITED_TO_DROP, LOOPBACK, NodeProcess
-from dpcompare.processes import die_with_parent, is_alive, signal_group
+from dpcompare.processes import die_with_parent, is_alive, oom_kills, process_state, signal_group
 from dpcompare.result import node_log_path
 
 SECONDS_BETWEEN_LOOKS = 0.05
-SECONDS_TO_END = 5.0
+SECONDS_TO_END = 3.0
 """How long a process that was told to end (SIGTERM) may take before it is killed."""
 
 Observer = Callable[[Event], None]
@@ -41,22 +41,55 @@ class Ended:
     """node_rank -> exit status (negative: the signal) of its node process."""
     vanished: list[int] = field(default_factory=list)
     """Ranks of training processes that ended without a last word: killed, or crashed in native code."""
+    stalled: list[Stall] = field(default_factory=list)
+    """Training processes that showed no progress for too long."""
+    out_of_memory: bool = False
+    """Whether the kernel ended a process of this group of processes for want of memory meanwhile."""
 
     @property
     def failed(self) -> bool:
-        return any(self.nodes.values())
+        return any(self.nodes.values()) or bool(self.stalled)
 
 
-def launch(node_processes: Sequence[NodeProcess], run_dir: Path, observe: Observer = lambda event: None) -> Ended:
-    """Start all node processes and wait until they have ended; the first failure stops the others.
+@dataclass(frozen=True, kw_only=True)
+class Stall:
+    """A process that showed no progress."""
+
+    process_rank: int
+    seconds: float
+    """For which it had shown none."""
+    state: str
+    """What it was doing then, as the kernel says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deadlines:
+    """Seconds without a sign of life after which a run is stopped."""
+
+    start: float
+    """From the launch until a process has made its first step."""
+    progress: float
+    """Between two signs of progress after that."""
+
+
+def launch(
+    node_processes: Sequence[NodeProcess],
+    run_dir: Path,
+    deadlines: Deadlines,
+    observe: Observer = lambda event: None,
+) -> Ended:
+    """Start all node processes and wait until they have ended; the first failure or deadline stops the others.
 
     Args:
         node_processes: what to start, from `dpcompare.planning.plan`.
         run_dir: holds config.json; gets the logs.
+        deadlines: how long processes may be silent.
         observe: called with every event of the training processes, soon after it was written.
     """
-    watch = _Watch(EventTail(run_dir, sum(len(node.processes) for node in node_processes)), observe)
+    num_processes = sum(len(node.processes) for node in node_processes)
+    watch = _Watch(EventTail(run_dir, num_processes), num_processes, deadlines, observe)
     ended = Ended()
+    kills_before = oom_kills()
     with ExitStack() as stack:
         running: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_stop, running)
@@ -65,6 +98,7 @@ def launch(node_processes: Sequence[NodeProcess], run_dir: Path, observe: Observ
         while running and not ended.failed:
             time.sleep(SECONDS_BETWEEN_LOOKS)
             ended.vanished += watch.look()
+            ended.stalled = watch.stalled()
             for rank, process in list(running.items()):
                 if process.poll() is not None:
                     ended.nodes[rank] = process.returncode
@@ -73,31 +107,54 @@ def launch(node_processes: Sequence[NodeProcess], run_dir: Path, observe: Observ
                     del running[rank]
         ended.vanished += watch.look()
     watch.look()
+    ended.out_of_memory = oom_kills() > kills_before
     return ended
 
 
 class _Watch:
-    """Passes events on, and notices training processes that end without their last one."""
+    """Passes events on, and notices training processes that end without their last one or fall silent."""
 
-    def __init__(self, events: EventTail, observe: Observer) -> None:
+    def __init__(self, events: EventTail, num_processes: int, deadlines: Deadlines, observe: Observer) -> None:
         self._events = events
         self._observe = observe
+        self._deadlines = deadlines
         self._pids: dict[int, int] = {}
+        # By this process's own steady clock: the computer's may be set.
+        self._heard = dict.fromkeys(range(num_processes), time.monotonic())
+        self._started: set[int] = set()
 
     def look(self) -> list[int]:
         """Ranks that have vanished since the last look."""
         # First who is gone, then what they wrote before: in the other order a last word could be missed.
         gone = [rank for rank, pid in self._pids.items() if not is_alive(pid)]
         for event in self._events.new_events():
+            rank = event["process_rank"]
             if event["kind"] == "start":
-                self._pids[event["process_rank"]] = event["pid"]
+                self._pids[rank] = event["pid"]
             elif event["kind"] in LAST_EVENTS:
-                self._pids.pop(event["process_rank"], None)
+                self._pids.pop(rank, None)
+                self._heard.pop(rank, None)
+            elif event["kind"] == "train":
+                self._started.add(rank)
+            if rank in self._started and rank in self._heard:
+                self._heard[rank] = time.monotonic()
             self._observe(event)
         vanished = [rank for rank in gone if rank in self._pids]
         for rank in vanished:
             del self._pids[rank]
         return vanished
+
+    def stalled(self) -> list[Stall]:
+        """The processes that have been silent for longer than they may."""
+        now = time.monotonic()
+        limits = {
+            rank: self._deadlines.progress if rank in self._started else self._deadlines.start for rank in self._heard
+        }
+        return [
+            Stall(process_rank=rank, seconds=now - heard, state=process_state(self._pids.get(rank)))
+            for rank, heard in self._heard.items()
+            if now - heard > limits[rank]
+        ]
 
 
 def _start(node: NodeProcess, run_dir: Path) -> subprocess.Popen[bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -10,7 +11,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dpcompare.backends.base import Backend
+from dpcompare.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
@@ -20,26 +24,33 @@ from dpcompare.inputs import total_steps
 from dpcompare.schedule import learning_rate
 
 SECONDS_BETWEEN_EVENTS = 0.25
+SECONDS_BETWEEN_SIGNS = 5.0
+"""Of progress, while there is no step to tell of."""
 
 
 def train(
     backend: Backend,
     store: Store,
     events: EventLog,
+    run_dir: Path,
     after_step: Callable[[int], None] = lambda step: None,
     *,
     traces: Path | None = None,
     energy: EnergyMeter | None = None,
 ) -> str:
-    """Train and evaluate the whole workload of a backend that is set up.
+    """Train and evaluate the workload of a backend that is set up, from its first step or from a checkpoint.
 
     What is measured goes to `events` as it happens: see `dpcompare.events`. `after_step` is called with the number of
-    each finished step, from 1, outside the measured time. `traces` is the folder for a trace of the steps that are to be
+    each finished step, from 1, outside the measured time. `run_dir` gets the checkpoints. `traces` is the folder for a trace of the steps that are to be
     profiled. `energy` counts what the devices of this process take.
 
     Returns:
-        sha256 of the order in which the samples of all steps were trained.
+        sha256 of the order in which the samples of all steps were trained, those before the checkpoint included.
+
+    Raises:
+        NonFiniteError: a loss or a weight is not finite, and the run is to stop then.
     """
+    config = backend.config
     workload = backend.workload
     batch_size = workload.global_batch_size
     split = store.split("train")
@@ -48,23 +59,26 @@ def train(
     place = {
         "process_rank": backend.process_rank,
         "num_processes": backend.num_processes,
-        "replicas_per_process": backend.config.replicas_per_process,
+        "replicas_per_process": config.replicas_per_process,
     }
+    first_step = _begin(backend)
     order = training_batches(len(split), batch_size, seed=workload.seed, num_steps=num_steps)
     digest = OrderDigest()
+    for batch in islice(order, first_step):
+        digest.update(batch)
     reader = BatchReader.for_training(workload, split, **place, accumulate=workload.accumulate)
     feed = backend.feed(reader.read(order, digest))
     validation = store.split("validation")
     validation_reader = BatchReader(validation, None, None, **place)
     steps = _StepLog(backend, events)
 
-    events.append("ready", time=time.time(), steps=num_steps, num_replicas=backend.num_replicas)
+    events.append("ready", time=time.time(), steps=num_steps, first_step=first_step, num_replicas=backend.num_replicas)
     backend.synchronize()
-    first_traced, last_traced = backend.config.profile_steps or (0, 0)
+    first_traced, last_traced = config.profile_steps or (0, 0)
     tracing = ExitStack()
     energy = energy or EnergyMeter(())
     previous_end = time.perf_counter()
-    for step in range(1, num_steps + 1):
+    for step in range(first_step + 1, num_steps + 1):
         if step == first_traced and traces is not None:
             traces.mkdir(exist_ok=True)
             tracing.enter_context(backend.profile(traces / f"process-{backend.process_rank}.json"))
@@ -92,18 +106,62 @@ def train(
         if step % epoch_steps == 0 or step == num_steps:
             steps.write()
             validation_feed = backend.feed(validation_reader.read(evaluation_batches(len(validation), batch_size)))
-            handles = [backend.evaluate_step(batch) for batch in validation_feed]
+            handles = []
+            for evaluated in validation_feed:
+                handles.append(backend.evaluate_step(evaluated))
+                steps.alive()
             loss_sum, correct, count = backend.read(handles).sum(axis=0)
             events.append(
                 "evaluate",
                 time=time.time(),
+                step=step,
                 epoch=-(-step // epoch_steps),
                 loss_sum=float(loss_sum),
                 correct=int(correct),
                 count=int(count),
             )
             previous_end = time.perf_counter()
+        if config.checkpoint_every and (step % config.checkpoint_every == 0 or step == num_steps):
+            steps.write()
+            _checkpoint(backend, events, run_dir, step)
+            previous_end = time.perf_counter()
     return digest.hexdigest()
+
+
+def _begin(backend: Backend) -> int:
+    """Load the checkpoint that the run begins from; returns the steps that are behind it."""
+    if backend.config.resume is None:
+        return 0
+    checkpoint = load_checkpoint(backend.config.resume, training=training_id(backend.config))
+    backend.load_state(checkpoint.model)
+    backend.load_optimizer_state(checkpoint.optimizer, checkpoint.step)
+    return checkpoint.step
+
+
+def _checkpoint(backend: Backend, events: EventLog, run_dir: Path, step: int) -> None:
+    """Have the first process write a checkpoint, and all others wait for it."""
+    start = time.perf_counter()
+    config = backend.config
+    checkpoint = Checkpoint(
+        step=step, training=training_id(config), model=backend.state(), optimizer=backend.optimizer_state()
+    )
+    if config.on_nan == "stop":
+        for name, tensor in {**checkpoint.model, **checkpoint.optimizer}.items():
+            if not np.isfinite(tensor).all():
+                raise NonFiniteError(
+                    f"after step {step} the values of {name} are not all finite; no checkpoint was written"
+                )
+    # The run goes on from what the file holds, as one that begins from it: both then agree bit for bit. (torch keeps the
+    # running variance in another form while it trains, and replicas have statistics of their own.)
+    backend.load_state(checkpoint.model)
+    if backend.process_rank == 0:
+        size = save_checkpoint(checkpoint, run_dir, keep=config.keep_checkpoints)
+        events.append("checkpoint", time=time.time(), step=step, seconds=time.perf_counter() - start, bytes=size)
+    backend.barrier()
+
+
+class NonFiniteError(ArithmeticError):
+    """Training has left the numbers."""
 
 
 class _StepLog:
@@ -133,3 +191,15 @@ class _StepLog:
         self._handles.clear()
         self._columns.clear()
         self._written_at = time.monotonic()
+        if self._backend.config.on_nan == "stop" and not all(map(math.isfinite, losses)):
+            first = next(index for index, loss in enumerate(losses) if not math.isfinite(loss))
+            raise NonFiniteError(
+                f"the loss of step {self._step - len(losses) + 1 + first} is {losses[first]} in process "
+                f"{self._backend.process_rank}; lower the learning rate, or pass --on-nan continue"
+            )
+
+    def alive(self) -> None:
+        """Say that there is progress where no step is made."""
+        if time.monotonic() - self._written_at >= SECONDS_BETWEEN_SIGNS:
+            self._events.append("alive", time=time.time())
+            self._written_at = time.monotonic()

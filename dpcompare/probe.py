@@ -47,7 +47,7 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
             captured["stepped"] = backend.state()
             captured["slots"] = backend.optimizer_state()
 
-    digest = loop.train(backend, store, events, after_step)
+    digest = loop.train(backend, store, events, run_dir, after_step)
     captured["trained"] = backend.state()
     if backend.process_rank == 0:
         arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}

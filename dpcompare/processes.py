@@ -1,14 +1,22 @@
-"""Processes: ended together with their parent, asked to end, and told apart from those that were."""
+"""Processes: ended together with their parent, asked to end, told apart from those that were, and alone in a folder."""
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+from dpcompare.errors import RequestError
+
+LOCK_FILE = "lock"
+LOCK_ATTEMPTS = 5
+SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 _PR_SET_PDEATHSIG = 1
 
@@ -33,11 +41,63 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 def is_alive(pid: int) -> bool:
     """Whether a process is there and has not ended (a zombie has)."""
+    return _state(pid) not in ("", "Z", "X")
+
+
+def process_state(pid: int | None) -> str:
+    """What a process is doing, in words."""
+    words = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "stopped by a signal", "t": "traced"}
+    return "not started" if pid is None else words.get(_state(pid), "ended")
+
+
+def _state(pid: int) -> str:
+    """The letter of proc(5); empty where there is no such process."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def oom_kills() -> int:
+    """Processes of this control group that the kernel has killed for want of memory; 0 where it does not count them."""
+    try:
+        group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+        events = Path("/sys/fs/cgroup", group.removeprefix("0::").lstrip("/"), "memory.events").read_text()
+        return next(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
+    except (OSError, StopIteration):
+        return 0
+
+
+@contextmanager
+def only_one(folder: Path, refusal: str) -> Iterator[None]:
+    """Hold a folder for this process.
+
+    Raises:
+        RequestError: with `refusal`, where another process holds it.
+    """
+    with (folder / LOCK_FILE).open("w") as lock:
+        for attempt in reversed(range(LOCK_ATTEMPTS)):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:  # `is_held` may have it for a moment
+                if attempt:
+                    time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+        else:
+            raise RequestError(refusal)
+        yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether a process holds a folder."""
+    try:
+        with (folder / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
         return False
-    return state not in ("Z", "X")
+    except OSError:
+        return True
+    return False
 
 
 @contextmanager

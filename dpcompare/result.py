@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 import dpcompare
 from dpcompare.config import RunConfig
@@ -102,10 +102,40 @@ class Evaluation(BaseModel):
 
     epoch: int
     """Epochs begun when it was made, from 1."""
+    step: int
+    """Steps trained when it was made."""
     loss: float | None
     """None where it is not finite."""
     accuracy: float
     count: int
+
+
+class Attempt(BaseModel):
+    """An earlier attempt of a run that went on from a checkpoint; its files are below attempts/."""
+
+    model_config = ConfigDict(frozen=True)
+
+    first_step: int
+    """Steps made before it."""
+    last_step: int
+    """Steps made in all when it ended; those after the checkpoint from which the run went on were made again."""
+    status: Status
+    error: str | None
+    framework: str
+    mode: str
+    num_replicas: int
+    images_per_second: float | None
+
+
+class History(BaseModel):
+    """history.json: what earlier attempts of a run contribute to its result."""
+
+    model_config = ConfigDict(frozen=True)
+
+    losses: list[float | None] = Field(default_factory=list)
+    """Of every step up to the checkpoint from which the present attempt began."""
+    evaluations: list[Evaluation] = Field(default_factory=list)
+    attempts: list[Attempt] = Field(default_factory=list)
 
 
 class RunResult(BaseModel):
@@ -115,6 +145,10 @@ class RunResult(BaseModel):
 
     dpcompare_version: str = dpcompare.__version__
     status: Status
+    first_step: int = 0
+    """Steps made before the last attempt, whose figures of the clock these are; 0 where the run began once."""
+    attempts: list[Attempt] = []
+    """Earlier attempts."""
     error: str | None = None
     """Why the run did not complete: the first failure, with its traceback."""
     framework: str
@@ -150,7 +184,7 @@ class RunResult(BaseModel):
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None
     train_loss: list[float | None] = []
-    """Global loss of every step; None where it is not finite, which JSON cannot say."""
+    """Global loss of every step, those of earlier attempts included; None where it is not finite, which JSON cannot say."""
     evaluations: list[Evaluation] = []
     sample_order_sha256: str | None = None
     store_sha256: str | None = None
@@ -183,9 +217,12 @@ class Measurements:
         self.series: dict[str, list[float]] = defaultdict(list)
         self.evaluations: list[Event] = []
         self.first_step_at: float | None = None
+        self.first_step = 0
         self.num_steps = 0
         for event in events:
-            if event["kind"] == "train":
+            if event["kind"] == "ready":
+                self.first_step = self.num_steps = event["first_step"]
+            elif event["kind"] == "train":
                 self.first_step_at = self.first_step_at or event["time"]
                 self.num_steps = event["step"]
                 for name in ("losses", "global_counts", "step_seconds", "data_seconds", "other_seconds"):
@@ -199,6 +236,7 @@ def collect(
     config: RunConfig,
     run_dir: Path,
     events: Sequence[Event],
+    history: History,
     *,
     status: Status,
     error: str | None,
@@ -209,6 +247,7 @@ def collect(
 
     Args:
         events: all events of all processes.
+        history: of earlier attempts.
         status: how the launch ended; becomes `failed` where the processes contradict each other.
         error: why it did not complete.
         started_at: when the launch began, seconds since the epoch.
@@ -250,8 +289,10 @@ def collect(
         peak_device_memory_bytes=_peak(
             record.peak_device_memory_bytes for record in records if record.peak_device_memory_bytes is not None
         ),
-        train_loss=_global_losses(processes),
-        evaluations=evaluations,
+        first_step=len(history.losses),
+        attempts=history.attempts,
+        train_loss=history.losses + _global_losses(processes),
+        evaluations=history.evaluations + evaluations,
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         store_sha256=config.inputs.store_sha256 if config.inputs else None,
         weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
@@ -287,6 +328,7 @@ def _evaluations(processes: Sequence[Measurements]) -> list[Evaluation]:
         combined.append(
             Evaluation(
                 epoch=parts[0]["epoch"],
+                step=parts[0]["step"],
                 loss=_finite(sum(part["loss_sum"] for part in parts) / count),
                 accuracy=sum(part["correct"] for part in parts) / count,
                 count=count,
@@ -303,15 +345,16 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
         figures["time_to_first_step_seconds"] = max(filter(None, first_steps)) - started_at
     warmup_steps = config.workload.warmup_steps
     num_steps = min(process.num_steps for process in processes)
-    if num_steps <= warmup_steps:
+    steps_made = num_steps - processes[0].first_step
+    if steps_made <= warmup_steps:
         return figures
-    measured = slice(warmup_steps, num_steps)
+    measured = slice(warmup_steps, steps_made)
     slowest = max(processes, key=lambda process: sum(process.series["step_seconds"][measured]))
     seconds = slowest.series["step_seconds"][measured]
     images = sum(slowest.series["global_counts"][measured])
     # On the CPU the first process reads the packages of the machine, for all.
     metered = processes if config.cluster.device_type == "gpu" else processes[:1]
-    if all(len(process.series["joules"]) == process.num_steps for process in metered):
+    if all(len(process.series["joules"]) == len(process.series["step_seconds"]) for process in metered):
         figures["joules_per_image"] = sum(sum(process.series["joules"][measured]) for process in metered) / images
     return figures | {
         "images_per_second": images / sum(seconds),

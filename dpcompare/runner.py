@@ -1,4 +1,4 @@
-"""A whole run: check, prepare, plan, launch, collect. Also the steps of a plan's shell script, one by one."""
+"""A whole run: check, prepare, plan, launch, collect, and go on where one ended. Also the steps of a plan's shell script, one by one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
+from dpcompare.attempts import close_attempt, load_history
 from dpcompare.backends import require_framework
+from dpcompare.checkpoint import newest_checkpoint, training_id
 from dpcompare.cluster import installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.config import RunConfig
 from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event, read_events
-from dpcompare.inputs import prepare_inputs
-from dpcompare.launcher import Ended, free_ports, launch
+from dpcompare.inputs import prepare_inputs, total_steps
+from dpcompare.launcher import Deadlines, Ended, free_ports, launch
 from dpcompare.planning import num_ports, plan
-from dpcompare.processes import terminated_as_interrupted
+from dpcompare.processes import only_one, terminated_as_interrupted
 from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect, log_path, node_log_path
 
 LOG_LINES_SHOWN = 20
+MOST_LOST_PORTS = 3
 
 
 def default_run_dir(config: RunConfig) -> Path:
@@ -54,25 +58,110 @@ def run(
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
     with terminated_as_interrupted():
         config = prepare_run(config, directory, data_progress)
-        node_processes = plan(config, directory.resolve(), free_ports(num_ports(config)))
-        started_at = time.time()
-        status: Status = "failed"
-        error: str | None = None
-        try:
-            ended = launch(node_processes, directory, observe)
-            status = "failed" if ended.failed else "completed"
-            error = _diagnosis(config, directory, ended) if ended.failed else None
-        except BaseException as raised:
-            status = "interrupted" if isinstance(raised, KeyboardInterrupt) else "failed"
-            error = f"{type(raised).__name__}: {raised}" if status == "failed" else "interrupted"
-            raise
-        finally:  # whatever happened, what was measured is kept
-            result = _finish(config, directory, status=status, error=error, started_at=started_at)
-    if result.status == "failed":
-        raise RunFailedError(
-            f"{config.framework} {config.mode} failed.\n{result.error}\nlogs: {directory / LOGS_DIR}",
-            str(directory),
-        )
+        with _hold(directory):
+            return _train(config, directory, observe)
+
+
+def resume(
+    run_dir: str | Path,
+    config: RunConfig,
+    *,
+    observe: Callable[[Event], None] = lambda event: None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> RunResult:
+    """Go on with a run from its newest checkpoint that can be used, in the same directory.
+
+    Args:
+        run_dir: the run, which has ended or was killed.
+        config: its config, see `RunConfig.load`; the length, the mode, the framework and the cluster may be others.
+        observe: as for `run`.
+        tell: called with a line for every checkpoint that cannot be used, and for the one that is.
+
+    Raises:
+        RequestError: there is nothing to go on from; nothing was started.
+        RunFailedError, KeyboardInterrupt: as for `run`.
+    """
+    directory = Path(run_dir)
+    with terminated_as_interrupted():
+        require_framework(config.framework, config.python)
+        _require_devices(config)
+        config = prepare_inputs(config.model_copy(update={"inputs": None}))
+        with _hold(directory):
+            path, step, problems = newest_checkpoint(directory, training=training_id(config))
+            for problem in problems:
+                tell(problem)
+            assert config.inputs is not None
+            num_steps = total_steps(config.workload, config.inputs.num_train)
+            if path is None:
+                raise RequestError(
+                    f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was made with "
+                    "--checkpoint-every N. " + "; ".join(problems)
+                )
+            if step >= num_steps:
+                raise RequestError(
+                    f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have {num_steps} "
+                    "steps; ask for more with --steps or --epochs"
+                )
+            tell(f"going on from {path.name}, after step {step} of {num_steps}")
+            config = config.model_copy(update={"resume": path.resolve()})
+            close_attempt(directory, config, step=step)
+            return _train(config, directory, observe)
+
+
+def _hold(run_dir: Path) -> AbstractContextManager[None]:
+    return only_one(
+        run_dir,
+        f"run directory {str(run_dir)!r} is in use by another process; wait for it, or choose another --run-dir",
+    )
+
+
+def _train(config: RunConfig, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:
+    """Attempt after attempt, until one completes or none is left."""
+    restarts = ports_lost = 0
+    while True:
+        result = _attempt(config, run_dir, observe)
+        if result.status == "completed":
+            return result
+        # A port that was free when it was chosen can be taken by anybody before it is used; that is no attempt of the run.
+        if _lost_a_port(result) and ports_lost < MOST_LOST_PORTS:
+            ports_lost += 1
+        elif restarts < config.max_restarts:
+            restarts += 1
+        else:
+            raise RunFailedError(
+                f"{config.framework} {config.mode} failed.\n{result.error}\nlogs: {run_dir / LOGS_DIR}", str(run_dir)
+            )
+        path, step, _ = newest_checkpoint(run_dir, training=training_id(config))
+        config = config.model_copy(update={"resume": path.resolve() if path else None})
+        close_attempt(run_dir, config, step=step)
+
+
+def _lost_a_port(result: RunResult) -> bool:
+    words = ("EADDRINUSE", "address already in use", "Could not start gRPC server")
+    return not result.train_loss[result.first_step :] and any(word in (result.error or "") for word in words)
+
+
+def _attempt(config: RunConfig, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:
+    """Launch once, and write result.json whatever happens.
+
+    Raises:
+        KeyboardInterrupt, or whatever went wrong in this process.
+    """
+    node_processes = plan(config, run_dir.resolve(), free_ports(num_ports(config)))
+    deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
+    started_at = time.time()
+    status: Status = "failed"
+    error: str | None = None
+    try:
+        ended = launch(node_processes, run_dir, deadlines, observe)
+        status = "failed" if ended.failed else "completed"
+        error = _diagnosis(config, run_dir, ended) if ended.failed else None
+    except BaseException as raised:
+        status = "interrupted" if isinstance(raised, KeyboardInterrupt) else "failed"
+        error = f"{type(raised).__name__}: {raised}" if status == "failed" else "interrupted"
+        raise
+    finally:  # whatever happened, what was measured is kept
+        result = _finish(config, run_dir, status=status, error=error, started_at=started_at)
     return result
 
 
@@ -86,7 +175,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     _require_devices(config)
     prepared = prepare_inputs(config, data_progress)
     try:
-        (run_dir / LOGS_DIR).mkdir(parents=True, exist_ok=True)
+        (run_dir / LOGS_DIR).mkdir(parents=True)  # fails where another run has just begun here
         prepared.save(run_dir / CONFIG_FILE)
     except OSError as error:
         raise RequestError(
@@ -109,6 +198,7 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
         config,
         run_dir,
         read_events(run_dir, config.num_processes),
+        load_history(run_dir),
         status=status,
         error=error,
         started_at=started_at,
@@ -119,16 +209,28 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
 
 
 def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
-    """The first failure: a process that was killed or crashed, else the first traceback, else how the nodes ended."""
-    errors = [event for event in read_events(run_dir, config.num_processes) if event["kind"] == "error"]
-    errors.sort(key=lambda event: event["time"])
+    """The first failure: a process that hung, was killed or crashed, else the first traceback, else how the nodes ended."""
+    events = read_events(run_dir, config.num_processes)
+    errors = sorted((event for event in events if event["kind"] == "error"), key=lambda event: event["time"])
     parts = []
+    for stall in ended.stalled:
+        node, local = divmod(stall.process_rank, config.processes_per_node)
+        parts.append(
+            f"process {stall.process_rank} (node {node}, local rank {local}) showed no progress for {stall.seconds:.0f} s; it "
+            f"was {stall.state}. Allow more with --start-timeout or --progress-timeout\n"
+            f"{_end_of(log_path(run_dir, node, local))}"
+        )
     for rank in ended.vanished:
         node, local = divmod(rank, config.processes_per_node)
         how = _how_it_ended(ended.nodes.get(node), alone=config.processes_per_node == 1)
+        cause = (
+            "the kernel killed it for want of memory"
+            if ended.out_of_memory
+            else "it was killed (by a signal, or by the kernel for want of memory) or crashed"
+        )
         parts.append(
-            f"process {rank} (node {node}, local rank {local}) ended without a message{how}: it was killed (by a "
-            f"signal, or by the kernel for want of memory) or crashed\n{_end_of(log_path(run_dir, node, local))}"
+            f"process {rank} (node {node}, local rank {local}) ended without a message{how}: {cause}\n"
+            f"{_end_of(log_path(run_dir, node, local))}"
         )
     for event in errors[:1]:
         rank = event["process_rank"]
@@ -143,7 +245,13 @@ def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
             if code:
                 log = node_log_path(run_dir, node)
                 parts.append(f"node {node} ended before training{_how_it_ended(code, alone=True)}\n{_end_of(log)}")
-    return "\n".join(parts) or "a process ended before its work was done; see the logs"
+    steps = dict.fromkeys(range(config.num_processes), 0)
+    for event in events:
+        if event["kind"] == "train":
+            steps[event["process_rank"]] = event["step"]
+    reached = ", ".join(f"process {rank}: {step}" for rank, step in steps.items())
+    what, *rest = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
+    return "\n".join([what, f"last steps: {reached}", *rest])
 
 
 def _how_it_ended(code: int | None, *, alone: bool) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,12 @@ from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event
 from dpcompare.fairness import major_minor
 from dpcompare.inputs import num_training_images, total_steps
+from dpcompare.processes import LOCK_FILE, only_one
 from dpcompare.result import RunResult
 from dpcompare.runner import run
 
 STUDY_FILE = "study.json"
-LOCK_FILE = "lock"
 LONGEST_FOLDER = 80
-LOCK_ATTEMPTS = 5
-SECONDS_BETWEEN_ATTEMPTS = 0.1
 RUNS_DIR = "runs"
 
 
@@ -110,7 +107,9 @@ def is_study(path: Path) -> bool:
 
 def refuse_other_files(study_dir: Path) -> None:
     """Raises RequestError where a directory holds something else than a study."""
-    if study_dir.exists() and not is_study(study_dir) and (not study_dir.is_dir() or any(study_dir.iterdir())):
+    if not study_dir.exists() or is_study(study_dir):
+        return
+    if not study_dir.is_dir() or any(path.name != LOCK_FILE for path in study_dir.iterdir()):
         raise RequestError(f"study directory {str(study_dir)!r} holds other files; choose another --out")
 
 
@@ -143,7 +142,8 @@ def open_study(study: Study, study_dir: Path) -> Study:
         study = study.model_copy(
             update={
                 "repeats": max(there.repeats, study.repeats),
-                "stopped_by": there.stopped_by,
+                # More rounds than there were are not those that an earlier limit ended.
+                "stopped_by": there.stopped_by if study.repeats <= there.repeats else None,
                 "subject": tuple(dict.fromkeys((*there.subject, *study.subject))),
             }
         )
@@ -158,38 +158,28 @@ def open_study(study: Study, study_dir: Path) -> Study:
 
 
 @contextmanager
-def only_one(study_dir: Path) -> Iterator[None]:
-    """Hold a study while its runs are made.
+def hold(study_dir: Path) -> Iterator[None]:
+    """Hold a directory, which is made where there is none, while its study is opened and its runs are made.
 
     Raises:
-        RequestError: another process holds it.
+        RequestError: another process holds it, it holds other files, or it cannot be written.
     """
-    with (study_dir / LOCK_FILE).open("w") as lock:
-        for attempt in reversed(range(LOCK_ATTEMPTS)):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:  # `is_held` may have it for a moment
-                if attempt:
-                    time.sleep(SECONDS_BETWEEN_ATTEMPTS)
-        else:
+    refuse_other_files(study_dir)
+    with ExitStack() as held:
+        try:
+            study_dir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(
+                only_one(
+                    study_dir,
+                    f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with `dpcompare "
+                    f"watch {study_dir}`, or choose another --out",
+                )
+            )
+        except OSError as error:
             raise RequestError(
-                f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with `dpcompare "
-                f"watch {study_dir}`, or choose another --out"
+                f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
             ) from None
         yield
-
-
-def is_held(study_dir: Path) -> bool:
-    """Whether a process is making runs of a study."""
-    try:
-        with (study_dir / LOCK_FILE).open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return True
-    return False
 
 
 def finished_run(run_dir: Path) -> RunResult | None:
@@ -268,12 +258,13 @@ def add_rounds(
     """
     begun = time.monotonic()
     asked_for = study.repeats
-    for number in range(1, asked_for + 1):
-        if number > 1 and time.monotonic() - begun >= budget_seconds:
+    made_before = max((number for _, number, result in results(study, study_dir) if result), default=1)
+    for number in range(made_before, asked_for + 1):
+        if number > made_before and time.monotonic() - begun >= budget_seconds:
             break
         study = study.model_copy(update={"repeats": number})
         study.save(study_dir)
-        run_study(study, study_dir, watcher, tell_from=number)
+        run_study(study, study_dir, watcher, tell_from=1 if number == made_before else number)
     while True:
         width, spent = wide(study_dir), time.monotonic() - begun
         if width is None:

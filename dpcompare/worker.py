@@ -86,6 +86,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 backend,
                 store,
                 events,
+                run_dir,
                 traces=run_dir / TRACES_DIR,
                 energy=meter_of(config.cluster.device_type, own_devices, process_rank),
             )

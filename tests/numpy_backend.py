@@ -73,5 +73,11 @@ class NumpyBackend(Backend):
     def load_state(self, state):
         self.weights = state["weights"]
 
+    def load_optimizer_state(self, slots, steps_taken):
+        assert slots == {}
+
+    def barrier(self):
+        self.calls.append("barrier")
+
     def teardown(self):
         self.calls.append("teardown")

@@ -135,6 +135,7 @@ def test_how_closely_comparable_arms_have_trained_is_said():
     shown = compared(first, second)
     assert "the training losses of a step differ by at most 0.03, the accuracies by at most 0.0%" in shown.agreement
     assert shown.agreement in as_markdown(shown)
+    assert "diverge: from step 3 the loss of one is not finite" in shown.agreement
     unfair = compared(first, runs("tensorflow", "multiworker", SLOW, precision="bfloat16"))
     assert unfair.agreement is None
 
@@ -221,7 +222,10 @@ def test_arms_of_different_studies_are_not_paired():
     first, second = runs("torch", "ddp", SLOW), runs("tensorflow", "multiworker", [0.95 * speed for speed in SLOW])
     assert compared(first, second).claims[0].outcome == "faster"
     first.source, second.source = "monday/modes", "tuesday/modes"
-    assert compared(first, second).claims[0].sentence.endswith("are NOT COMPARABLE: study differs.")
+    apart = compared(first, second)
+    assert apart.claims[0].sentence.endswith("are NOT COMPARABLE: study differs.")
+    assert apart.verdict == "NOT COMPARABLE"
+    assert "measure all arms in one" in apart.reasons[-1]
     baseline = single(SLOW)
     baseline.source = "tuesday/modes"
     assert compared(baseline, first).arms[1].efficiency is None
@@ -244,8 +248,53 @@ def test_a_run_of_another_release_with_other_settings_is_refused(tmp_path):
 
 def test_a_failed_run_without_exchange_is_said():
     arm = runs("torch", "ddp", FAST)
-    arm.failures = ["without exchange, round 1: killed"]
-    assert "- FAILED torch ddp 2x1: without exchange, round 1: killed" in as_markdown(compared(arm, repeats=6))
+    arm.ablation_failures = ["round 1: killed"]
+    shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
+    assert "- FAILED torch ddp 2x1: without exchange, round 1: killed" in as_markdown(shown)
+    assert widest_interval(shown) is not None  # the arm itself is in good health
+
+
+def test_a_study_that_lacks_a_run_without_exchange_is_partial():
+    arm = runs("torch", "ddp", FAST)
+    arm.without_exchange = [*arm.runs[:5], None]
+    assert compared(arm).headline.startswith("PARTIAL (5 of 6 rounds are whole).")
+
+
+def renamed(name, arm):
+    arm.name = name
+    return arm
+
+
+def test_a_clear_claim_among_many_says_of_how_many():
+    shown = compared(
+        runs("torch", "ddp", FAST),
+        runs("tensorflow", "multiworker", SLOW),
+        renamed("third", runs("torch", "ddp", SLOW)),
+    )
+    assert shown.headline.endswith("This is the clearest of 3 pairs that may be compared, each judged at 95%.")
+
+
+def test_pairs_with_too_few_rounds_are_not_called_equal():
+    few = renamed("third", runs("torch", "ddp", [*SLOW[:3], None, None, None]))
+    shown = compared(runs("torch", "ddp", SLOW), runs("tensorflow", "multiworker", SLOW[::-1]), few)
+    assert "2 of their 3 pairs have too few rounds" in shown.headline
+
+
+def test_a_failed_arm_meets_every_condition():
+    failed = renamed("third", runs("torch", "ddp", [None] * 6))
+    failed.failures = ["round 1: killed"]
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW), failed)
+    assert list(parse_condition("images_per_second<50").where_it_holds(shown)) == [
+        "images_per_second<50 cannot be judged for third"
+    ]
+
+
+def test_noise_meets_no_condition():
+    noisy = [speed * (1 + 0.1 * (-1) ** number) for number, speed in enumerate(SLOW)]
+    shown = compared(runs("torch", "ddp", noisy), runs("tensorflow", "multiworker", [105.0] * 6))
+    assert shown.claims[0].outcome == "no difference shown"
+    assert shown.claims[0].ratio < 0.97
+    assert [line for line in parse_condition("ratio<0.97").where_it_holds(shown) if "holds for" in line] == []
 
 
 def test_where_there_is_nothing_to_judge_a_condition_says_so():

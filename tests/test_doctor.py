@@ -13,7 +13,7 @@ from tests.command import dpcompare
 from tests.conftest import NVIDIA_SMI
 
 
-def test_a_look_without_trials_ends_well_where_nothing_is_wrong():
+def test_a_look_without_trials_tells_of_everything():
     done = dpcompare("doctor", "--no-trials", "--json", "--device", "cpu")
     names = {finding["name"]: finding for finding in done.json["findings"]}
     assert {"dpcompare", "system", "cores", "ports", "/dev/shm", "open files", "torch", "tensorflow", "GPUs"} <= set(

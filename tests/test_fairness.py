@@ -49,7 +49,7 @@ def result(framework="torch", mode="ddp", *, settings=None, workload=None, **cha
         "measured_steps": 40,
         "wall_seconds": 30.0,
         "train_loss": [2.0] * 45,
-        "evaluations": [Evaluation(epoch=1, loss=1.0, accuracy=0.5, count=359)],
+        "evaluations": [Evaluation(epoch=1, step=45, loss=1.0, accuracy=0.5, count=359)],
         "sample_order_sha256": "order",
         "store_sha256": "store",
         "weights_sha256": "weights",
@@ -110,7 +110,7 @@ def test_one_knob_that_differs_is_named(changes, named):
 def test_the_confounds_of_the_article_are_each_named():
     """DataParallel with 8 loader workers against DDP with 0; dropout in TensorFlow only; brightness that did nothing
     in TensorFlow; the accuracy of rank 0's padded shard."""
-    padded = [Evaluation(epoch=1, loss=1.0, accuracy=0.5, count=180)]
+    padded = [Evaluation(epoch=1, step=45, loss=1.0, accuracy=0.5, count=180)]
     torch = result(settings={"input_threads": 8}, workload={"augment": ["brightness"]}, evaluations=padded)
     tensorflow = result("tensorflow", "multiworker", settings={"input_threads": 0, "dropout": 0.5})
     sheet = compare([torch, tensorflow])

@@ -22,9 +22,12 @@ def node(rank, code, **env):
     return NodeProcess(node_rank=rank, argv=argv, env=env, processes=(process,))
 
 
-def launch(run_dir, *nodes, observe=lambda event: None):
+GENEROUS = launcher.Deadlines(start=60, progress=60)
+
+
+def launch(run_dir, *nodes, observe=lambda event: None, deadlines=GENEROUS):
     (run_dir / "logs").mkdir(exist_ok=True)
-    return launcher.launch(nodes, run_dir, observe)
+    return launcher.launch(nodes, run_dir, deadlines, observe)
 
 
 def is_running(pid):
@@ -134,6 +137,52 @@ def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, v
     assert launch(tmp_path, node(0, code)).vanished == vanished
 
 
+SILENT = """
+import os, time
+from pathlib import Path
+from dpcompare.events import EventLog
+log = EventLog(Path({folder!r}), 0)
+log.append("start", time=time.time(), pid=os.getpid())
+if {steps}:
+    log.append("train", time=time.time(), step={steps}, losses=[1.0], global_counts=[1], step_seconds=[1.0])
+for _ in range(4):
+    time.sleep(0.5)
+    if {alive}:
+        log.append("alive", time=time.time())
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "alive", "deadlines", "stalls"),
+    [
+        (0, True, {"start": 1.2, "progress": 60}, True),  # signs of life are no step
+        (3, False, {"start": 60, "progress": 1.2}, True),
+        (3, True, {"start": 60, "progress": 1.2}, False),
+        (0, False, {"start": 60, "progress": 0.1}, False),
+    ],
+)
+def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, deadlines, stalls):
+    code = SILENT.format(folder=str(tmp_path), steps=steps, alive=alive)
+    ended = launch(tmp_path, node(0, code), deadlines=launcher.Deadlines(**deadlines))
+    assert [(stall.process_rank, stall.state) for stall in ended.stalled] == ([(0, "waiting")] if stalls else [])
+    assert ended.failed == stalls
+
+
+def test_a_stopped_process_is_told_and_ended(tmp_path):
+    code = SILENT.format(folder=str(tmp_path), steps=3, alive=True)
+    pids = []
+
+    def stop(event):
+        if event["kind"] == "train":
+            os.kill(pids[0], signal.SIGSTOP)
+        elif event["kind"] == "start":
+            pids.append(event["pid"])
+
+    ended = launch(tmp_path, node(0, code), observe=stop, deadlines=launcher.Deadlines(start=60, progress=1.0))
+    assert [stall.state for stall in ended.stalled] == ["stopped by a signal"]
+    assert not is_running(pids[0])
+
+
 LAUNCH_A_SLEEPER = """
 import os, sys
 from pathlib import Path
@@ -143,7 +192,7 @@ run_dir = Path(sys.argv[1])
 (run_dir / "logs").mkdir()
 process = TrainingProcess(process_rank=0, local_rank=0, devices=("cpu:0",))
 node = NodeProcess(node_rank=0, argv=(sys.executable, "-c", sys.argv[2]), env={}, processes=(process,))
-launcher.launch([node], run_dir)
+launcher.launch([node], run_dir, launcher.Deadlines(start=60, progress=60))
 """
 
 

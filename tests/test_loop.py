@@ -23,7 +23,7 @@ def train(tmp_path, *, energy=None, **workload):
     backend = NumpyBackend(prepare_inputs(config))
     backend.setup()
     log = EventLog(tmp_path, 0)
-    digest = loop.train(backend, open_store(backend.inputs.store), log, energy=energy)
+    digest = loop.train(backend, open_store(backend.inputs.store), log, tmp_path, energy=energy)
     log.close()
     events = read_events(tmp_path, 1)
     return (

@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+from markupsafe import escape
 
 from dpcompare.report import plots
 from dpcompare.report.page import as_html
@@ -74,9 +75,8 @@ def test_the_page_names_nothing_outside_itself(comparison):
     assert "\x1b" not in page
     assert page.count("<script>") == 1
     assert len(page) < 500_000
-    sentences = [made.sentence for made in comparison.claims if HOSTILE[:4] not in made.sentence]
-    assert sentences
-    assert comparison.headline.split(HOSTILE[:4])[0] in page
+    for made in comparison.claims:
+        assert str(escape(made.sentence)) in page
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from dpcompare.cluster import Cluster
 from dpcompare.config import RunConfig, Workload
 from dpcompare.errors import RequestError
 from dpcompare.inputs import prepare_inputs
-from dpcompare.result import ProcessRecord, RunResult, StepSeconds, collect
+from dpcompare.result import History, ProcessRecord, RunResult, StepSeconds, collect
 
 STARTED_AT = 1000.0
 
@@ -51,12 +51,14 @@ def events(rank, *, seconds=(1.0, 0.1, 0.1, 0.1), evaluated=(150, 209), losses=(
     found = [{"kind": "train", "time": 1003.0 + rank, "step": len(losses), **train, **place}]
     if evaluated is not None:
         sums = {"loss_sum": 359.0, "correct": 90, "count": evaluated[rank]}
-        found.append({"kind": "evaluate", "time": 1005.0, "epoch": 1, **sums, **place})
+        found.append({"kind": "evaluate", "time": 1005.0, "epoch": 1, "step": 4, **sums, **place})
     return found
 
 
 def collected(config, run_dir, found, status="completed", error=None):
-    return collect(config, run_dir, found, status=status, error=error, started_at=STARTED_AT, ended_at=1010.0)
+    return collect(
+        config, run_dir, found, History(), status=status, error=error, started_at=STARTED_AT, ended_at=1010.0
+    )
 
 
 def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):

@@ -60,9 +60,9 @@ def test_every_arm_has_a_folder_of_its_own():
 
 def test_a_study_is_run_by_one_process_at_a_time(tmp_path):
     open_study(study(), tmp_path / "study")
-    with studies.only_one(tmp_path / "study"), pytest.raises(RequestError, match="is being run by another process"):
-        studies.only_one(tmp_path / "study").__enter__()
-    with studies.only_one(tmp_path / "study"):
+    with studies.hold(tmp_path / "study"), pytest.raises(RequestError, match="is being run by another process"):
+        studies.hold(tmp_path / "study").__enter__()
+    with studies.hold(tmp_path / "study"):
         pass
 
 
@@ -342,7 +342,7 @@ def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
     assert done.code == 0, done.stderr
     (row,) = done.json["arms"]
     assert row["communication_ms"] is not None
-    assert set(row["step_parts_ms"]) == {"waiting for data", "communication", "computing"}
+    assert set(row["step_parts_ms"]) == {"waiting for data", "communication", "computing", "other"}
 
 
 @pytest.mark.torch

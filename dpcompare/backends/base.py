@@ -114,6 +114,14 @@ class Backend(ABC):
         """Replace the model's tensors on every replica; all names must be there."""
 
     @abstractmethod
+    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
+        """Replace what the optimizer remembers, by the names of `optimizer_state`, after so many steps."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Wait until all processes are here."""
+
+    @abstractmethod
     def teardown(self) -> None:
         """Leave the other processes in good order."""
 

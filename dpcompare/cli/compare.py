@@ -16,6 +16,7 @@ from dpcompare.cli.output import EXIT_FAILED
 from dpcompare.errors import RequestError, RunFailedError, did_you_mean
 
 if TYPE_CHECKING:
+    from dpcompare.result import RunResult
     from dpcompare.study import Study, Watcher
 
 DEFAULT_REPLICAS = 2
@@ -121,18 +122,19 @@ def compare(
     from dpcompare.collection import collect
 
     study = _prepared(study, data_progress)
-    study = studies.open_study(study, out)
     try:
-        with studies.only_one(out), StudyProgress(study, out) as progress:
+        with studies.hold(out):
+            study = studies.open_study(study, out)
             if retry_failed:
                 studies.set_failed_aside(study, out)
-            _conduct(study, out, progress, until=width, budget_seconds=seconds)
+            with StudyProgress(study, out) as progress:
+                _conduct(study, out, progress, until=width, budget_seconds=seconds)
     except KeyboardInterrupt:
         click.echo(f"interrupted; the same command with --out {out} goes on from here", err=True)
-        if not as_json and any(result and result.status == "completed" for _, _, result in studies.results(study, out)):
+        if not as_json and any(result.status == "completed" for result in _compared_results(study, out)):
             print_comparison(analyse(collect([out])))
         raise
-    ended = [result for _, _, result in studies.results(study, out) if result]
+    ended = _compared_results(study, out)
     if all(result.status == "failed" for result in ended):
         causes = "\n".join(dict.fromkeys(f"{result.framework} {result.mode}: {result.error}" for result in ended))
         raise RunFailedError(f"every run failed, so nothing can be compared.\n{causes}", str(out))
@@ -142,10 +144,18 @@ def compare(
     else:
         print_comparison(comparison)
     click.echo(f"next: dpcompare report {out} --html report.html", err=True)
-    if failed := [row.name for row in comparison.arms if row.failures]:
+    if failed := [row.name for row in comparison.arms if row.all_failures]:
         click.echo(f"error: some runs failed: {', '.join(failed)}; the others are compared", err=True)
         return EXIT_FAILED
     return 0
+
+
+def _compared_results(study: Study, out: Path) -> list[RunResult]:
+    """Of all runs that have ended, but for those that only tell what an exchange costs."""
+    from dpcompare.study import is_study, results
+
+    found = results(study, out) if is_study(out) else []
+    return [result for arm, _, result in found if result and arm.ablation_of is None]
 
 
 def _conduct(study: Study, out: Path, progress: Watcher, *, until: float | None, budget_seconds: float) -> None:
@@ -330,6 +340,7 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
 
     from dpcompare.cli.output import print_json, stdout_console
     from dpcompare.study import estimate_seconds, results
+    from dpcompare.text import printable
 
     seconds, source = estimate_seconds(study, results(study, out))
     runs = [
@@ -353,7 +364,7 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     for column in ("round", "position", "arm", "run directory"):
         table.add_column(column, overflow="fold")
     for number, position, arm, run_dir in runs:
-        table.add_row(str(number), str(position), arm.name, str(run_dir))
+        table.add_row(str(number), str(position), printable(arm.name), printable(str(run_dir)))
     stdout_console().print(table)
     click.echo(
         f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}, about {seconds / 60:.0f} min ({source}); nothing was started"

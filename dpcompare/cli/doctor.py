@@ -11,6 +11,7 @@ import click
 
 from dpcompare.cli.options import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
+from dpcompare.text import printable
 
 
 @click.command()
@@ -18,7 +19,12 @@ from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
 @click.option("--no-trials", is_flag=True, help="Look only; do not run the modes.")
 @click.option(
-    "--noise", type=click.IntRange(min=6), metavar="ROUNDS", help="Also run an arm against itself that often."
+    "--noise",
+    type=click.IntRange(min=6),
+    is_flag=False,
+    flag_value=8,
+    metavar="ROUNDS",
+    help="Also run an arm against itself that often; alone, as the last option: 8.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | None, as_json: bool) -> int:
@@ -35,7 +41,7 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
     for finding in diagnose(chosen, device=device, trials=not no_trials):
         findings.append(finding)
         if not as_json:
-            click.echo(f"{finding.status:8}{finding.name}: {finding.found}")
+            click.echo(f"{finding.status:8}{finding.name}: {printable(finding.found)}")
             if finding.remedy:
                 click.echo(f"{'':8}  -> {finding.remedy}")
     told = None
@@ -106,7 +112,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     # An interval of half width h = t s / sqrt(n) misses 1 in 80% of studies when the truth is (t + t') s / sqrt(n) away,
     # t and t' being Student's 97.5% and 80% quantiles.
     half_width = math.log(made.high / made.low) / 2
-    detectable = math.expm1(half_width * (1 + t.ppf(0.8, rounds - 1) / t.ppf(0.975, rounds - 1)))
+    detectable = math.expm1(half_width * (1 + t.ppf(0.8, made.rounds - 1) / t.ppf(0.975, made.rounds - 1)))
     sentence = (
         f"noise: {made.sentence} Here a study of {rounds} rounds of such runs shows a difference of "
         f"{detectable:.1%} in four of five cases."

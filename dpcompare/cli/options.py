@@ -19,10 +19,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 # Defaults are those of Workload and Cluster.partition; a test compares them with the texts here.
 _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--framework",), {"required": True, "help": "torch or tensorflow."}),
+    (("--framework",), {"help": "torch or tensorflow."}),
     (
         ("--mode",),
-        {"required": True, "help": "torch: single, dp, ddp. tensorflow: single, mirrored, multiworker."},
+        {"help": "torch: single, dp, ddp. tensorflow: single, mirrored, multiworker."},
     ),
     (("--nodes",), {"type": int, "default": 1, "show_default": True, "help": "Nodes to simulate."}),
     (
@@ -135,6 +135,24 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {"metavar": "A:B", "help": "Keep a trace of steps A to B of every process, for Chrome's or Perfetto's viewer."},
     ),
     (
+        ("--checkpoint-every",),
+        {"type": int, "metavar": "STEPS", "help": "Write a checkpoint that often, and at the end."},
+    ),
+    (("--keep-checkpoints",), {"type": int, "help": "The newest ones are kept.  [default: 2]"}),
+    (
+        ("--on-nan",),
+        {"type": click.Choice(["stop", "continue"]), "help": "At a loss that is not finite.  [default: stop]"},
+    ),
+    (
+        ("--max-restarts",),
+        {"type": int, "help": "Begin again from the newest checkpoint, all processes, that often.  [default: 0]"},
+    ),
+    (("--start-timeout",), {"type": float, "metavar": "SECONDS", "help": "Until the first step.  [default: 600]"}),
+    (
+        ("--progress-timeout",),
+        {"type": float, "metavar": "SECONDS", "help": "Without a sign of progress after it.  [default: 600]"},
+    ),
+    (
         ("--run-dir",),
         {"type": click.Path(path_type=Path), "help": "A new directory for the run.  [default: below runs/]"},
     ),
@@ -163,6 +181,15 @@ _WORKLOAD_OPTIONS = (
     "seed",
 )
 
+
+_RUN_CONFIG_OPTIONS = (
+    "checkpoint_every",
+    "keep_checkpoints",
+    "on_nan",
+    "max_restarts",
+    "start_timeout",
+    "progress_timeout",
+)
 
 OF_ONE_RUN = ("--framework", "--mode", "--nodes", "--devices-per-node", "--run-dir")
 """What a study has several of."""
@@ -283,6 +310,11 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     from dpcompare.cluster import Cluster
     from dpcompare.config import RunConfig, Workload, request
 
+    for name in ("framework", "mode"):
+        if options[name] is None:
+            raise RequestError(
+                f"--{name}: received nothing; expected {'torch or tensorflow' if name == 'framework' else 'one of `dpcompare modes`'}"
+            )
     given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
     augment = tuple(name.strip() for name in (options["augment"] or "").split(",") if name.strip())
     workload = request(
@@ -301,7 +333,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         device=options["device"],
         gpus=None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()],
     )
-    chosen: dict[str, Any] = {}
+    chosen: dict[str, Any] = {name: options[name] for name in _RUN_CONFIG_OPTIONS if options[name] is not None}
     if options["profile_steps"] is not None:
         chosen["profile_steps"] = _steps(options["profile_steps"])
     if python := interpreters(options["python"]).get(options["framework"]):
@@ -315,6 +347,79 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         **chosen,
     )
     return config
+
+
+_MAY_CHANGE = (
+    "epochs",
+    "steps",
+    "warmup_steps",
+    "framework",
+    "mode",
+    "nodes",
+    "devices_per_node",
+    "device",
+    "gpus",
+    "python",
+    *_RUN_CONFIG_OPTIONS,
+)
+"""Of a run that goes on from a checkpoint."""
+
+
+def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) -> RunConfig:
+    """The config of a run that goes on, with what may be asked for anew.
+
+    Args:
+        config: as the run has had it.
+        options: all values of `run_options`.
+        given: names of those that were given on the command line.
+
+    Raises:
+        RequestError: something else was given, or they make no run.
+    """
+    from dpcompare.cluster import Cluster
+    from dpcompare.config import RunConfig, Workload, request
+
+    if fixed := sorted(given - set(_MAY_CHANGE)):
+        raise RequestError(
+            f"--resume: received {', '.join('--' + name.replace('_', '-') for name in fixed)}, but a run that goes on keeps "
+            "its workload; expected none of these, or a new run"
+        )
+    cluster, workload = config.cluster, config.workload
+    length = {name: options[name] for name in ("epochs", "steps") if name in given}
+    if length:
+        workload = request(Workload, **workload.model_dump(exclude={"epochs", "steps"}), **length)
+    if "warmup_steps" in given:
+        workload = request(
+            Workload, **workload.model_dump(exclude={"warmup_steps"}), warmup_steps=options["warmup_steps"]
+        )
+    if "framework" in given and "mode" not in given and options["framework"] != config.framework:
+        raise RequestError("--framework: received without --mode; name the mode of the other framework too")
+    if given & {"nodes", "devices_per_node", "device", "gpus"}:
+        gpus = options["gpus"]
+        cluster = Cluster.partition(
+            options["nodes"] if "nodes" in given else cluster.num_nodes,
+            options["devices_per_node"] if "devices_per_node" in given else None,
+            device=options["device"] if "device" in given or gpus else cluster.device_type,
+            gpus=None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()],
+        )
+    framework = options["framework"] if "framework" in given else config.framework
+    chosen = {name: options[name] for name in _RUN_CONFIG_OPTIONS if name in given}
+    if python := interpreters(options["python"]).get(framework):
+        chosen["python"] = python
+    changed: RunConfig = request(
+        RunConfig,
+        **{
+            **config.model_dump(
+                exclude={"workload", "cluster", "profile_steps", "resume", "inputs", "framework", "mode"}
+            ),
+            "framework": framework,
+            "mode": options["mode"] if "mode" in given else config.mode,
+            "workload": workload,
+            "cluster": cluster,
+            **chosen,
+        },
+    )
+    return changed
 
 
 def _steps(text: str) -> tuple[int, int]:

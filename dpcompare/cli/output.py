@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from dpcompare.text import printable_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,14 +27,14 @@ def stdout_console() -> Console:
     """For tables; a pipe gets them whole instead of folded to 80 columns."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() else WIDTH_WHEN_PIPED, highlight=False, markup=False)
+    return Console(width=None if sys.stdout.isatty() else WIDTH_WHEN_PIPED, highlight=False, markup=False, emoji=False)
 
 
 def stderr_console() -> Console:
     """For progress. Animated only on a terminal: FORCE_COLOR makes rich animate into a pipe otherwise."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, force_interactive=is_animated())
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, force_interactive=is_animated())
 
 
 def is_animated() -> bool:
@@ -45,6 +47,7 @@ def print_json(content: Any) -> None:
 
 def fail(code: int, message: str, *, as_json: bool, usage: str | None = None, **context: str) -> NoReturn:
     """Say on stderr what went wrong (with --json also as one object on stdout) and exit."""
+    message = printable_lines(message)
     if as_json:
         print_json({"error": {"code": code, "message": message, **context}})
     click.echo("".join(f"{line}\n" for line in (usage, f"error: {message}") if line), nl=False, err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -14,12 +15,13 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dpcompare.analysis import printable
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config import RunConfig
 from dpcompare.events import Event, EventTail, event_path
+from dpcompare.processes import is_held
 from dpcompare.result import RunResult
 from dpcompare.study import Arm, Study, Watcher, estimate_seconds, finished_run
+from dpcompare.text import printable
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -56,7 +58,7 @@ class RunState:
 
     def add(self, event: Event) -> None:
         if event["kind"] == "ready":
-            self.num_steps = event["steps"]
+            self._begin(event)
         elif event["kind"] == "train":
             self._train(event)
         elif event["kind"] == "evaluate":
@@ -66,6 +68,15 @@ class RunState:
     def figures(self) -> str:
         """Loss, and images per second of the slowest process; empty before the first step."""
         return "" if self.loss is None else f"loss {self.loss:.4f}, {min(self._speeds.values()):.1f} images/s"
+
+    def _begin(self, event: Event) -> None:
+        """At the start, and again where all processes begin anew from a checkpoint."""
+        rank = event["process_rank"]
+        self.num_steps, self.step = event["steps"], event["first_step"]
+        self._losses[rank].clear()
+        if rank == 0:
+            self._counts.clear()
+            self._evaluations.clear()
 
     def _train(self, event: Event) -> None:
         rank = event["process_rank"]
@@ -193,13 +204,19 @@ class StudyView:
 
     def __init__(self, study_dir: Path) -> None:
         self._study_dir = study_dir
+        self._lock = threading.Lock()
         self._ended: dict[tuple[str, int], RunResult] = {}
         self._running: tuple[tuple[Path, int], EventTail, RunState] | None = None
 
     def look(self) -> tuple[Table, bool]:
-        """The table as of now, and whether every run has ended."""
+        """The table as of now, and whether a process is running the study."""
+        with self._lock:  # a live display asks in a thread of its own, and again where a line is printed above it
+            held = is_held(self._study_dir)  # before all else: what ends in between is still shown
+            return self._table(held), held
+
+    def _table(self, held: bool) -> Table:
         study = Study.load(self._study_dir)  # rounds may have been added
-        table = Table(title=str(self._study_dir))
+        table = Table(title=printable(str(self._study_dir)))
         for name in ("arm", "done", "images/s"):
             table.add_column(name, justify="left" if name == "arm" else "right")
         table.add_column("now")
@@ -208,10 +225,16 @@ class StudyView:
             runs = [run for number in range(1, study.repeats + 1) if (run := self._result(study, number, arm))]
             speeds = [run.images_per_second for run in runs if run.images_per_second]
             failed = any(run.status == "failed" for run in runs)
-            now = "FAILED" if failed else "done" if len(runs) == study.repeats else self._now(study, len(runs) + 1, arm)
+            now = (
+                "FAILED"
+                if failed
+                else "done"
+                if len(runs) == study.repeats
+                else self._now(study, len(runs) + 1, arm, held)
+            )
             left += 0 if failed else study.repeats - len(runs)
             speed = f"{float(np.median(speeds)):.1f}" if speeds else "-"
-            table.add_row(arm.name, f"{len(runs)}/{study.repeats}", speed, now)
+            table.add_row(printable(arm.name), f"{len(runs)}/{study.repeats}", speed, now)
         ended = [
             (arm, number, self._ended.get((arm.name, number)))
             for number in range(1, study.repeats + 1)
@@ -219,7 +242,9 @@ class StudyView:
         ]
         seconds, source = estimate_seconds(study, ended)
         table.caption = f"{left} runs left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
-        return table, left == 0
+        if left and not held:
+            table.caption += "; nobody runs this study now, the command that began it goes on with it"
+        return table
 
     def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:
         key = (arm.name, number)
@@ -227,7 +252,7 @@ class StudyView:
             self._ended[key] = result
         return self._ended.get(key)
 
-    def _now(self, study: Study, number: int, arm: Arm) -> str:
+    def _now(self, study: Study, number: int, arm: Arm, held: bool) -> str:
         """How far the run of a round is."""
         run_dir = study.run_dir(self._study_dir, number, arm)
         try:
@@ -239,11 +264,11 @@ class StudyView:
         _, tail, state = self._running
         for event in tail.new_events():
             state.add(event)
-        return (
-            f"round {number}: step {state.step}/{state.num_steps}, {state.figures}"
-            if state.step
-            else f"round {number}: starting"
-        )
+        if not held:
+            return f"round {number}: interrupted after step {state.step}"
+        if not state.step:
+            return f"round {number}: starting"
+        return f"round {number}: step {state.step}/{state.num_steps}, {state.figures}"
 
     def __rich__(self) -> Table:
         return self.look()[0]
@@ -275,7 +300,7 @@ class StudyProgress(Watcher):
             self._live.stop()
 
     def _say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
+        self._console.print(printable(line), soft_wrap=True)
 
     def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
         if not self._live:
@@ -286,7 +311,7 @@ class StudyProgress(Watcher):
         speed = f"{result.images_per_second:.1f} images/s" if result.images_per_second else "no speed measured"
         what = f"{speed} in {result.wall_seconds:.0f} s"
         if result.status == "failed":
-            what = f"FAILED: {printable((result.error or '').strip().splitlines()[-1])}"
+            what = f"FAILED: {(result.error or '').strip().splitlines()[-1]}"
         self._finished(f"round {number}: {arm.name}: {what}")
 
     def run_left_out(self, number: int, arm: Arm, reason: str) -> None:

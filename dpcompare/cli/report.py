@@ -42,8 +42,8 @@ def report(
 ) -> int:
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
-    --fail-if compares a figure with a number: ratio (of any pair that may be compared), efficiency, accuracy or
-    images_per_second of any arm.
+    --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency, accuracy
+    or images_per_second of any arm. It also holds where a figure is missing that should be there.
     """
     from dpcompare.analysis import analyse
     from dpcompare.collection import collect
@@ -127,7 +127,7 @@ def print_comparison(comparison: Comparison) -> None:
     for row in comparison.arms:
         if row.efficiency and row.efficiency.suspicious:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
-        for failure in row.failures:
+        for failure in row.all_failures:
             console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
     print_sheet(comparison)
 

@@ -7,31 +7,57 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
-from dpcompare.cli.options import build_config, run_options
+from dpcompare.cli.options import build_config, changed_config, run_options
 from dpcompare.cli.output import print_json
 
 
 @click.command()
 @run_options
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Go on with this run from its newest checkpoint; only length, mode, framework and devices may be others.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
-def run(run_dir: Path | None, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
     """Train a model with one mode of one framework, over simulated nodes of this machine.
 
     \b
     dpcompare run --framework torch --mode ddp --nodes 2
     dpcompare run --framework tensorflow --mode mirrored --devices-per-node 4 --dataset photos/
+    dpcompare run --framework torch --mode ddp --nodes 2 --checkpoint-every 100 --run-dir runs/a
+    dpcompare run --resume runs/a --epochs 5
     """
-    config = build_config(options)
-
     from dpcompare import runner
+    from dpcompare.cli.output import stderr_console
     from dpcompare.cli.progress import RunProgress, data_progress
     from dpcompare.cli.report import print_summary
+    from dpcompare.config import RunConfig
+    from dpcompare.result import CONFIG_FILE
 
-    run_dir = run_dir or runner.default_run_dir(config)
-    with data_progress() as images_done, RunProgress(config, run_dir) as progress:
-        result = runner.run(config, run_dir, observe=progress.observe, data_progress=images_done)
+    if resume is None:
+        config = build_config(options)
+        run_dir = run_dir or runner.default_run_dir(config)
+        with data_progress() as images_done, RunProgress(config, run_dir) as progress:
+            result = runner.run(config, run_dir, observe=progress.observe, data_progress=images_done)
+    else:
+        on_command_line = {name for name in context.params if _is_on_command_line(context, name)} - {
+            "resume",
+            "as_json",
+        }
+        config = changed_config(RunConfig.load(resume / CONFIG_FILE), options | {"run_dir": run_dir}, on_command_line)
+        run_dir, console = resume, stderr_console()
+        with RunProgress(config, run_dir) as progress:
+            result = runner.resume(run_dir, config, observe=progress.observe, tell=console.print)
     if as_json:
         print_json(json.loads(result.model_dump_json()))
     else:
         print_summary(result, run_dir)
+
+
+def _is_on_command_line(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE

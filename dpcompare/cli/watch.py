@@ -21,7 +21,6 @@ def watch(study_dir: Path, once: bool) -> None:
 
     from dpcompare.cli.output import stdout_console
     from dpcompare.cli.progress import StudyView
-    from dpcompare.study import is_held
 
     view = StudyView(study_dir)
     if once or not is_animated():
@@ -29,11 +28,8 @@ def watch(study_dir: Path, once: bool) -> None:
         return
     with Live(console=stderr_console(), refresh_per_second=2) as live:
         while True:
-            held = is_held(study_dir)  # before the look: what ends in between is still shown
-            table, is_done = view.look()
+            table, is_running = view.look()
             live.update(table)
-            if not held:
-                break
+            if not is_running:
+                return
             time.sleep(SECONDS_BETWEEN_LOOKS)
-    if not is_done:
-        click.echo("nobody runs this study now; the command that began it goes on with it", err=True)

@@ -9,8 +9,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dpcompare.analysis import ArmRow, Comparison, printable
+from dpcompare.analysis import ArmRow, Comparison
 from dpcompare.errors import RequestError
+from dpcompare.text import printable
 
 MIB = 1024 * 1024
 
@@ -67,7 +68,7 @@ FIGURES: dict[str, Column] = {
     ),
     "memory MiB": Column(
         cell=lambda row: figure(row.memory_bytes / MIB if row.memory_bytes else None, "{:,.0f}"),
-        explanation="peak resident memory of all processes",
+        explanation="sum of the processes' peaks of resident memory",
     ),
     "GPU MiB": Column(
         cell=lambda row: figure(row.gpu_memory_bytes / MIB if row.gpu_memory_bytes else None, "{:,.0f}"),
@@ -143,7 +144,7 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
-        lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.failures]
+        lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
         lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]
     return "\n".join(lines) + "\n"
@@ -163,17 +164,27 @@ class Condition:
 
     def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
         """A line for every value that meets the condition, or one where there is no value to judge."""
-        values = [(name, value) for name, value in self._values(comparison) if value is not None]
-        if not values:
+        values = list(self._values(comparison))
+        if all(value is None for _, value in values) and not self._missing(comparison):
             yield f"{self.text} cannot be judged: there is no {self.subject} here"
+        for name in self._missing(comparison):
+            yield f"{self.text} cannot be judged for {name}"
         for name, value in values:
-            if self.holds(value):
+            if value is not None and self.holds(value):
                 yield f"{self.text} holds for {name}: {value:.4g}"
+
+    def _missing(self, comparison: Comparison) -> list[str]:
+        """What should have a figure and has none: arms that failed, pairs with too few rounds."""
+        failed = [row.name for row in comparison.arms if row.failures]
+        if self.subject != "ratio":
+            return failed
+        too_few = [f"{made.first} / {made.second}" for made in comparison.claims if made.outcome == "too few rounds"]
+        return failed + too_few
 
     def _values(self, comparison: Comparison) -> Iterator[tuple[str, float | None]]:
         if self.subject == "ratio":
-            for made in comparison.claims:  # of a ratio without interval nothing is claimed, here neither
-                yield f"{made.first} / {made.second}", made.ratio if made.low else None
+            for made in comparison.claims:  # where no difference is shown, noise would decide
+                yield f"{made.first} / {made.second}", made.ratio if made.outcome in ("faster", "slower") else None
             return
         for row in comparison.arms:
             value = row.efficiency.value if self.subject == "efficiency" and row.efficiency else None

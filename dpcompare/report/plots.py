@@ -127,7 +127,7 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         {
             "arm": row.name,
             "row": index,
-            "round": shown.number,
+            "round": f"{row.source} {shown.number}",
             "images/s": shown.images_per_second,
             "text": f"{row.name}, round {shown.number}, ran as number {shown.position} of its round: "
             f"{shown.images_per_second:.1f} images/s",
@@ -370,10 +370,10 @@ def _memory(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     ]
     if not data:
         return None
-    chart = _bars(alt, data, arms, "MiB", "peak resident memory of all processes, MiB")
+    chart = _bars(alt, data, arms, "MiB", "sum of the peaks of resident memory, MiB")
     return Plot(
         name="memory",
         title="Memory",
-        explanation="The most resident memory that the processes of an arm held together, frameworks included.",
+        explanation="The peaks of resident memory of all processes of an arm, added up, frameworks included.",
         chart=chart,
     )

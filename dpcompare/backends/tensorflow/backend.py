@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dpcompare.backends.base import Backend, State
-from dpcompare.backends.tensorflow.model import build_model, mapped_variables
+from dpcompare.backends.tensorflow.model import MappedVariable, build_model, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
@@ -279,13 +279,23 @@ class TensorFlowBackend(Backend):
         }
 
     def optimizer_state(self) -> State:
+        return {
+            name: np.ascontiguousarray(mapped.layout.to_neutral(slot.numpy()))
+            for name, (mapped, slot) in self._slots().items()
+        }
+
+    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
+        for name, (mapped, slot) in self._slots().items():
+            slot.assign(mapped.layout.from_neutral(slots[name]))
+        self._step = steps_taken
+
+    def _slots(self) -> dict[str, tuple[MappedVariable, tf.Variable]]:
+        """`<slot>.<tensor>` -> the parameter that it belongs to, and the slot."""
         neutral = {
             id(mapped.variable.value): mapped for mapped in mapped_variables(self.model) if mapped.variable.trainable
         }
         return {
-            f"{slot}.{neutral[id(parameter)].name}": np.ascontiguousarray(
-                neutral[id(parameter)].layout.to_neutral(value.numpy())
-            )
+            f"{slot}.{neutral[id(parameter)].name}": (neutral[id(parameter)], value)
             for slot, values in self.optimizer.slots.items()
             for parameter, value in zip(self._parameters, values, strict=True)
         }
@@ -300,6 +310,9 @@ class TensorFlowBackend(Backend):
         for name, mapped in variables.items():
             mapped.variable.assign(mapped.layout.from_neutral(state[name]))
         self._training = None
+
+    def barrier(self) -> None:
+        """One process waits for nobody."""
 
     def teardown(self) -> None:
         """Nothing to leave in one process."""

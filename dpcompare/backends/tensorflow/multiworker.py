@@ -26,11 +26,14 @@ class MultiWorkerMirrored(TensorFlowBackend):
         self.num_processes = len(resolver.cluster_spec().as_dict()["worker"])
         return strategy
 
-    def teardown(self) -> None:
-        """Wait for the other workers: one that leaves early takes the cluster's coordinator or peers with it."""
+    def barrier(self) -> None:
         self.strategy.run(
             lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
         )
+
+    def teardown(self) -> None:
+        """Wait for the other workers: one that leaves early takes the cluster's coordinator or peers with it."""
+        self.barrier()
 
 
 def _use_all_cpu_devices(count: int) -> None:

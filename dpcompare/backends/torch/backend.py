@@ -16,7 +16,7 @@ from torch.nn import functional
 from dpcompare.backends.base import Backend, State
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_factors
-from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer
+from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
 
@@ -212,11 +212,18 @@ class TorchBackend(Backend):
         self._running_variance.restart()
         self._training = None
 
+    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
+        parameters = dict(self.model.named_parameters())
+        load_slots(self.optimizer, parameters, slots, steps_taken)
+
     def _tensors(self) -> dict[str, torch.Tensor]:
         # num_batches_tracked counts steps and has no twin in TensorFlow.
         return {
             name: tensor for name, tensor in self.model.state_dict().items() if not name.endswith("num_batches_tracked")
         }
+
+    def barrier(self) -> None:
+        """One process waits for nobody."""
 
     def teardown(self) -> None:
         """Nothing to leave in one process."""

@@ -77,8 +77,11 @@ class DistributedDataParallel(TorchBackend):
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def teardown(self) -> None:
+    def barrier(self) -> None:
         distributed.barrier()
+
+    def teardown(self) -> None:
+        self.barrier()
         distributed.destroy_process_group()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
@@ -38,3 +40,26 @@ def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], *, fuse
 
 # torch's names of what an optimizer remembers -> the framework-neutral ones.
 SLOTS = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+
+
+def load_slots(
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, torch.nn.Parameter],
+    slots: Mapping[str, npt.NDArray[Any]],
+    steps_taken: int,
+) -> None:
+    """Give an optimizer the memory that another had after some steps; `slots` are named `<slot>.<parameter>`."""
+    torchs_names = {neutral: own for own, neutral in SLOTS.items()}
+    optimizer.state.clear()
+    for name, value in slots.items():
+        slot, _, parameter_name = name.partition(".")
+        parameter = parameters[parameter_name]
+        memory = optimizer.state[parameter]
+        # In the layout of the parameter, as the optimizer itself makes it.
+        memory[torchs_names[slot]] = torch.empty_like(parameter).copy_(torch.from_numpy(value))
+    if isinstance(optimizer, Adam):
+        optimizer.steps_taken = steps_taken
+        for parameter, memory in optimizer.state.items():
+            # The fused kernels read the count on the device of the parameter, the others on the host.
+            device = parameter.device if optimizer.defaults["fused"] else "cpu"
+            memory["step"] = torch.tensor(float(steps_taken), device=device)
