@@ -175,6 +175,8 @@ class RunConfig(BaseModel):
     """Seconds in which every process must have trained its first step."""
     progress_timeout: float = Field(default=600.0, gt=0)
     """Seconds after which a process that shows no progress counts as hanging."""
+    isolate: bool = False
+    """Whether the processes get a network of their own, which nothing outside reaches."""
     max_restarts: int = Field(default=0, ge=0)
     """How often a run that failed begins again from its newest checkpoint."""
     task: Literal["train", "probe"] = "train"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dpcompare.events import LAST_EVENTS, Event, EventTail
+from dpcompare.isolation import isolated
 from dpcompare.planning import INHERITED_TO_DROP, LOOPBACK, NodeProcess
 from dpcompare.processes import die_with_parent, is_alive, oom_kills, process_state, signal_group
 from dpcompare.result import node_log_path
@@ -77,6 +78,8 @@ def launch(
     run_dir: Path,
     deadlines: Deadlines,
     observe: Observer = lambda event: None,
+    *,
+    isolate: bool = False,
 ) -> Ended:
     """Start all node processes and wait until they have ended; the first failure or deadline stops the others.
 
@@ -85,16 +88,21 @@ def launch(
         run_dir: holds config.json; gets the logs.
         deadlines: how long processes may be silent.
         observe: called with every event of the training processes, soon after it was written.
+        isolate: whether they get a network of their own.
+
+    Raises:
+        RequestError: they cannot have one.
     """
     num_processes = sum(len(node.processes) for node in node_processes)
     watch = _Watch(EventTail(run_dir, num_processes), num_processes, deadlines, observe)
     ended = Ended()
     kills_before = oom_kills()
     with ExitStack() as stack:
+        enter = stack.enter_context(isolated()) if isolate else None
         running: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_stop, running)
         for node in node_processes:
-            running[node.node_rank] = _start(node, run_dir)
+            running[node.node_rank] = _start(node, run_dir, enter)
         while running and not ended.failed:
             time.sleep(SECONDS_BETWEEN_LOOKS)
             ended.vanished += watch.look()
@@ -157,7 +165,12 @@ class _Watch:
         ]
 
 
-def _start(node: NodeProcess, run_dir: Path) -> subprocess.Popen[bytes]:
+def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+    def before_exec() -> None:
+        if enter is not None:
+            enter()
+        die_with_parent()  # last: entering a user namespace would undo it
+
     inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
     with node_log_path(run_dir, node.node_rank).open("ab") as log:
         return subprocess.Popen(
@@ -167,7 +180,7 @@ def _start(node: NodeProcess, run_dir: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=before_exec,
         )
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare.cluster import Node
 from dpcompare.config import RunConfig
+from dpcompare.errors import RequestError
 
 LOOPBACK = "127.0.0.1"
 
@@ -118,7 +119,7 @@ def _plain(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) ->
 def _torchrun(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) -> Start:
     """A torchrun agent; static rendezvous keeps the order of the nodes (c10d takes the order of arrival)."""
     agent = [
-        *(config.python, "-m", "torch.distributed.run"),
+        *(config.python, "-m", "dpcompare.backends.torch.agent"),
         *("--nnodes", str(config.cluster.num_nodes), "--node-rank", str(node.rank)),
         *("--nproc-per-node", str(config.processes_per_node)),
         *("--master-addr", LOOPBACK, "--master-port", str(ports[0]), "--local-addr", LOOPBACK),
@@ -152,6 +153,8 @@ def command_line(node_process: NodeProcess) -> str:
 
 def shell_script(config: RunConfig, run_dir: Path, node_processes: Sequence[NodeProcess]) -> str:
     """A bash script that prepares the run directory, starts all node processes and collects the result."""
+    if config.isolate:
+        raise RequestError("--isolate: a shell script cannot do this; use `dpcompare run --isolate`, or leave it out")
     runner = shlex.join([config.python, "-P", "-m", "dpcompare.runner"])
     here = shlex.quote(str(run_dir))
     unset = " ".join(f"-u {name}" for name in INHERITED_TO_DROP)

@@ -153,7 +153,7 @@ def _attempt(config: RunConfig, run_dir: Path, observe: Callable[[Event], None])
     status: Status = "failed"
     error: str | None = None
     try:
-        ended = launch(node_processes, run_dir, deadlines, observe)
+        ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
         status = "failed" if ended.failed else "completed"
         error = _diagnosis(config, run_dir, ended) if ended.failed else None
     except BaseException as raised:

@@ -38,7 +38,7 @@ REFUSED = {
         ["--framework", "torch", "--mode", "mirrored"],
         "'mirrored' is a mode of tensorflow",
     ),
-    "no framework": (["--mode", "ddp"], "Missing option '--framework'"),
+    "no framework": (["--mode", "ddp"], "--framework: received nothing; expected torch or tensorflow"),
     "no GPU": ([*TORCH[:4], "--device", "gpu"], "no GPU is visible here.*--device cpu"),
     "two nodes of a single-node mode": (
         ["--framework", "tensorflow", "--mode", "mirrored", "--nodes", "2"],
@@ -195,7 +195,7 @@ def test_plan_shows_eight_gpus_as_two_nodes_of_four():
     assert planned.code == 0
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in planned.stdout
     assert "CUDA_VISIBLE_DEVICES=4,5,6,7 " in planned.stdout
-    assert planned.stdout.count("torch.distributed.run --nnodes 2") == 2
+    assert planned.stdout.count("dpcompare.backends.torch.agent --nnodes 2") == 2
     assert len(re.findall(r"gpu \d", planned.stdout)) == 8
     assert not Path("runs").exists()
 

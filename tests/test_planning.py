@@ -23,7 +23,7 @@ def test_ddp_is_one_torchrun_agent_per_node():
     nodes = plan(config("torch", "ddp", 2), RUN_DIR, [29400])
     assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1,2,3", "4,5,6,7"]
     assert " ".join(nodes[1].argv) == (
-        "/env/bin/python -m torch.distributed.run --nnodes 2 --node-rank 1 --nproc-per-node 4 "
+        "/env/bin/python -m dpcompare.backends.torch.agent --nnodes 2 --node-rank 1 --nproc-per-node 4 "
         "--master-addr 127.0.0.1 --master-port 29400 --local-addr 127.0.0.1 --max-restarts 0 "
         "-m dpcompare.worker /runs/one --node-rank 1"
     )
@@ -88,4 +88,4 @@ def test_the_shell_script_is_valid_bash():
     run = config("torch", "ddp", 2)
     script = shell_script(run, RUN_DIR, plan(run, RUN_DIR, [29400]))
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    assert script.count("torch.distributed.run") == 2
+    assert script.count("dpcompare.backends.torch.agent") == 2

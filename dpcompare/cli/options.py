@@ -147,6 +147,10 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--max-restarts",),
         {"type": int, "help": "Begin again from the newest checkpoint, all processes, that often.  [default: 0]"},
     ),
+    (
+        ("--isolate",),
+        {"is_flag": True, "help": "In a network of its own: nothing outside reaches the ports of the run."},
+    ),
     (("--start-timeout",), {"type": float, "metavar": "SECONDS", "help": "Until the first step.  [default: 600]"}),
     (
         ("--progress-timeout",),
@@ -187,6 +191,7 @@ _RUN_CONFIG_OPTIONS = (
     "keep_checkpoints",
     "on_nan",
     "max_restarts",
+    "isolate",
     "start_timeout",
     "progress_timeout",
 )

@@ -1,0 +1,34 @@
+"""torchrun whose store listens on loopback only: `python -m dpcompare.backends.torch.agent <arguments of torchrun>`.
+
+torchrun's store listens on all interfaces even where the master's address is 127.0.0.1, and whoever reaches it can write
+into it. A store made on a socket that is bound already listens where that socket does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+
+from torch.distributed import TCPStore, run
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+
+LOOPBACK = "127.0.0.1"
+
+
+def _store(host: str, port: int, world_size: int, is_master: bool, *arguments: Any, **options: Any) -> TCPStore:
+    """In the place of TCPStore, as the rendezvous calls it."""
+    if not is_master or host != LOOPBACK:
+        return TCPStore(host, port, world_size, is_master, *arguments, **options)
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind((host, port))
+    bound.listen(128)
+    # The store takes the descriptor for its own. One store per agent here, so it is not to be found by its port again.
+    options["multi_tenant"] = False
+    return TCPStore(host, port, world_size, is_master, *arguments, master_listen_fd=os.dup(bound.fileno()), **options)
+
+
+if __name__ == "__main__":
+    static_tcp_rendezvous.TCPStore = _store
+    run.main()
