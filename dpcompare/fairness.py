@@ -126,6 +126,8 @@ class Row:
 
 def shown(value: Any) -> str:
     """A value as people read it: of a checksum, which nobody reads whole, the beginning."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
     text = str(value)
     return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else text
 

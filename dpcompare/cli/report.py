@@ -118,7 +118,7 @@ def print_comparison(comparison: Comparison) -> None:
     for row in comparison.arms:
         table.add_row(*(column.cell(row) for column in shown.values()))
     console.print(table)
-    for made in comparison.claims:
+    for made in sorted(comparison.claims, key=lambda made: made.outcome == "NOT COMPARABLE"):  # those come last
         console.print(f"- {made.sentence}", soft_wrap=True)
     if comparison.agreement:
         console.print(comparison.agreement, soft_wrap=True)

@@ -181,7 +181,8 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         ),
         legend=alt.Legend(title=None, orient="top", columns=2),
     )
-    y = alt.Y("pair:N", sort=None, title=None)
+    # In two lines: a pair of long names would leave no room for the plot.
+    y = alt.Y("pair:N", sort=None, title=None, axis=alt.Axis(labelExpr="split(datum.label, ' / ')", labelLineHeight=14))
     line = alt.Chart(alt.Data(values=[{"one": 1}])).mark_rule(color=INK, strokeDash=[4, 4]).encode(x="one:Q")
     intervals = (
         alt.Chart(alt.Data(values=[row for row in data if row["low"] is not None]))
@@ -203,7 +204,7 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         title="Ratios",
         explanation="Right of 1 the first of a pair is faster. A bar is the 95% interval over the rounds; where it "
         "touches 1, no difference is shown. Without a bar there are too few rounds.",
-        chart=(line + intervals + points).properties(width=WIDTH, height=28 * len(data) + 20),
+        chart=(line + intervals + points).properties(width=WIDTH, height=40 * len(data) + 20),
     )
 
 
@@ -235,7 +236,12 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         alt.Chart(alt.Data(values=data))
         .mark_point(filled=True, opacity=1, size=80)
         .encode(
-            x=alt.X("replicas:Q", axis=alt.Axis(tickMinStep=1), scale=alt.Scale(domain=[1, largest]), title="replicas"),
+            x=alt.X(
+                "replicas:Q",
+                axis=alt.Axis(values=list(range(1, largest + 1)), format="d"),
+                scale=alt.Scale(domain=[1, largest]),
+                title="replicas",
+            ),
             y=alt.Y("speedup:Q", title="times the speed of `single`"),
             color=_colour(alt, names),
             shape=alt.Shape("arm:N", scale=alt.Scale(domain=names), legend=None),
@@ -293,7 +299,7 @@ def _losses(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         name="losses",
         title="Loss curves",
         explanation="The training loss of every arm in its first completed round, over one another. Arms with equally many "
-        "replicas and the same settings train the same.",
+        "replicas and the same settings begin the same; in float32 rounding then drives them apart.",
         chart=chart,
     )
 
