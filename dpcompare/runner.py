@@ -137,8 +137,8 @@ def _train(config: RunConfig, run_dir: Path, observe: Callable[[Event], None]) -
 
 
 def _lost_a_port(result: RunResult) -> bool:
-    words = ("EADDRINUSE", "address already in use", "Could not start gRPC server")
-    return not result.train_loss[result.first_step :] and any(word in (result.error or "") for word in words)
+    words = ("eaddrinuse", "address already in use", "could not start grpc server")
+    return not result.train_loss[result.first_step :] and any(word in (result.error or "").lower() for word in words)
 
 
 def _attempt(config: RunConfig, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:

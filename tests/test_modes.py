@@ -108,6 +108,7 @@ def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework,
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trained):
     """Dropout included: what is dropped of a sample does not depend on where and with whom it is trained."""
     workload = WORKLOAD.model_copy(
@@ -166,6 +167,7 @@ B2 = Workload(image_size=32, global_batch_size=8, steps=2, warmup_steps=0, preci
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_efficientnet_b2_is_the_same_model_in_both_frameworks(trained):
     torch, tensorflow = (trained(framework, "single", 1, 1, B2)[0] for framework in ("torch", "tensorflow"))
     assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)

@@ -180,6 +180,7 @@ def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_failed_run_can_be_made_again(tmp_path):
     arguments = ["compare", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--out", tmp_path / "out"]
     assert dpcompare(*arguments, PYTHONPATH=str(_broken_ddp(tmp_path))).code == 1

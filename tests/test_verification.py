@@ -95,7 +95,13 @@ def healthy(tmp_path_factory):
 @pytest.mark.tensorflow
 @pytest.mark.parametrize(
     ("replicas", "optimizer", "regularization"),
-    [(1, "sgd", "off"), (1, "adam", "off"), (2, "sgd", "off"), (1, "adam", "shared"), (2, "adam", "shared")],
+    [
+        (1, "sgd", "off"),
+        (2, "adam", "shared"),
+        pytest.param(1, "adam", "off", marks=pytest.mark.slow),
+        pytest.param(2, "sgd", "off", marks=pytest.mark.slow),
+        pytest.param(1, "adam", "shared", marks=pytest.mark.slow),
+    ],
 )
 def test_all_modes_pass_every_check(healthy, replicas, optimizer, regularization):
     """The control of the faults below: the same sides, unbroken."""
