@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,12 +57,17 @@ class EventTail:
     def __init__(self, run_dir: Path, num_processes: int) -> None:
         self._paths = [event_path(run_dir, rank) for rank in range(num_processes)]
         self._offsets = [0] * num_processes
+        self._files = [0] * num_processes
+        """Inodes: a run that begins again begins new files."""
 
     def new_events(self) -> Iterator[Event]:
         """Events that were completed since the last call, process by process."""
         for rank, path in enumerate(self._paths):
             try:
                 with path.open("rb") as file:
+                    inode = os.fstat(file.fileno()).st_ino
+                    if inode != self._files[rank]:
+                        self._files[rank], self._offsets[rank] = inode, 0
                     file.seek(self._offsets[rank])
                     written = file.read()
             except FileNotFoundError:  # not there yet, or set aside meanwhile

@@ -45,7 +45,7 @@ class Ended:
     stalled: list[Stall] = field(default_factory=list)
     """Training processes that showed no progress for too long."""
     out_of_memory: bool = False
-    """Whether the kernel ended a process of this group of processes for want of memory meanwhile."""
+    """Whether the kernel killed a process of this machine for want of memory meanwhile."""
 
     @property
     def failed(self) -> bool:

@@ -18,6 +18,8 @@ LOCK_FILE = "lock"
 LOCK_ATTEMPTS = 5
 SECONDS_BETWEEN_ATTEMPTS = 0.1
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,13 +61,9 @@ def _state(pid: int) -> str:
 
 
 def oom_kills() -> int:
-    """Processes of this control group that the kernel has killed for want of memory; 0 where it does not count them."""
-    try:
-        group = next(line for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-        events = Path("/sys/fs/cgroup", group.removeprefix("0::").lstrip("/"), "memory.events").read_text()
-        return next(int(line.split()[1]) for line in events.splitlines() if line.startswith("oom_kill "))
-    except (OSError, StopIteration):
-        return 0
+    """Processes of this machine that the kernel has killed for want of memory, in a control group or at all."""
+    counters = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return next((int(count) for name, count in counters if name == "oom_kill"), 0)
 
 
 @contextmanager
@@ -98,6 +96,24 @@ def is_held(folder: Path) -> bool:
     except OSError:
         return True
     return False
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Within this context signals that end a process wait; afterwards one that came raises KeyboardInterrupt."""
+    came = []
+    wanted = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    try:
+        previous = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in wanted}
+    except ValueError:  # not the main thread, to which signals do not come
+        previous = {}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 @contextmanager

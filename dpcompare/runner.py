@@ -21,7 +21,7 @@ from dpcompare.events import Event, read_events
 from dpcompare.inputs import prepare_inputs, total_steps
 from dpcompare.launcher import Deadlines, Ended, free_ports, launch
 from dpcompare.planning import num_ports, plan
-from dpcompare.processes import only_one, terminated_as_interrupted
+from dpcompare.processes import only_one, terminated_as_interrupted, uninterrupted
 from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect, log_path, node_log_path
 
 LOG_LINES_SHOWN = 20
@@ -161,7 +161,8 @@ def _attempt(config: RunConfig, run_dir: Path, observe: Callable[[Event], None])
         error = f"{type(raised).__name__}: {raised}" if status == "failed" else "interrupted"
         raise
     finally:  # whatever happened, what was measured is kept
-        result = _finish(config, run_dir, status=status, error=error, started_at=started_at)
+        with uninterrupted():
+            result = _finish(config, run_dir, status=status, error=error, started_at=started_at)
     return result
 
 
@@ -224,7 +225,7 @@ def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
         node, local = divmod(rank, config.processes_per_node)
         how = _how_it_ended(ended.nodes.get(node), alone=config.processes_per_node == 1)
         cause = (
-            "the kernel killed it for want of memory"
+            "the kernel has just killed a process for want of memory, and most likely this one"
             if ended.out_of_memory
             else "it was killed (by a signal, or by the kernel for want of memory) or crashed"
         )

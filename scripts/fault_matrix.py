@@ -407,7 +407,9 @@ def goes_on(trial: Trial, reference: list[float], folder: Path) -> list[str]:
 
 
 def reference_losses(framework: str, mode: str, folder: Path) -> list[float]:
-    options = ("--steps", str(REFERENCE_STEPS), "--run-dir", str(folder / "run"), "--json")
+    # One checkpoint instead of thousands: they do not change a loss.
+    length = str(REFERENCE_STEPS)
+    options = ("--steps", length, "--checkpoint-every", length, "--run-dir", str(folder / "run"), "--json")
     done = subprocess.run(
         command(framework, mode, *options),
         env=dict(os.environ, DPCOMPARE_CACHE_DIR=str(folder / "cache")),
@@ -427,6 +429,8 @@ def main() -> None:
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
     parser.add_argument("--go-on-every", type=int, default=3, metavar="N", help="resume every N-th trial that can be")
     arguments = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in the background of a shell
+        signal.signal(number, signal.default_int_handler)
     generator = random.Random(arguments.seed)
     modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else list(MODES)
     cells = [

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from dpcompare.cli.progress import RunState, StudyView
-from dpcompare.events import EventLog
+from dpcompare.events import EventLog, EventTail
 from dpcompare.processes import only_one
 from dpcompare.study import Study, open_study
 from tests.command import dpcompare
@@ -105,3 +105,14 @@ def test_a_view_may_be_asked_by_several_threads(begun):
             thread.join()
         assert errors == []
         assert any("step 4/4" in cell for cell in cells(view)[0][3])
+
+
+def test_a_tail_notices_that_a_run_has_begun_again(tmp_path):
+    tail = EventTail(tmp_path, 1)
+    for message in ("first", "second"):
+        log = EventLog(tmp_path, 0)
+        for number in range(3):
+            log.append("alive", time=time.time(), message=f"{message} {number}")
+        log.close()
+        assert [event["message"] for event in tail.new_events()] == [f"{message} {number}" for number in range(3)]
+        (tmp_path / "events").rename(tmp_path / message)

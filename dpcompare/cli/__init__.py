@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -40,6 +41,14 @@ for command in (run, compare, plan, modes, data, report, watch, verify, doctor):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
+    try:
+        _main(arguments)
+    except KeyboardInterrupt:  # once more, while the first one was dealt with
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _main(arguments: Sequence[str] | None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
     try:
@@ -56,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except RunFailedError as error:
         fail(EXIT_FAILED, str(error), as_json=as_json, run_dir=error.run_dir)
     except (KeyboardInterrupt, click.Abort):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # all has ended; another one would only garble the exit code
         fail(EXIT_INTERRUPTED, "interrupted", as_json=as_json)
     except BrokenPipeError:  # the reader of our output has gone, as in `dpcompare modes | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

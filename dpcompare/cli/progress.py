@@ -132,7 +132,7 @@ class RunProgress:
             )
         elif event["kind"] == "ready" and event["process_rank"] == 0:
             self._begin(event["steps"])
-        if state.step > step:
+        if state.step > step and event["kind"] == "train":
             self._show_step()
         for epoch, accuracy, loss, count in state.evaluated[evaluations:]:
             self._say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {count} samples")
