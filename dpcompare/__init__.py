@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dpcompare.errors import RequestError, RunFailedError
     from dpcompare.inputs import prepare_inputs
     from dpcompare.result import RunResult
-    from dpcompare.runner import run
+    from dpcompare.runner import resume, run
 
 __all__ = [
     "Cluster",
@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "load_backend",
     "prepare_inputs",
+    "resume",
     "run",
 ]
 
@@ -41,6 +42,7 @@ _DEFINED_IN = {
     "Workload": "config",
     "load_backend": "backends",
     "prepare_inputs": "inputs",
+    "resume": "runner",
     "run": "runner",
 }
 
