@@ -58,14 +58,15 @@ def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
     Its losses and evaluations up to there go into history.json, its files into attempts/. Each part of it can be
     repeated, so nothing is lost where it is cut short: config.json is there all the time, and replaced at the end.
     """
-    if (run_dir / EVENTS_DIR).is_dir():
-        history = load_history(run_dir)
+    history = load_history(run_dir)
+    if (run_dir / EVENTS_DIR).is_dir() or (run_dir / RESULT_FILE).is_file():
         if not history.attempts or (_folder(run_dir, len(history.attempts)) / EVENTS_DIR).is_dir():
-            history = _extended(history, result_so_far(run_dir), step)
+            history = _extended(history, result_so_far(run_dir))
             write_document(history, run_dir / HISTORY_FILE)
         folder = _folder(run_dir, len(history.attempts))
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(run_dir / CONFIG_FILE, folder / CONFIG_FILE)
+        (run_dir / EVENTS_DIR).mkdir(exist_ok=True)  # an attempt may have ended before anything happened
         records = [path.name for path in run_dir.glob("process-*.json")]
         for name in (
             LOGS_DIR,
@@ -76,6 +77,7 @@ def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
         ):  # the events last: they tell what is left
             if (run_dir / name).exists():
                 (run_dir / name).rename(folder / name)
+    write_document(_up_to(history, step), run_dir / HISTORY_FILE)
     (run_dir / LOGS_DIR).mkdir(exist_ok=True)
     config.save(run_dir / CONFIG_FILE)
 
@@ -84,8 +86,8 @@ def _folder(run_dir: Path, number: int) -> Path:
     return run_dir / ATTEMPTS_DIR / f"{number:02d}"
 
 
-def _extended(history: History, result: RunResult, step: int) -> History:
-    """History with the attempt that is closed; what it trained beyond `step` is trained again and does not count."""
+def _extended(history: History, result: RunResult) -> History:
+    """History with the attempt that is closed."""
     attempt = Attempt(
         first_step=result.first_step,
         last_step=len(result.train_loss),
@@ -96,9 +98,14 @@ def _extended(history: History, result: RunResult, step: int) -> History:
         num_replicas=result.num_replicas,
         images_per_second=result.images_per_second,
     )
-    losses = result.train_loss[:step]
+    return History(losses=result.train_loss, evaluations=result.evaluations, attempts=[*history.attempts, attempt])
+
+
+def _up_to(history: History, step: int) -> History:
+    """Without what was trained beyond a step, which is trained again."""
+    losses = history.losses[:step]
     return History(
         losses=losses + [None] * (step - len(losses)),  # events that a loss of power took, unlike the checkpoint
-        evaluations=[evaluation for evaluation in result.evaluations if evaluation.step <= step],
-        attempts=[*history.attempts, attempt],
+        evaluations=[evaluation for evaluation in history.evaluations if evaluation.step <= step],
+        attempts=history.attempts,
     )

@@ -52,7 +52,8 @@ class Checkpoint:
 def training_id(config: RunConfig) -> str:
     """sha256 of what decides a training: workload, data and initial weights; not topology, mode or framework."""
     assert config.inputs is not None
-    workload = config.workload.model_dump(mode="json", exclude=set(_MAY_CHANGE))
+    # Without defaults: a setting that a later release adds does not make another training of it.
+    workload = config.workload.model_dump(mode="json", exclude=set(_MAY_CHANGE), exclude_defaults=True)
     content = [workload, config.inputs.store_sha256, config.inputs.weights_sha256]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -74,6 +75,8 @@ def save_checkpoint(checkpoint: Checkpoint, run_dir: Path, *, keep: int) -> int:
     content = encode(checkpoint)
     path = checkpoint_path(run_dir, checkpoint.step)
     path.parent.mkdir(exist_ok=True)
+    for unfinished in path.parent.glob("*.tmp"):  # of a process that was killed
+        unfinished.unlink()
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
@@ -85,7 +88,10 @@ def save_checkpoint(checkpoint: Checkpoint, run_dir: Path, *, keep: int) -> int:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
-    for old in checkpoint_paths(run_dir)[keep:]:
+    # Those of later steps are of a training that was given up, as where they are damaged and an earlier one was gone on from.
+    others = [other for other in checkpoint_paths(run_dir) if other != path]
+    later = [other for other in others if other.name > path.name]
+    for old in later + [other for other in others if other.name < path.name][keep - 1 :]:
         old.unlink()
     return len(content)
 
@@ -136,9 +142,11 @@ def decode(content: bytes) -> Checkpoint:
                 f"its format is {form}, expected at most {FORMAT}: dpcompare {metadata['dpcompare_version']} wrote it, use that"
             )
         tensors = load(content)
-    except (SafetensorError, KeyError, ValueError) as error:
-        if isinstance(error, BrokenCheckpointError):
-            raise
+        if step < 1:
+            raise BrokenCheckpointError(f"its step is {step}, expected at least 1")
+    except BrokenCheckpointError:
+        raise
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
         raise BrokenCheckpointError(f"it is no checkpoint ({type(error).__name__}: {error})") from None
     parts: dict[str, State] = {"model": {}, "optimizer": {}}
     for name, tensor in tensors.items():

@@ -36,6 +36,7 @@ def isolated() -> Iterator[Callable[[], None]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # Ctrl-C is not for it
         preexec_fn=die_with_parent,
     )
     assert holder.stdin is not None
@@ -55,6 +56,12 @@ def isolated() -> Iterator[Callable[[], None]]:
             if path.stat().st_ino != Path(f"/proc/self/ns/{path.name}").stat().st_ino
         ]
         try:
+            try:
+                subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
+            except subprocess.SubprocessError as error:
+                raise RequestError(
+                    f"--isolate: the network namespace cannot be entered ({error}); leave it out"
+                ) from None
             yield lambda: _enter(files)
         finally:
             for file in files:

@@ -140,11 +140,10 @@ class _Watch:
             if event["kind"] == "start":
                 self._pids[rank] = event["pid"]
             elif event["kind"] in LAST_EVENTS:
-                self._pids.pop(rank, None)
-                self._heard.pop(rank, None)
+                self._pids.pop(rank, None)  # its node process has still to end, within the same limits
             elif event["kind"] == "train":
                 self._started.add(rank)
-            if rank in self._started and rank in self._heard:
+            if rank in self._started:
                 self._heard[rank] = time.monotonic()
             self._observe(event)
         vanished = [rank for rank in gone if rank in self._pids]
@@ -166,10 +165,12 @@ class _Watch:
 
 
 def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
     def before_exec() -> None:
         if enter is not None:
             enter()
-        die_with_parent()  # last: entering a user namespace would undo it
+        die_with_parent(parent)  # last: entering a user namespace would undo it
 
     inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
     with node_log_path(run_dir, node.node_rank).open("ab") as log:

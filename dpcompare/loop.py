@@ -154,6 +154,7 @@ def _checkpoint(backend: Backend, events: EventLog, run_dir: Path, step: int) ->
     # The run goes on from what the file holds, as one that begins from it: both then agree bit for bit. (torch keeps the
     # running variance in another form while it trains, and replicas have statistics of their own.)
     backend.load_state(checkpoint.model)
+    backend.barrier()  # all have told what they measured up to here, or it would be lost where this is gone on from
     if backend.process_rank == 0:
         size = save_checkpoint(checkpoint, run_dir, keep=config.keep_checkpoints)
         events.append("checkpoint", time=time.time(), step=step, seconds=time.perf_counter() - start, bytes=size)

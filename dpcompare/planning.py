@@ -12,10 +12,12 @@ from pydantic import BaseModel, ConfigDict
 from dpcompare.cluster import Node
 from dpcompare.config import RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.processes import AGENT_PID
 
 LOOPBACK = "127.0.0.1"
 
 INHERITED_TO_DROP = (
+    AGENT_PID,
     "GROUP_RANK",
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
@@ -153,8 +155,11 @@ def command_line(node_process: NodeProcess) -> str:
 
 def shell_script(config: RunConfig, run_dir: Path, node_processes: Sequence[NodeProcess]) -> str:
     """A bash script that prepares the run directory, starts all node processes and collects the result."""
-    if config.isolate:
-        raise RequestError("--isolate: a shell script cannot do this; use `dpcompare run --isolate`, or leave it out")
+    for option, given in (("--isolate", config.isolate), ("--max-restarts", config.max_restarts)):
+        if given:
+            raise RequestError(
+                f"{option}: a shell script cannot do this; use `dpcompare run {option}`, or leave it out"
+            )
     runner = shlex.join([config.python, "-P", "-m", "dpcompare.runner"])
     here = shlex.quote(str(run_dir))
     unset = " ".join(f"-u {name}" for name in INHERITED_TO_DROP)
@@ -166,7 +171,7 @@ def shell_script(config: RunConfig, run_dir: Path, node_processes: Sequence[Node
     )
     return f"""#!/usr/bin/env bash
 # {config.framework} {config.mode}: {config.cluster.num_nodes} nodes x {config.cluster.devices_per_node} devices. \
-Made by `dpcompare plan --format sh`.
+Made by `dpcompare plan --format sh`. The first failure stops all; `dpcompare run` also has deadlines and restarts.
 set -u
 
 {runner} prepare {here} <<'RUN_CONFIG' || exit

@@ -20,17 +20,23 @@ SECONDS_BETWEEN_ATTEMPTS = 0.1
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+AGENT_PID = "DPCOMPARE_AGENT_PID"
+"""Set by our torchrun agents for their training processes, which start them much later than they are started."""
+
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
+def die_with_parent(parent: int | None = None) -> None:
     """Have the kernel kill this process when the thread that started it ends (Linux).
 
-    The setting belongs to one process only: it is cleared by fork, so every child asks for itself.
+    The setting belongs to one process only: it is cleared by fork, so every child asks for itself. Where the pid of the
+    parent is given, a parent that ended before this was asked for is noticed too.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def signal_group(pid: int, number: signal.Signals) -> None:

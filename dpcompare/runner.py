@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
-from dpcompare.attempts import close_attempt, load_history
+from dpcompare.attempts import close_attempt, load_history, result_so_far
 from dpcompare.backends import require_framework
 from dpcompare.checkpoint import newest_checkpoint, training_id
 from dpcompare.cluster import installed_gpus, invisible_gpus, visible_gpus
@@ -41,6 +41,7 @@ def run(
     *,
     observe: Callable[[Event], None] = lambda event: None,
     data_progress: Progress | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
     """Train one config in processes of its own on this machine and return what was measured.
 
@@ -49,6 +50,7 @@ def run(
         run_dir: where config, logs and result go; default: a new directory below `runs/`.
         observe: called with every event of the training processes; see `dpcompare.events`.
         data_progress: called with (images done, images in all) while a dataset is prepared.
+        tell: called with a line for every restart.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
@@ -59,7 +61,7 @@ def run(
     with terminated_as_interrupted():
         config = prepare_run(config, directory, data_progress)
         with _hold(directory):
-            return _train(config, directory, observe)
+            return _train(config, directory, observe, tell)
 
 
 def resume(
@@ -97,7 +99,8 @@ def resume(
                     f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was made with "
                     "--checkpoint-every N. " + "; ".join(problems)
                 )
-            if step >= num_steps:
+            # One that failed after its last checkpoint has still to be brought to its end.
+            if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
                 raise RequestError(
                     f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have {num_steps} "
                     "steps; ask for more with --steps or --epochs"
@@ -105,7 +108,7 @@ def resume(
             tell(f"going on from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
-            return _train(config, directory, observe)
+            return _train(config, directory, observe, tell)
 
 
 def _hold(run_dir: Path) -> AbstractContextManager[None]:
@@ -115,14 +118,16 @@ def _hold(run_dir: Path) -> AbstractContextManager[None]:
     )
 
 
-def _train(config: RunConfig, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:
+def _train(
+    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]
+) -> RunResult:
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0
     while True:
         result = _attempt(config, run_dir, observe)
         if result.status == "completed":
             return result
-        # A port that was free when it was chosen can be taken by anybody before it is used; that is no attempt of the run.
+        # A port that was free when it was chosen can be taken by anybody before it is used; that is no restart.
         if _lost_a_port(result) and ports_lost < MOST_LOST_PORTS:
             ports_lost += 1
         elif restarts < config.max_restarts:
@@ -131,9 +136,14 @@ def _train(config: RunConfig, run_dir: Path, observe: Callable[[Event], None]) -
             raise RunFailedError(
                 f"{config.framework} {config.mode} failed.\n{result.error}\nlogs: {run_dir / LOGS_DIR}", str(run_dir)
             )
-        path, step, _ = newest_checkpoint(run_dir, training=training_id(config))
-        config = config.model_copy(update={"resume": path.resolve() if path else None})
-        close_attempt(run_dir, config, step=step)
+        with uninterrupted():
+            path, step, problems = newest_checkpoint(run_dir, training=training_id(config))
+            if problems and path is None:  # beginning again would throw away what they may still hold
+                raise RunFailedError(f"{result.error}\nno restart: {'; '.join(problems)}", str(run_dir))
+            config = config.model_copy(update={"resume": path.resolve() if path else None})
+            close_attempt(run_dir, config, step=step)
+        for line in [*problems, f"failed; beginning again after step {step}"]:
+            tell(line)
 
 
 def _lost_a_port(result: RunResult) -> bool:
@@ -241,12 +251,18 @@ def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
             f"{lead}process {rank} (node {node}, local rank {local}, {log_path(run_dir, node, local)}):\n"
             f"{event['traceback'].rstrip()}"
         )
+    if not parts:  # the others are told to end only where one of them failed first
+        for event in (event for event in events if event["kind"] == "stopped"):
+            node, local = divmod(event["process_rank"], config.processes_per_node)
+            parts.append(
+                f"process {event['process_rank']} (node {node}, local rank {local}) was told to end by SIGTERM"
+            )
     if not parts:
         for node, code in sorted(ended.nodes.items()):
             if code:
                 log = node_log_path(run_dir, node)
                 parts.append(f"node {node} ended before training{_how_it_ended(code, alone=True)}\n{_end_of(log)}")
-    steps = dict.fromkeys(range(config.num_processes), 0)
+    steps = dict.fromkeys(range(config.num_processes), len(load_history(run_dir).losses))
     for event in events:
         if event["kind"] == "train":
             steps[event["process_rank"]] = event["step"]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
-from dpcompare.processes import die_with_parent
+from dpcompare.processes import AGENT_PID, die_with_parent
 
 if __name__ == "__main__":
-    die_with_parent()  # before anything slow: torchrun's death in the meantime would go unnoticed
+    die_with_parent(int(os.environ[AGENT_PID]) if AGENT_PID in os.environ else None)
     # Before NumPy starts threads of its own, which would take the signal that _say_when_stopped waits for.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 import argparse
-import os
 import socket
 import sys
 import threading

@@ -36,6 +36,8 @@ LONGEST = 90.0
 """Seconds after a fault when a trial counts as hanging."""
 SECONDS_TO_BE_GONE = 2.0
 REFERENCE_STEPS = 4000
+STEPS_PER_EPOCH = 5
+"""72 images in batches of 16."""
 TINY = [
     *("--model", "mlp", "--image-size", "8", "--dataset", "synthetic-mini", "--global-batch-size", "16"),
     *("--warmup-steps", "0", "--device", "cpu", "--checkpoint-every", "1"),
@@ -113,7 +115,8 @@ def kill_at_start(trial: Trial, events: list[dict]) -> None:
 
 
 def kill_while_it_writes(trial: Trial, events: list[dict]) -> None:
-    if trial.pids and list((trial.run_dir / "checkpoints").glob("*.tmp")):
+    # Not the first one: there would be none to go on from.
+    if trial.pids and checkpoint_paths(trial.run_dir) and list((trial.run_dir / "checkpoints").glob("*.tmp")):
         trial.act(trial.pids[0], signal.SIGKILL)
 
 
@@ -155,19 +158,23 @@ def inject(module):
 
 
 def in_evaluation(trial: Trial) -> tuple[str, str]:
+    """One process dies in an evaluation; the others may finish theirs."""
     return (
         "dpcompare.loop",
         f"""
 def inject(module):
     import os, signal
-    batches = module.evaluation_batches
-    def dying(*arguments):
-        for number, batch in enumerate(batches(*arguments)):
-            if number == 1:
-                open({str(trial.folder / "acted")!r}, "w").close()
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield batch
-    module.evaluation_batches = dying
+    train, batches = module.train, module.evaluation_batches
+    def broken_train(backend, *arguments, **options):
+        def dying(*counts):
+            for number, batch in enumerate(batches(*counts)):
+                if number == 1 and backend.process_rank == {trial.rank}:
+                    open({str(trial.folder / "acted")!r}, "w").close()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield batch
+        module.evaluation_batches = dying
+        return train(backend, *arguments, **options)
+    module.train = broken_train
 """,
     )
 
@@ -242,7 +249,7 @@ FAULTS: dict[str, Fault] = {
     "Ctrl-C twice": Fault(code=130, says="interrupted", within=5, act=at_step(interrupt_twice)),
     "SIGSTOP of a process": Fault(
         code=1,
-        says=f"{NAMED} (showed no progress for|ended)|Traceback",
+        says=f"{NAMED} (showed no progress for|ended)|heartbeat|Connection closed",
         within=4 + 5,
         act=at_step(lambda trial: trial.act(trial.pids[trial.rank], signal.SIGSTOP)),
         options=("--progress-timeout", "4"),
@@ -280,7 +287,9 @@ FAULTS: dict[str, Fault] = {
         ),
         options=SHORT,
     ),
-    "the store truncated": Fault(code=1, says="ended without a message|Error", within=5, act=at_step(truncate_store)),
+    "the store truncated": Fault(
+        code=1, says="ended without a message|SIGBUS|is damaged", within=5, act=at_step(truncate_store)
+    ),
     "a port taken in the race": Fault(code=0, within=60, inject=port_is_taken, options=SHORT, modes=several),
 }
 
@@ -401,8 +410,12 @@ def goes_on(trial: Trial, reference: list[float], folder: Path) -> list[str]:
     )
     if done.returncode != 0:
         return [f"it does not go on: {done.stderr[-300:]}"]
-    if json.loads(done.stdout)["train_loss"] != reference[:steps]:
+    result = json.loads(done.stdout)
+    if result["train_loss"] != reference[:steps]:
         return ["the losses after going on are others"]
+    evaluated = {evaluation["step"] for evaluation in result["evaluations"]}
+    if not set(range(STEPS_PER_EPOCH, steps + 1, STEPS_PER_EPOCH)) <= evaluated:
+        return ["an evaluation was lost"]
     return []
 
 

@@ -79,7 +79,15 @@ def test_ten_thousand_clean_loads_raise_no_alarm():
 def test_only_the_newest_are_kept(tmp_path):
     for step in (1, 2, 10, 9):
         save_checkpoint(made(step), tmp_path, keep=2)
-    assert [path.name for path in checkpoint_paths(tmp_path)] == [f"step-{step:010d}.safetensors" for step in (10, 9)]
+    assert [path.name for path in checkpoint_paths(tmp_path)] == [f"step-{step:010d}.safetensors" for step in (9, 2)]
+
+
+def test_damaged_ones_of_later_steps_do_not_take_the_place_of_good_ones(tmp_path):
+    for step in (90, 100):
+        save_checkpoint(made(step), tmp_path, keep=2)
+    checkpoint_path(tmp_path, 100).write_bytes(b"damaged")
+    save_checkpoint(made(95), tmp_path, keep=1)
+    assert checkpoint_paths(tmp_path) == [checkpoint_path(tmp_path, 95)]
 
 
 def test_a_broken_newest_one_gives_way_to_the_one_before(tmp_path):
@@ -140,7 +148,6 @@ print(calls)
 def test_a_crash_at_any_call_leaves_the_old_or_the_new_one(tmp_path):
     """The process dies at the k-th call to the operating system, for all k."""
     code = SAVE.format(root=str(Path(__file__).parents[1]))
-    whole = subprocess.run([sys.executable, "-c", code, tmp_path / "whole", "0"], capture_output=True, text=True)
     (tmp_path / "whole").mkdir()
     save_checkpoint(made(1), tmp_path / "whole", keep=1)
     whole = subprocess.run([sys.executable, "-c", code, tmp_path / "whole", "0"], capture_output=True, text=True)
@@ -189,6 +196,45 @@ class Evil:
         return os.system, ("touch evil",)
 
 
+def sealed(header):
+    """A file with this header whose checksum is right, as anybody can compute it."""
+    import hashlib
+
+    encoded = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    content = len(encoded).to_bytes(8, "little") + encoded + bytes(8)
+    checksum = hashlib.sha256(content).hexdigest().encode()
+    return content.replace(b'"checksum":"' + b"0" * 64, b'"checksum":"' + checksum, 1)
+
+
+def sealed_headers():
+    """What passes the checksum and must still be refused."""
+    metadata = {"format": "1", "dpcompare_version": "0", "step": "1", "training": "b", "checksum": "0" * 64}
+    tensor = {"dtype": "F64", "shape": [1], "data_offsets": [0, 8]}
+    yield {"__metadata__": metadata, "model.w": tensor}  # another training
+    for name in ("format", "step", "training"):
+        yield {"__metadata__": {key: value for key, value in metadata.items() if key != name}, "model.w": tensor}
+    for step in ("0", "-1", "1e3", "x", "", "9" * 5000):
+        yield {"__metadata__": metadata | {"step": step}, "model.w": tensor}
+    for form in ("2", "x", "-1" * 10):
+        yield {"__metadata__": metadata | {"format": form}, "model.w": tensor}
+    for change in (
+        {"dtype": "O"},
+        {"shape": [2**62]},
+        {"shape": [-1]},
+        {"data_offsets": [8, 0]},
+        {"data_offsets": [0, 2**63]},
+    ):
+        yield {"__metadata__": metadata, "model.w": tensor | change}
+    yield {"__metadata__": metadata, "../../evil": tensor}
+    yield {"__metadata__": metadata, "w": tensor}
+    yield {"__metadata__": metadata, "model.w": None}
+    yield {"__metadata__": [metadata]}
+    yield [{"__metadata__": metadata}]
+    yield {"__metadata__": None, "x": metadata}
+    nested = b"[" * 100_000
+    yield b'{"__metadata__":{"checksum":"' + b"0" * 64 + b'"},"model.w":' + nested
+
+
 def hostile_files():
     """One file per idea."""
     good = encode(made())
@@ -225,6 +271,8 @@ def hostile_files():
     for number, header in enumerate(headers):
         encoded = json.dumps(header).encode()
         yield f"header {number}", len(encoded).to_bytes(8, "little") + encoded + bytes(8)
+    for number, header in enumerate(sealed_headers()):
+        yield f"sealed {number}", sealed(header)
     for number in range(20):
         noise = np.random.Generator(np.random.PCG64(number)).bytes(200)
         yield f"noise {number}", (number * 7).to_bytes(8, "little") + noise

@@ -227,7 +227,7 @@ def test_what_cannot_go_on_is_refused(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatch):
+def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatch, undisturbed):
     """The process dies between any two of the moves; nothing is lost or counted twice."""
     run(config(workload=WORKLOAD.model_copy(update={"steps": 5})), tmp_path / "run")
     rename, moves = Path.rename, []
@@ -248,9 +248,9 @@ def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatc
             close_attempt(tmp_path / "run", config(), step=5)
     monkeypatch.undo()
     result = resume(tmp_path / "run", config())
-    assert len(result.train_loss) == STEPS
+    assert result.train_loss == undisturbed().train_loss
+    assert [e.step for e in result.evaluations] == [5, 10, 12]
     assert len(result.attempts) == 1
-    assert len(result.attempts[0].model_dump()) > 0
     assert [path.name for path in (tmp_path / "run" / "attempts").iterdir()] == ["01"]
 
 
@@ -267,6 +267,30 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoi
     assert result.status == "completed"
     assert None in result.train_loss
     json.dumps(result.model_dump(mode="json"), allow_nan=False)
+
+
+DIE_AT_THE_END = """
+def inject(module):
+    import os, signal
+    train = module.train
+    def dying(*arguments, **options):
+        train(*arguments, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+    module.train = dying
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_run_that_died_after_its_last_step_is_brought_to_its_end(tmp_path, undisturbed):
+    write_sitecustomize(tmp_path / "fault", "dpcompare.loop", DIE_AT_THE_END)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+        with pytest.raises(RunFailedError):
+            run(config(), tmp_path / "run")
+    result = resume(tmp_path / "run", config())
+    same(result, undisturbed())
+    assert result.first_step == STEPS
 
 
 @pytest.mark.torch

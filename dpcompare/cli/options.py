@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -391,26 +392,33 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         )
     cluster, workload = config.cluster, config.workload
     length = {name: options[name] for name in ("epochs", "steps") if name in given}
-    if length:
-        workload = request(Workload, **workload.model_dump(exclude={"epochs", "steps"}), **length)
-    if "warmup_steps" in given:
-        workload = request(
-            Workload, **workload.model_dump(exclude={"warmup_steps"}), warmup_steps=options["warmup_steps"]
-        )
+    changed_workload = length | ({"warmup_steps": options["warmup_steps"]} if "warmup_steps" in given else {})
+    if changed_workload:
+        kept = workload.model_dump(exclude={*changed_workload, *(("epochs", "steps") if length else ())})
+        workload = request(Workload, **kept, **changed_workload)
     if "framework" in given and "mode" not in given and options["framework"] != config.framework:
         raise RequestError("--framework: received without --mode; name the mode of the other framework too")
     if given & {"nodes", "devices_per_node", "device", "gpus"}:
-        gpus = options["gpus"]
+        gpus = None
+        if "gpus" in given:
+            gpus = [gpu.strip() for gpu in options["gpus"].split(",") if gpu.strip()]
+        elif "device" not in given and cluster.device_type == "gpu":
+            gpus = list(cluster.devices)
+        device = options["device"] if "device" in given else "auto" if gpus else cluster.device_type
+        # GPUs are shared out anew; simulated devices stay as many per node unless asked for.
+        per_node = cluster.devices_per_node if device == cluster.device_type == "cpu" else None
         cluster = Cluster.partition(
             options["nodes"] if "nodes" in given else cluster.num_nodes,
-            options["devices_per_node"] if "devices_per_node" in given else None,
-            device=options["device"] if "device" in given or gpus else cluster.device_type,
-            gpus=None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()],
+            options["devices_per_node"] if "devices_per_node" in given else per_node,
+            device=device,
+            gpus=gpus,
         )
     framework = options["framework"] if "framework" in given else config.framework
     chosen = {name: options[name] for name in _RUN_CONFIG_OPTIONS if name in given}
     if python := interpreters(options["python"]).get(framework):
         chosen["python"] = python
+    elif framework != config.framework:
+        chosen["python"] = sys.executable
     changed: RunConfig = request(
         RunConfig,
         **{

@@ -13,6 +13,8 @@ from typing import Any
 from torch.distributed import TCPStore, run
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
+from dpcompare.processes import AGENT_PID
+
 LOOPBACK = "127.0.0.1"
 
 
@@ -30,5 +32,6 @@ def _store(host: str, port: int, world_size: int, is_master: bool, *arguments: A
 
 
 if __name__ == "__main__":
+    os.environ[AGENT_PID] = str(os.getpid())
     static_tcp_rendezvous.TCPStore = _store
     run.main()

@@ -13,10 +13,6 @@ from torch import distributed, nn
 
 from dpcompare.backends.torch.backend import TorchBackend
 
-# The default of half an hour makes a lost process look like a hang.
-EXCHANGE_TIMEOUT = timedelta(minutes=10)
-
-
 # torch 2.15 renamed it.
 _BUFFER_ARGUMENT = (
     "forward_sync_buffers"
@@ -33,8 +29,10 @@ class DistributedDataParallel(TorchBackend):
         if self.device.type == "cuda":
             self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
+        # Longer than the launcher waits, which can tell who hangs; its own default is half an hour.
+        seconds = max(self.config.start_timeout, self.config.progress_timeout) + 60
         distributed.init_process_group(
-            self.config.mode_row.collective[self.config.cluster.device_type], timeout=EXCHANGE_TIMEOUT
+            self.config.mode_row.collective[self.config.cluster.device_type], timeout=timedelta(seconds=seconds)
         )
         self.process_rank = distributed.get_rank()
         self.num_processes = self.num_replicas = self.gradient_average_over = distributed.get_world_size()
