@@ -262,7 +262,7 @@ def collect(
         for rank in by_rank
         if (path := ProcessRecord.path(run_dir, rank)).is_file()
     ]
-    evaluations = _evaluations(processes)
+    evaluations = history.evaluations + _evaluations(processes)
     if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
         status, error = "failed", problem
     workload, cluster = config.workload, config.cluster
@@ -292,7 +292,7 @@ def collect(
         first_step=len(history.losses),
         attempts=history.attempts,
         train_loss=history.losses + _global_losses(processes),
-        evaluations=history.evaluations + evaluations,
+        evaluations=evaluations,
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         store_sha256=config.inputs.store_sha256 if config.inputs else None,
         weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
