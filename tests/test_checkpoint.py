@@ -72,7 +72,7 @@ def test_ten_thousand_clean_loads_raise_no_alarm():
     generator = np.random.Generator(np.random.PCG64(0))
     for number in range(10_000):
         values = generator.normal(size=generator.integers(1, 20))
-        one = made(step=number, model={"weight": values}, optimizer={})
+        one = made(step=number + 1, model={"weight": values}, optimizer={})
         assert equal(decode(encode(one)), one)
 
 
