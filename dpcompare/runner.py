@@ -251,17 +251,20 @@ def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
             f"{lead}process {rank} (node {node}, local rank {local}, {log_path(run_dir, node, local)}):\n"
             f"{event['traceback'].rstrip()}"
         )
-    if not parts:  # the others are told to end only where one of them failed first
+    if not parts:
         for event in (event for event in events if event["kind"] == "stopped"):
             node, local = divmod(event["process_rank"], config.processes_per_node)
-            parts.append(
-                f"process {event['process_rank']} (node {node}, local rank {local}) was told to end by SIGTERM"
-            )
+            if ended.nodes.get(node, 0) > 0:  # it ended by itself; the others were told to by this process
+                parts.append(
+                    f"process {event['process_rank']} (node {node}, local rank {local}) was told to end by SIGTERM"
+                )
     if not parts:
         for node, code in sorted(ended.nodes.items()):
             if code:
                 log = node_log_path(run_dir, node)
-                parts.append(f"node {node} ended before training{_how_it_ended(code, alone=True)}\n{_end_of(log)}")
+                parts.append(
+                    f"node {node} ended before its work was done{_how_it_ended(code, alone=True)}\n{_end_of(log)}"
+                )
     steps = dict.fromkeys(range(config.num_processes), len(load_history(run_dir).losses))
     for event in events:
         if event["kind"] == "train":
