@@ -7,7 +7,7 @@ import fcntl
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,8 +17,6 @@ from dpcompare.errors import RequestError
 LOCK_FILE = "lock"
 LOCK_ATTEMPTS = 5
 SECONDS_BETWEEN_ATTEMPTS = 0.1
-
-ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 AGENT_PID = "DPCOMPARE_AGENT_PID"
 """Set by our torchrun agents for their training processes, which start them much later than they are started."""
@@ -107,17 +105,9 @@ def is_held(folder: Path) -> bool:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Within this context signals that end a process wait; afterwards one that came raises KeyboardInterrupt."""
-    came = []
-    wanted = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    try:
-        previous = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in wanted}
-    except ValueError:  # not the main thread, to which signals do not come
-        previous = {}
-    try:
+    came: list[int] = []
+    with _handled_by(lambda number, frame: came.append(number), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
         yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
     if came:
         raise KeyboardInterrupt
 
@@ -129,13 +119,20 @@ def terminated_as_interrupted() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    wanted = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
+    with _handled_by(interrupt, (signal.SIGTERM, signal.SIGHUP)):
+        yield
+
+
+@contextmanager
+def _handled_by(handler: Callable[[int, FrameType | None], None], numbers: Sequence[signal.Signals]) -> Iterator[None]:
+    """Handle signals in this context; those that are ignored stay so."""
+    wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
     try:
-        previous = {number: signal.signal(number, interrupt) for number in wanted}
+        previous = {number: signal.signal(number, handler) for number in wanted}
     except ValueError:  # not the main thread, which alone may set handlers; its owner deals with signals
         previous = {}
     try:
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, before)
