@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -187,7 +186,7 @@ _WORKLOAD_OPTIONS = (
 )
 
 
-_RUN_CONFIG_OPTIONS = (
+RUN_CONFIG_OPTIONS = (
     "checkpoint_every",
     "keep_checkpoints",
     "on_nan",
@@ -322,7 +321,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
                 f"--{name}: received nothing; expected {'torch or tensorflow' if name == 'framework' else 'one of `dpcompare modes`'}"
             )
     given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
-    augment = tuple(name.strip() for name in (options["augment"] or "").split(",") if name.strip())
+    augment = tuple(listed(options["augment"] or ""))
     workload = request(
         Workload,
         **given,
@@ -337,9 +336,9 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         options["nodes"],
         devices_per_node,
         device=options["device"],
-        gpus=None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()],
+        gpus=None if gpus is None else listed(gpus),
     )
-    chosen: dict[str, Any] = {name: options[name] for name in _RUN_CONFIG_OPTIONS if options[name] is not None}
+    chosen: dict[str, Any] = {name: options[name] for name in RUN_CONFIG_OPTIONS if options[name] is not None}
     if options["profile_steps"] is not None:
         chosen["profile_steps"] = _steps(options["profile_steps"])
     if python := interpreters(options["python"]).get(options["framework"]):
@@ -355,84 +354,9 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     return config
 
 
-_MAY_CHANGE = (
-    "epochs",
-    "steps",
-    "warmup_steps",
-    "framework",
-    "mode",
-    "nodes",
-    "devices_per_node",
-    "device",
-    "gpus",
-    "python",
-    *_RUN_CONFIG_OPTIONS,
-)
-"""Of a run that goes on from a checkpoint."""
-
-
-def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) -> RunConfig:
-    """The config of a run that goes on, with what may be asked for anew.
-
-    Args:
-        config: as the run has had it.
-        options: all values of `run_options`.
-        given: names of those that were given on the command line.
-
-    Raises:
-        RequestError: something else was given, or they make no run.
-    """
-    from dpcompare.cluster import Cluster
-    from dpcompare.config import RunConfig, Workload, request
-
-    if fixed := sorted(given - set(_MAY_CHANGE)):
-        raise RequestError(
-            f"--resume: received {', '.join('--' + name.replace('_', '-') for name in fixed)}, but a run that goes on keeps "
-            "its workload; expected none of these, or a new run"
-        )
-    cluster, workload = config.cluster, config.workload
-    length = {name: options[name] for name in ("epochs", "steps") if name in given}
-    changed_workload = length | ({"warmup_steps": options["warmup_steps"]} if "warmup_steps" in given else {})
-    if changed_workload:
-        kept = workload.model_dump(exclude={*changed_workload, *(("epochs", "steps") if length else ())})
-        workload = request(Workload, **kept, **changed_workload)
-    if "framework" in given and "mode" not in given and options["framework"] != config.framework:
-        raise RequestError("--framework: received without --mode; name the mode of the other framework too")
-    if given & {"nodes", "devices_per_node", "device", "gpus"}:
-        gpus = None
-        if "gpus" in given:
-            gpus = [gpu.strip() for gpu in options["gpus"].split(",") if gpu.strip()]
-        elif "device" not in given and cluster.device_type == "gpu":
-            gpus = list(cluster.devices)
-        device = options["device"] if "device" in given else "auto" if gpus else cluster.device_type
-        # GPUs are shared out anew; simulated devices stay as many per node unless asked for.
-        per_node = cluster.devices_per_node if device == cluster.device_type == "cpu" else None
-        cluster = Cluster.partition(
-            options["nodes"] if "nodes" in given else cluster.num_nodes,
-            options["devices_per_node"] if "devices_per_node" in given else per_node,
-            device=device,
-            gpus=gpus,
-        )
-    framework = options["framework"] if "framework" in given else config.framework
-    chosen = {name: options[name] for name in _RUN_CONFIG_OPTIONS if name in given}
-    if python := interpreters(options["python"]).get(framework):
-        chosen["python"] = python
-    elif framework != config.framework:
-        chosen["python"] = sys.executable
-    changed: RunConfig = request(
-        RunConfig,
-        **{
-            **config.model_dump(
-                exclude={"workload", "cluster", "profile_steps", "resume", "inputs", "framework", "mode"}
-            ),
-            "framework": framework,
-            "mode": options["mode"] if "mode" in given else config.mode,
-            "workload": workload,
-            "cluster": cluster,
-            **chosen,
-        },
-    )
-    return changed
+def listed(text: str) -> list[str]:
+    """`a, b` as ["a", "b"]."""
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _steps(text: str) -> tuple[int, int]:

@@ -9,8 +9,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dpcompare.cli.options import build_config, changed_config, run_options
+from dpcompare.cli.options import build_config, run_options
 from dpcompare.cli.output import print_json
+from dpcompare.cli.resuming import changed_config
 
 
 @click.command()
