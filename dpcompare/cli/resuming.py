@@ -1,0 +1,91 @@
+"""What may be asked for anew of a run that goes on, and the config that it then has."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dpcompare.cli.options import RUN_CONFIG_OPTIONS, interpreters, listed
+from dpcompare.errors import RequestError
+
+if TYPE_CHECKING:
+    from dpcompare.config import RunConfig
+
+_MAY_CHANGE = (
+    "epochs",
+    "steps",
+    "warmup_steps",
+    "framework",
+    "mode",
+    "nodes",
+    "devices_per_node",
+    "device",
+    "gpus",
+    "python",
+    *RUN_CONFIG_OPTIONS,
+)
+"""Of a run that goes on from a checkpoint."""
+
+
+def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) -> RunConfig:
+    """The config of a run that goes on, with what may be asked for anew.
+
+    Args:
+        config: as the run has had it.
+        options: all values of `run_options`.
+        given: names of those that were given on the command line.
+
+    Raises:
+        RequestError: something else was given, or they make no run.
+    """
+    from dpcompare.cluster import Cluster
+    from dpcompare.config import RunConfig, Workload, request
+
+    if fixed := sorted(given - set(_MAY_CHANGE)):
+        raise RequestError(
+            f"--resume: received {', '.join('--' + name.replace('_', '-') for name in fixed)}, but a run that goes on keeps "
+            "its workload; expected none of these, or a new run"
+        )
+    cluster, workload = config.cluster, config.workload
+    length = {name: options[name] for name in ("epochs", "steps") if name in given}
+    changed_workload = length | ({"warmup_steps": options["warmup_steps"]} if "warmup_steps" in given else {})
+    if changed_workload:
+        kept = workload.model_dump(exclude={*changed_workload, *(("epochs", "steps") if length else ())})
+        workload = request(Workload, **kept, **changed_workload)
+    if "framework" in given and "mode" not in given and options["framework"] != config.framework:
+        raise RequestError("--framework: received without --mode; name the mode of the other framework too")
+    if given & {"nodes", "devices_per_node", "device", "gpus"}:
+        gpus = None
+        if "gpus" in given:
+            gpus = listed(options["gpus"])
+        elif "device" not in given and cluster.device_type == "gpu":
+            gpus = list(cluster.devices)
+        device = options["device"] if "device" in given else "auto" if gpus else cluster.device_type
+        # GPUs are shared out anew; simulated devices stay as many per node unless asked for.
+        per_node = cluster.devices_per_node if device == cluster.device_type == "cpu" else None
+        cluster = Cluster.partition(
+            options["nodes"] if "nodes" in given else cluster.num_nodes,
+            options["devices_per_node"] if "devices_per_node" in given else per_node,
+            device=device,
+            gpus=gpus,
+        )
+    framework = options["framework"] if "framework" in given else config.framework
+    chosen = {name: options[name] for name in RUN_CONFIG_OPTIONS if name in given}
+    if python := interpreters(options["python"]).get(framework):
+        chosen["python"] = python
+    elif framework != config.framework:
+        chosen["python"] = sys.executable
+    changed: RunConfig = request(
+        RunConfig,
+        **{
+            **config.model_dump(
+                exclude={"workload", "cluster", "profile_steps", "resume", "inputs", "framework", "mode"}
+            ),
+            "framework": framework,
+            "mode": options["mode"] if "mode" in given else config.mode,
+            "workload": workload,
+            "cluster": cluster,
+            **chosen,
+        },
+    )
+    return changed
