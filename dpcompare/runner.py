@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +27,8 @@ from dpcompare.processes import only_one, terminated_as_interrupted, uninterrupt
 from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect, log_path, node_log_path
 
 LOG_LINES_SHOWN = 20
+LEAST_FREE_BYTES = 1 << 16
+"""A disk with less counts as full: a line more may not find room on it."""
 MOST_LOST_PORTS = 3
 
 
@@ -155,6 +159,7 @@ def _attempt(config: RunConfig, run_dir: Path, observe: Callable[[Event], None])
     """Launch once, and write result.json whatever happens.
 
     Raises:
+        RunFailedError: result.json cannot be written.
         KeyboardInterrupt, or whatever went wrong in this process.
     """
     node_processes = plan(config, run_dir.resolve(), free_ports(num_ports(config)))
@@ -215,7 +220,14 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
         started_at=started_at,
         ended_at=time.time(),
     )
-    result.save(run_dir)
+    try:
+        result.save(run_dir)
+    except OSError as unwritten:  # a full disk, often the cause of all
+        raise RunFailedError(
+            f"{config.framework} {config.mode} failed.\n{result.error or 'it ended well, but its result is lost'}\n"
+            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}",
+            str(run_dir),
+        ) from unwritten
     return result
 
 
@@ -234,11 +246,14 @@ def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
     for rank in ended.vanished:
         node, local = divmod(rank, config.processes_per_node)
         how = _how_it_ended(ended.nodes.get(node), alone=config.processes_per_node == 1)
-        cause = (
-            "the kernel has just killed a process for want of memory, and most likely this one"
-            if ended.out_of_memory
-            else "it was killed (by a signal, or by the kernel for want of memory) or crashed"
-        )
+        if ended.out_of_memory:
+            cause = "the kernel has just killed a process for want of memory, and most likely this one"
+        elif ended.nodes.get(node) == -signal.SIGBUS:
+            cause = "a file that it reads, such as a prepared store, was cut short, or its disk failed"
+        elif shutil.disk_usage(run_dir).free < LEAST_FREE_BYTES:
+            cause = "No space left on device: it could not say more"
+        else:
+            cause = "it was killed (by a signal, or by the kernel for want of memory) or crashed"
         parts.append(
             f"process {rank} (node {node}, local rank {local}) ended without a message{how}: {cause}\n"
             f"{_end_of(log_path(run_dir, node, local))}"
@@ -278,7 +293,7 @@ def _how_it_ended(code: int | None, *, alone: bool) -> str:
     """The exit status of a node process, where it is that of its only training process."""
     if not code or not alone or code == 1:
         return ""
-    return f" (signal {-code})" if code < 0 else f" (exit status {code})"
+    return f" ({signal.Signals(-code).name})" if code < 0 else f" (exit status {code})"
 
 
 def _end_of(log: Path) -> str:

@@ -21,7 +21,7 @@ from dpcompare.events import Event
 from dpcompare.fairness import major_minor
 from dpcompare.inputs import num_training_images, total_steps
 from dpcompare.processes import LOCK_FILE, only_one
-from dpcompare.result import RunResult
+from dpcompare.result import RESULT_FILE, RunResult
 from dpcompare.runner import run
 
 STUDY_FILE = "study.json"
@@ -288,6 +288,8 @@ def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None]) -> RunResult
     try:
         return run(arm.config, run_dir, observe=observe)
     except RunFailedError:
+        if not (run_dir / RESULT_FILE).is_file():  # it could not be written
+            raise
         return RunResult.load(run_dir)
 
 

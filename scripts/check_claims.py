@@ -1,6 +1,6 @@
 """Does a study claim what is true? Arms against themselves, a delay of known size, one unfair knob, a delayed exchange.
 
-    python scripts/check_claims.py [--only slowdown] [--studies 20] [--rounds 6]
+    python -m scripts.check_claims [--only slowdown] [--studies 20] [--rounds 6]
 
 Exit code 3 where one does not. Real runs of a small model with torch. Faults reach the training processes of one arm only, through its interpreter.
 """
@@ -13,12 +13,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from injection import interpreter_with
-
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
 from dpcompare.analysis import Comparison, analyse
 from dpcompare.collection import collect
 from dpcompare.study import Arm, Study, Watcher, ablated, open_study, run_study
+from scripts.injection import interpreter_with
 
 WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=150, warmup_steps=20)
 STEPS_AGAINST_ITSELF = 40  # noise does not matter there: an interval is to be as wide as it is

@@ -1,4 +1,4 @@
-"""Faults that need a disk or a memory of their own; scripts/fault_matrix.py has the others, in numbers."""
+"""Faults that need a disk or a memory of their own; scripts/fault_kinds.py has the others."""
 
 import os
 import re

@@ -48,8 +48,8 @@ def test_eight_simulated_devices_as_four_by_two(script):
 
 
 def check_claims(*arguments):
-    command = [sys.executable, SCRIPTS / "check_claims.py", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-m", "scripts.check_claims", *arguments]
+    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()[2:]
 

@@ -126,7 +126,7 @@ class RunProgress:
         step, evaluations = state.step, len(state.evaluated)
         state.add(event)
         if event["kind"] == "start":
-            self._say(
+            self.say(
                 f"process {event['process_rank']}: pid {event['pid']} on {event['host']}, node {event['node_rank']}, "
                 f"local rank {event['local_rank']}, device {', '.join(event['devices'])}"
             )
@@ -135,13 +135,14 @@ class RunProgress:
         if state.step > step and event["kind"] == "train":
             self._show_step()
         for epoch, accuracy, loss, count in state.evaluated[evaluations:]:
-            self._say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {count} samples")
+            self.say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {count} samples")
 
-    def _say(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True)
+    def say(self, line: str) -> None:
+        """Print a line above what is animated."""
+        self._console.print(printable(line), soft_wrap=True)
 
     def _begin(self, num_steps: int) -> None:
-        self._say(f"{self._name}: training {num_steps} steps; logs and result in {self._run_dir}")
+        self.say(f"{self._name}: training {num_steps} steps; logs and result in {self._run_dir}")
         if self._bar:
             self._bar.start()
             self._task = self._bar.add_task(self._name, total=num_steps, figures="")
@@ -152,7 +153,7 @@ class RunProgress:
             self._bar.update(self._task, completed=state.step, figures=state.figures)
         elif time.monotonic() - self._line_at > SECONDS_BETWEEN_LINES or state.step == state.num_steps:
             self._line_at = time.monotonic()
-            self._say(f"step {state.step}/{state.num_steps}: {state.figures}")
+            self.say(f"step {state.step}/{state.num_steps}: {state.figures}")
 
 
 @contextmanager

@@ -34,18 +34,16 @@ def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as
     dpcompare run --resume runs/a --epochs 5
     """
     from dpcompare import runner
-    from dpcompare.cli.output import stderr_console
     from dpcompare.cli.progress import RunProgress, data_progress
     from dpcompare.cli.report import print_summary
     from dpcompare.config import RunConfig
     from dpcompare.result import CONFIG_FILE
 
-    tell = stderr_console().print
     if resume is None:
         config = build_config(options)
         run_dir = run_dir or runner.default_run_dir(config)
         with data_progress() as images_done, RunProgress(config, run_dir) as progress:
-            result = runner.run(config, run_dir, observe=progress.observe, data_progress=images_done, tell=tell)
+            result = runner.run(config, run_dir, observe=progress.observe, data_progress=images_done, tell=progress.say)
     else:
         on_command_line = {name for name in context.params if _is_on_command_line(context, name)} - {
             "resume",
@@ -54,7 +52,7 @@ def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as
         config = changed_config(RunConfig.load(resume / CONFIG_FILE), options | {"run_dir": run_dir}, on_command_line)
         run_dir = resume
         with RunProgress(config, run_dir) as progress:
-            result = runner.resume(run_dir, config, observe=progress.observe, tell=tell)
+            result = runner.resume(run_dir, config, observe=progress.observe, tell=progress.say)
     if as_json:
         print_json(json.loads(result.model_dump_json()))
     else:

@@ -1,0 +1,21 @@
+"""Figures in documents, between marks, so that a script that measures them can write them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def write_section(path: Path, name: str, lines: Sequence[str]) -> None:
+    """Replace what stands between `<!-- name -->` and `<!-- end of name -->`.
+
+    Raises:
+        ValueError: the document has no such section.
+    """
+    text = path.read_text()
+    marks = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    pattern = re.compile(f"({re.escape(marks[0])}\n).*?({re.escape(marks[1])})", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"{path} has no section between {marks[0]} and {marks[1]}")
+    path.write_text(pattern.sub(lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text))
