@@ -14,6 +14,9 @@ from dpcompare.errors import RequestError
 
 DeviceType = Literal["cpu", "gpu"]
 
+MOST_DEVICES = 512
+"""More than anybody simulates; a slip of the finger must not take the memory of the machine."""
+
 
 class Node(BaseModel):
     """One (simulated) machine: its share of the devices and of the cores."""
@@ -90,6 +93,10 @@ class Cluster(BaseModel):
             raise RequestError(f"nodes: received {num_nodes}, expected at least 1")
         if devices_per_node is not None and devices_per_node < 1:
             raise RequestError(f"devices per node: received {devices_per_node}, expected at least 1")
+        if num_nodes * (devices_per_node or 1) > MOST_DEVICES:
+            raise RequestError(
+                f"received {num_nodes} nodes x {devices_per_node or 1} devices, expected at most {MOST_DEVICES} devices in all"
+            )
         if gpus is not None and device == "cpu":
             raise RequestError(
                 "received both a list of GPUs and the device type cpu; leave one of them out "

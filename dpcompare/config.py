@@ -49,7 +49,7 @@ class Workload(BaseModel):
     """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
     dataset: str = "digits"
     """`digits`, `synthetic`, or the path of a prepared store or of a folder of images."""
-    image_size: int = Field(default=64, ge=1)
+    image_size: int = Field(default=64, ge=1, le=4096)
     """Side of the square input in pixels."""
     global_batch_size: int = Field(default=32, ge=1)
     """Images per optimizer step over all replicas; each replica takes an equal share."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,18 @@ def event_path(run_dir: Path, process_rank: int) -> Path:
     return run_dir / EVENTS_DIR / f"process-{process_rank}.jsonl"
 
 
+_LINE = re.compile(rb'(\{"kind".*), "crc32": (\d+)\}')
+
+
+def _decode(line: bytes) -> Event | None:
+    """The event of a line; None where it is not what was written."""
+    found = _LINE.fullmatch(line)
+    if found is None or zlib.crc32(found[1] + b"}") != int(found[2]):
+        return None
+    event: Event = json.loads(found[1] + b"}")
+    return event
+
+
 class EventLog:
     """Writes the events of one process; a line is in the file as soon as `append` returns."""
 
@@ -44,19 +58,20 @@ class EventLog:
         self._file = path.open("a", buffering=1)
 
     def append(self, kind: str, *, time: float, **fields: Any) -> None:
-        event = {"kind": kind, "time": time, "process_rank": self._process_rank, **fields}
-        self._file.write(json.dumps(event) + "\n")
+        text = json.dumps({"kind": kind, "time": time, "process_rank": self._process_rank, **fields})
+        self._file.write(f'{text[:-1]}, "crc32": {zlib.crc32(text.encode())}}}\n')
 
     def close(self) -> None:
         self._file.close()
 
 
 class EventTail:
-    """Reads the events of all processes of a run as they are written."""
+    """Reads the events of all processes of a run as they are written, up to the first damage of a file."""
 
     def __init__(self, run_dir: Path, num_processes: int) -> None:
         self._paths = [event_path(run_dir, rank) for rank in range(num_processes)]
-        self._offsets = [0] * num_processes
+        self._offsets: list[int | None] = [0] * num_processes
+        """None where a file is damaged: after a loss of power, say. What comes then cannot be told from rubbish."""
         self._files = [0] * num_processes
         """Inodes: a run that begins again begins new files."""
 
@@ -68,14 +83,20 @@ class EventTail:
                     inode = os.fstat(file.fileno()).st_ino
                     if inode != self._files[rank]:
                         self._files[rank], self._offsets[rank] = inode, 0
-                    file.seek(self._offsets[rank])
+                    if (offset := self._offsets[rank]) is None:
+                        continue
+                    file.seek(offset)
                     written = file.read()
             except FileNotFoundError:  # not there yet, or set aside meanwhile
                 continue
-            complete = written[: written.rfind(b"\n") + 1]  # a line still being written waits for its end
-            self._offsets[rank] += len(complete)
-            for line in complete.splitlines():
-                yield json.loads(line)
+            *lines, _ = written.split(b"\n")  # a line still being written waits for its end
+            for line in lines:
+                event = _decode(line)
+                if event is None:
+                    self._offsets[rank] = None
+                    break
+                self._offsets[rank] = offset = offset + len(line) + 1
+                yield event
 
 
 def read_events(run_dir: Path, num_processes: int) -> list[Event]:

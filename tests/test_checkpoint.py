@@ -1,5 +1,6 @@
 """Checkpoint files: written whole or not at all, and every damage is seen."""
 
+import errno
 import json
 import os
 import pickle
@@ -166,6 +167,62 @@ def test_a_crash_at_any_call_leaves_the_old_or_the_new_one(tmp_path):
         found.append(step)
     assert set(found) == {1, 2}
     assert found == sorted(found)
+
+
+CALLS = [
+    (os, "fsync"),
+    (os, "open"),
+    (os, "close"),
+    (Path, "open"),
+    (Path, "replace"),
+    (Path, "unlink"),
+    (Path, "mkdir"),
+]
+
+
+class Failing:
+    """Counts the calls to the operating system while a checkpoint is saved; one of them may fail."""
+
+    def __init__(self, monkeypatch, error):
+        self._monkeypatch = monkeypatch
+        self._error = error
+
+    def save(self, run_dir, *, fails_at):
+        self.calls = 0
+        with self._monkeypatch.context() as patch:
+            for owner, name in CALLS:
+                patch.setattr(owner, name, self._counted(getattr(owner, name), fails_at))
+            save_checkpoint(made(2), run_dir, keep=1)
+
+    def _counted(self, call, fails_at):
+        def counted(*arguments, **options):
+            self.calls += 1
+            if self.calls == fails_at:
+                raise OSError(self._error, os.strerror(self._error))
+            return call(*arguments, **options)
+
+        return counted
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EACCES], ids=["EIO", "ENOSPC", "EACCES"])
+def test_an_error_of_any_call_is_raised_and_leaves_a_checkpoint(tmp_path, monkeypatch, error):
+    """The k-th call fails, for all k: the old or the new one stays, whole."""
+    failing, found = Failing(monkeypatch, error), []
+    (tmp_path / "whole").mkdir()
+    save_checkpoint(made(1), tmp_path / "whole", keep=1)
+    failing.save(tmp_path / "whole", fails_at=None)
+    for fails_at in range(1, failing.calls + 1):
+        run_dir = tmp_path / str(fails_at)
+        run_dir.mkdir()
+        save_checkpoint(made(1), run_dir, keep=1)
+        with pytest.raises(OSError, match=os.strerror(error)):
+            failing.save(run_dir, fails_at=fails_at)
+        _, step, problems = newest_checkpoint(run_dir, training=TRAINING)
+        assert problems == []
+        found.append(step)
+    assert set(found) == {1, 2}
+    assert found == sorted(found)
+    assert len(found) >= 6
 
 
 def test_file_and_folder_are_on_the_disk_before_the_old_one_goes(tmp_path, monkeypatch):

@@ -21,13 +21,26 @@ def test_a_line_that_is_not_complete_waits(tmp_path):
     log = EventLog(tmp_path, 0)
     log.append("start", time=1.0)
     log.close()
+    written = event_path(tmp_path, 0).read_text()
     tail = EventTail(tmp_path, 1)
     with event_path(tmp_path, 0).open("a") as file:
-        file.write('{"kind": "tr')
+        file.write(written[:12])
         file.flush()
-        assert [event["kind"] for event in tail.new_events()] == ["start"]
-        file.write('ain", "time": 2.0}\n')
-    assert [event["kind"] for event in tail.new_events()] == ["train"]
+        assert len(list(tail.new_events())) == 1
+        file.write(written[12:])
+    assert len(list(tail.new_events())) == 1
+
+
+def test_what_follows_a_damage_is_not_read(tmp_path):
+    log = EventLog(tmp_path, 0)
+    for step in (1, 2, 3):
+        log.append("train", time=1.0, step=step)
+    log.close()
+    path = event_path(tmp_path, 0)
+    path.write_text(path.read_text().replace('"step": 2', '"step": 7'))
+    tail = EventTail(tmp_path, 1)
+    assert [event["step"] for event in tail.new_events()] == [1]
+    assert list(tail.new_events()) == []
 
 
 def test_what_was_written_before_a_crash_can_be_read(tmp_path):
