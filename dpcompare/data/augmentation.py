@@ -28,7 +28,7 @@ class Augmentation:
         self._draws: npt.NDArray[np.float64] = np.empty((0, 3))
 
     def __call__(self, pixels: Pixels, *, epoch: int, indices: npt.NDArray[np.int64]) -> Pixels:
-        """Augment pixels in 0..1 of shape (batch, height, width, channels); `indices` are their samples."""
+        """Augment pixels in 0..1 of shape (batch, height, width, channels) in place; `indices` are their samples."""
         if not self._names:
             return pixels
         flip, brightness, contrast = self._draws_of(epoch)[indices].T
@@ -36,11 +36,13 @@ class Augmentation:
             chosen = flip < 0.5
             pixels[chosen] = pixels[chosen, :, ::-1]
         if "brightness" in self._names:
-            pixels = pixels + _per_image((2 * brightness - 1) * MAX_BRIGHTNESS_CHANGE)
+            pixels += _per_image((2 * brightness - 1) * MAX_BRIGHTNESS_CHANGE)
         if "contrast" in self._names:
             mean = pixels.mean(axis=(1, 2, 3), keepdims=True)
-            pixels = (pixels - mean) * _per_image(1 + (2 * contrast - 1) * MAX_CONTRAST_CHANGE) + mean
-        return np.clip(pixels, 0.0, 1.0)
+            pixels -= mean
+            pixels *= _per_image(1 + (2 * contrast - 1) * MAX_CONTRAST_CHANGE)
+            pixels += mean
+        return np.clip(pixels, 0.0, 1.0, out=pixels)
 
     def _draws_of(self, epoch: int) -> npt.NDArray[np.float64]:
         """One row of uniform draws per sample: row i belongs to sample i whatever the batch it is in."""

@@ -107,19 +107,32 @@ class BatchReader:
 
     def _read(self, batch: GlobalBatch, rows: npt.NDArray[np.int64]) -> HostBatch:
         indices = batch.indices[rows]
-        pixels = self._split.images[indices].astype(np.float32) / np.float32(255)
+        pixels = self._split.images[indices].astype(np.float32)
+        pixels /= np.float32(255)
         if self._augmentation is not None:
             pixels = self._augmentation(pixels, epoch=batch.epoch, indices=indices)
         factors = None
         if self._regularization is not None:
             factors = self._regularization(step=batch.step, indices=indices)
         return HostBatch(
-            images=(pixels - PIXEL_MEAN) / PIXEL_STD,
+            images=_normalised(pixels),
             labels=self._split.labels[indices],
             weights=batch.weights[rows],
             global_count=batch.count,
             factors=factors,
         )
+
+
+def _normalised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """(pixels - PIXEL_MEAN) / PIXEL_STD, in place.
+
+    Row by row: NumPy takes ten times as long where an innermost axis has 3 elements.
+    """
+    rows, height, width, channels = pixels.shape
+    lines = pixels.reshape(rows, height, width * channels)
+    lines -= np.tile(PIXEL_MEAN, width)
+    lines /= np.tile(PIXEL_STD, width)
+    return pixels
 
 
 Item = TypeVar("Item")

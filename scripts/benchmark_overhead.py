@@ -1,0 +1,163 @@
+"""What dpcompare costs against a loop written by hand, and what its native profile gains: ratios, side by side.
+
+    python -m scripts.benchmark_overhead [--mode torch:ddp ...] [--model efficientnet-b2] [--rounds 5] [--write FILE]
+
+Every contestant is a process (or a group of them) of its own; in every round each runs once, in another order. A ratio is that
+of two contestants of the same round; the table shows the median over the rounds and the range. Two CPU replicas with one
+thread each, or one device with two.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from dpcompare.backends import MODES
+from dpcompare.launcher import free_ports
+from dpcompare.planning import INHERITED_TO_DROP
+from scripts.sections import write_section
+
+Figures = dict[str, float]
+"""`images_per_second` and `peak_memory_bytes` of the largest process."""
+
+
+def environment(threads: int, **more: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
+    ours = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    return inherited | ours | more
+
+
+def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def printed(processes: list[subprocess.Popen[str]]) -> Any:
+    """The JSON object that one of them printed.
+
+    Raises:
+        RuntimeError: one failed, with the end of what it said.
+    """
+    said = [process.communicate(timeout=900) for process in processes]
+    for (_, errors), process in zip(said, processes, strict=True):
+        if process.returncode:
+            raise RuntimeError(errors[-3000:])
+    (text,) = (output for output, _ in said if output.strip())
+    return json.loads(text)
+
+
+def bare(framework: str, mode: str, variant: str, options: list[str]) -> Figures:
+    """A loop by hand."""
+    module = f"scripts.bare.{framework}_loop"
+    argv = ["--mode", mode, "--variant", variant, *options]
+    if mode == "ddp":
+        agent = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_ports(1)[0]), "-m", module]
+        processes = [start([*agent, *argv, "--threads", "1"], environment(1))]
+    elif mode == "multiworker":
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
+        configs = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}) for rank in (0, 1)]
+        processes = [start([module, *argv, "--threads", "1"], environment(1, TF_CONFIG=config)) for config in configs]
+    else:
+        processes = [start([module, *argv], environment(2))]
+    figures: Figures = printed(processes)
+    return figures
+
+
+def ours(framework: str, mode: str, profile: str, options: list[str]) -> Figures:
+    """`dpcompare run`. What its loop does between steps counts too, as it does in a loop by hand."""
+    row = MODES[framework, mode]
+    devices = ["--nodes", "2"] if row.multi_node else ["--devices-per-node", "2"] if row.multi_device else []
+    with tempfile.TemporaryDirectory(prefix="dpcompare-overhead-") as folder:
+        argv = ["dpcompare", "run", "--framework", framework, "--mode", mode, *devices, "--device", "cpu", *options]
+        argv += ["--dataset", "synthetic", "--profile", profile, "--run-dir", f"{folder}/run", "--json"]
+        result = printed([start(argv, environment(2))])
+    return {
+        "images_per_second": result["global_batch_size"] / (result["step_seconds"]["mean"] + result["other_seconds"]),
+        "peak_memory_bytes": result["peak_memory_bytes"]["max_process"],
+    }
+
+
+BARE = {
+    "torch": {"single": ["plain", "channels_last"], "dp": ["plain", "channels_last"],
+              "ddp": ["plain", "channels_last", "fabric", "accelerate"]},
+    "tensorflow": {"single": ["loop", "fit"], "mirrored": ["loop", "fit"], "multiworker": ["loop", "fit"]},
+}  # fmt: skip
+
+
+def contestants(framework: str, mode: str, options: list[str]) -> dict[str, Callable[[], Figures]]:
+    found: dict[str, Callable[[], Figures]] = {}
+    for variant in BARE[framework][mode]:
+        found[variant] = partial(bare, framework, mode, variant, options)
+    for profile in ("strict", "native"):
+        found[profile] = partial(ours, framework, mode, profile, options)
+    return found
+
+
+def compared(framework: str, mode: str, options: list[str], rounds: int, generator: random.Random) -> list[str]:
+    """A row of the table per contestant."""
+    table: dict[str, list[Figures]] = defaultdict(list)
+    all_of_them = contestants(framework, mode, options)
+    for number in range(1, rounds + 1):
+        order = list(all_of_them)
+        generator.shuffle(order)
+        for name in order:
+            table[name].append(all_of_them[name]())
+            speed = table[name][-1]["images_per_second"]
+            print(f"{framework} {mode}, round {number}: {name} {speed:.1f} images/s", file=sys.stderr)
+    return [
+        f"| {framework} {mode} | {name} | {median(figures['images_per_second'] for figures in made):.1f} | "
+        + " | ".join(_ratio(made, table[other], "images_per_second") for other in ("strict", "native"))
+        + f" | {_ratio(table['strict'], made, 'peak_memory_bytes', turned=True)} |"
+        for name, made in table.items()
+    ]
+
+
+def _ratio(below: list[Figures], above: list[Figures], key: str, *, turned: bool = False) -> str:
+    """Median and range of the ratios of the rounds."""
+    pairs = zip(below, above, strict=True)
+    ratios = sorted(b[key] / a[key] if turned else a[key] / b[key] for b, a in pairs)
+    return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
+    parser.add_argument("--model", default="efficientnet-b2")
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--warmup-steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    arguments = parser.parse_args()
+    options = ["--model", arguments.model, "--image-size", str(arguments.image_size), "--global-batch-size", "32"]
+    options += ["--steps", str(arguments.steps), "--warmup-steps", str(arguments.warmup_steps)]
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else list(MODES)
+    lines = [
+        f"`python -m scripts.benchmark_overhead {' '.join(sys.argv[1:])}`, {arguments.rounds} rounds:",
+        "",
+        "| mode | loop | images/s | strict is faster by | native is faster by | memory of strict against it |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    generator = random.Random(arguments.seed)
+    for framework, mode in modes:
+        lines += compared(framework, mode, options, arguments.rounds, generator)
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, f"overhead {arguments.model}", lines)
+
+
+if __name__ == "__main__":
+    main()
