@@ -244,7 +244,8 @@ def as_if_alone(*names: str) -> Callable[[Trial], list[str]]:
     """Each of these runs must have trained what a run trains that is alone."""
 
     def compare(trial: Trial) -> list[str]:
-        OTHERS.pop(trial.folder).wait()
+        if OTHERS.pop(trial.folder).wait() not in (0, 2):
+            return ["the second run failed"]
         reference = reference_losses(trial.framework, trial.mode)[:LENGTH]
         results = {name: json.loads((trial.run_dir.parent / name / "result.json").read_text()) for name in names}
         return [f"{name} differs" for name, result in results.items() if result["train_loss"] != reference]
@@ -389,14 +390,14 @@ FAULTS: dict[str, Fault] = {
     "a second run in the same directory": Fault(
         code=0,
         says="already holds a run",
-        within=60,
+        within=120,
         act=at_start(start_another(lambda trial: trial.run_dir)),
         options=TWO_RUNS,
         then=as_if_alone("run"),
     ),
     "a second run in another directory": Fault(
         code=0,
-        within=60,
+        within=120,
         act=at_start(start_another(lambda trial: trial.run_dir.parent / "other")),
         options=TWO_RUNS,
         then=as_if_alone("run", "other"),

@@ -206,7 +206,9 @@ def trial_of(
             left = wait_until_gone(trial, before, since + fault.within + SECONDS_TO_BE_GONE)
             trial.seconds = time.monotonic() - since
             trial.said = (trial.folder / "stderr").read_text()
-            trial.problems += [*left, *_problems(trial, fault), *fault.then(trial)]
+            trial.problems += [*left, *_problems(trial, fault)]
+            if not trial.problems:
+                trial.problems += fault.then(trial)
             yield trial
 
 
@@ -221,7 +223,7 @@ def _follow(trial: Trial, fault: Fault, began_at: float) -> None:
                 fault.act(trial, events)
             elif (trial.folder / "acted").exists():
                 trial.acted_at = time.monotonic()
-        if time.monotonic() - (trial.acted_at or began_at) > LONGEST:
+        if time.monotonic() - (trial.acted_at or began_at) > max(LONGEST, fault.within + LONGEST / 2):
             for pid in [*trial.processes(), trial.process.pid]:
                 os.kill(pid, signal.SIGKILL)
             trial.process.wait()
