@@ -82,6 +82,7 @@ KNOBS: dict[str, Knob] = {
     "device type": Knob(value=lambda r: r.device_type, remedy="same --device"),
     "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
+    "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
     "input threads per process": Knob(value=_setting("input_threads"), remedy="same release of dpcompare"),
     "profiled steps": Knob(
         value=lambda r: r.config.get("profile_steps") or "none", remedy="same --profile-steps, or none"

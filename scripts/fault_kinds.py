@@ -244,8 +244,8 @@ def as_if_alone(*names: str) -> Callable[[Trial], list[str]]:
     """Each of these runs must have trained what a run trains that is alone."""
 
     def compare(trial: Trial) -> list[str]:
-        if OTHERS.pop(trial.folder).wait() not in (0, 2):
-            return ["the second run failed"]
+        if (other := OTHERS.pop(trial.folder, None)) is None or other.wait() not in (0, 2) or trial.problems:
+            return ["the second run failed, or was not compared"]
         reference = reference_losses(trial.framework, trial.mode)[:LENGTH]
         results = {name: json.loads((trial.run_dir.parent / name / "result.json").read_text()) for name in names}
         return [f"{name} differs" for name, result in results.items() if result["train_loss"] != reference]

@@ -206,9 +206,7 @@ def trial_of(
             left = wait_until_gone(trial, before, since + fault.within + SECONDS_TO_BE_GONE)
             trial.seconds = time.monotonic() - since
             trial.said = (trial.folder / "stderr").read_text()
-            trial.problems += [*left, *_problems(trial, fault)]
-            if not trial.problems:
-                trial.problems += fault.then(trial)
+            trial.problems += [*left, *_problems(trial, fault), *fault.then(trial)]
             yield trial
 
 

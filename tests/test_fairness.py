@@ -15,6 +15,7 @@ SETTINGS = {
     "tf32": False,
     "compilation": "none",
     "input_threads": 1,
+    "allocator": "keeps memory",
     "convolution_algorithms": "fixed",
     "cores": 2,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -144,6 +145,7 @@ class Backend(ABC):
             "convolution_algorithms": "measured" if self.config.cluster.device_type == "gpu" else "fixed",
             "compilation": "none",
             "input_threads": 1,
+            "allocator": "keeps memory" if os.environ.get("MALLOC_MMAP_MAX_") == "0" else "default",
             "cores": available_cores(),
         }
 
