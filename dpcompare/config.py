@@ -15,6 +15,7 @@ from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.documents import read_document, write_document
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models import MODELS
+from dpcompare.tuning import problems_of, tuning_of
 
 Optimizer = Literal["sgd", "adam"]
 Precision = Literal["float32", "bfloat16", "float64"]
@@ -82,7 +83,7 @@ class Workload(BaseModel):
     precision: Precision = "float32"
     """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
     profile: Profile = "strict"
-    """`strict`: the same in both frameworks. `native`: each framework's usual faster settings."""
+    """`strict`: the same in both frameworks. `native`: each framework's faster settings; see `dpcompare.tuning`."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the initial weights, the sample order, the augmentation and the regularization."""
     augment: tuple[Annotated[str, AfterValidator(_one_of("augmentation", AUGMENTATIONS))], ...] = Field(
@@ -159,6 +160,8 @@ class RunConfig(BaseModel):
     mode: str
     workload: Workload = Field(default_factory=Workload)
     cluster: Cluster
+    tune: dict[str, str] = Field(default_factory=dict)
+    """Settings of the native profile that are to be others; see `dpcompare.tuning`."""
     exchange_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
     profile_steps: tuple[int, int] | None = None
@@ -212,6 +215,11 @@ class RunConfig(BaseModel):
         return max(1, self.cluster.nodes[0].num_cores // self.processes_per_node)
 
     @property
+    def tuning(self) -> dict[str, str]:
+        """The value of every setting of this mode that changes its speed alone."""
+        return tuning_of(self.framework, self.mode, self.workload.profile, self.cluster.device_type, self.tune)
+
+    @property
     def emulated(self) -> bool:
         """Whether this mode is imitated on this kind of device rather than run by the framework's own code."""
         return self.cluster.device_type in self.mode_row.emulated_on and self.cluster.num_replicas > 1
@@ -227,7 +235,7 @@ class RunConfig(BaseModel):
             raise ValueError(
                 f"unknown mode {self.mode!r} of {self.framework}; expected one of {', '.join(modes)}.{where}"
             )
-        problems = []
+        problems = problems_of(self.framework, self.mode, self.workload.profile, self.tune)
         cluster, batch = self.cluster, self.workload.global_batch_size
         if cluster.num_nodes > 1 and not self.mode_row.multi_node:
             elsewhere = [mode for mode in modes if MODES[self.framework, mode].multi_node]

@@ -71,7 +71,7 @@ KNOBS: dict[str, Knob] = {
     "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
     # With which arithmetic.
     "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
-    "TF32": Knob(value=_setting("tf32"), remedy="same --profile"),
+    "TF32": Knob(value=_setting("tf32"), remedy="same --profile and --tune"),
     "convolution algorithms": Knob(
         value=_setting("convolution_algorithms"), remedy="leave TF_CUDNN_USE_AUTOTUNE alone"
     ),

@@ -136,18 +136,20 @@ class Backend(ABC):
             "sgd": {"momentum": SGD_MOMENTUM},
             "adam": {"betas": ADAM_BETAS, "epsilon": ADAM_EPSILON},
         }
-        return {
-            "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
-            "batchnorm_epsilon": BATCH_NORM_EPSILON,
-            "dropout": self._drop_rate("dropout"),
-            "stochastic_depth": self._drop_rate("stochastic depth"),
-            "tf32": self.workload.profile == "native",
-            "convolution_algorithms": "measured" if self.config.cluster.device_type == "gpu" else "fixed",
-            "compilation": "none",
-            "input_threads": 1,
-            "allocator": "keeps memory" if os.environ.get("MALLOC_MMAP_MAX_") == "0" else "default",
-            "cores": available_cores(),
-        }
+        return (
+            {"compilation": "none"}
+            | self.config.tuning
+            | {
+                "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
+                "batchnorm_epsilon": BATCH_NORM_EPSILON,
+                "dropout": self._drop_rate("dropout"),
+                "stochastic_depth": self._drop_rate("stochastic depth"),
+                "convolution_algorithms": "measured" if self.config.cluster.device_type == "gpu" else "fixed",
+                "input_threads": 1,
+                "allocator": "keeps memory" if os.environ.get("MALLOC_MMAP_MAX_") == "0" else "default",
+                "cores": available_cores(),
+            }
+        )
 
     def _drop_rate(self, kind: str) -> float:
         """The highest rate of a kind of regularization that this run trains with."""

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ DEFAULT_REPEATS = 1
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]")
 @click.option("--skip-unusable", is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
 @click.option("--retry-failed", is_flag=True, help="Of a study that goes on: make its failed runs again.")
+@click.option("--autotune", is_flag=True, help="First find the fastest settings of arms with --profile native here.")
 @click.option("--dry-run", is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparison as one JSON object.")
 @study_options
@@ -68,6 +70,7 @@ def compare(
     out: Path | None,
     skip_unusable: bool,
     retry_failed: bool,
+    autotune: bool,
     dry_run: bool,
     as_json: bool,
     **options: Any,
@@ -116,6 +119,7 @@ def compare(
         _print_plan(study, out, as_json=as_json)
         return 0
     from dpcompare.analysis import analyse
+    from dpcompare.autotune import save, tuned
     from dpcompare.cli.output import print_json
     from dpcompare.cli.progress import StudyProgress, data_progress
     from dpcompare.cli.report import print_comparison
@@ -124,7 +128,10 @@ def compare(
     study = _prepared(study, data_progress)
     try:
         with studies.hold(out):
+            study, tried = tuned(study, out, partial(click.echo, err=True)) if autotune else (study, None)
             study = studies.open_study(study, out)
+            if tried is not None:
+                save(tried, out)
             if retry_failed:
                 studies.set_failed_aside(study, out)
             with StudyProgress(study, out) as progress:
@@ -284,6 +291,9 @@ def _parse_arm(text: str) -> tuple[str, str, dict[str, Any]]:
                 f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE with one of {', '.join(allowed)}."
                 f"{did_you_mean(name, allowed)}"
             )
+        if name == "tune":
+            overrides[name] = tuple(value.split("+"))
+            continue
         if name == "augment":
             value = value.replace("+", ",")  # commas separate the options of an arm
         try:
@@ -294,7 +304,7 @@ def _parse_arm(text: str) -> tuple[str, str, dict[str, Any]]:
 
 
 _NOT_OF_AN_ARM = (
-    "arm", "nodes", "devices_per_node", "repeats", "until", "budget", "order_seed", "ablate", "subject", "out", "skip_unusable", "retry_failed", "dry_run", "as_json",
+    "arm", "nodes", "devices_per_node", "repeats", "until", "budget", "order_seed", "ablate", "subject", "out", "skip_unusable", "retry_failed", "autotune", "dry_run", "as_json",
     "python", "skip_corrupt", "gpus",
 )  # fmt: skip
 

@@ -18,6 +18,7 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
     from dpcompare.backends import MODES, require_framework
     from dpcompare.cluster import installed_gpus, visible_gpus
     from dpcompare.errors import RequestError
+    from dpcompare.tuning import settings_of
 
     device_type = "gpu" if visible_gpus(installed_gpus()) else "cpu"
     chosen_pythons = interpreters(python)
@@ -42,6 +43,7 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
                 "multi_node": mode.multi_node,
                 "device_type": device_type,
                 "emulated": device_type in mode.emulated_on,
+                "tuning": {setting: row.values for setting, row in settings_of(framework, name).items()},
             }
         )
     if as_json:

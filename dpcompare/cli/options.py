@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,6 +107,14 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {
             "type": click.Choice(["strict", "native"]),
             "help": "strict: the same in both frameworks. native: each framework's faster settings.  [default: strict]",
+        },
+    ),
+    (
+        ("--tune",),
+        {
+            "multiple": True,
+            "metavar": "NAME=VALUE",
+            "help": "A setting of the native profile, such as compilation=torch.compile; `modes --json` lists them.",
         },
     ),
     (
@@ -341,6 +349,8 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     chosen: dict[str, Any] = {name: options[name] for name in RUN_CONFIG_OPTIONS if options[name] is not None}
     if options["profile_steps"] is not None:
         chosen["profile_steps"] = _steps(options["profile_steps"])
+    if options["tune"]:
+        chosen["tune"] = tuning(options["tune"])
     if python := interpreters(options["python"]).get(options["framework"]):
         chosen["python"] = python
     config: RunConfig = request(
@@ -365,6 +375,17 @@ def _steps(text: str) -> tuple[int, int]:
     if match is None:
         raise RequestError(f"--profile-steps: received {text!r}, expected FIRST:LAST such as 5:8")
     return int(match[1]), int(match[2])
+
+
+def tuning(pairs: Sequence[str]) -> dict[str, str]:
+    """name -> value of --tune."""
+    chosen = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name or not value:
+            raise RequestError(f"--tune: received {pair!r}, expected NAME=VALUE such as compilation=torch.compile")
+        chosen[name] = value
+    return chosen
 
 
 def interpreters(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.cli.options import RUN_CONFIG_OPTIONS, interpreters, listed
+from dpcompare.cli.options import RUN_CONFIG_OPTIONS, interpreters, listed, tuning
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ _MAY_CHANGE = (
     "device",
     "gpus",
     "python",
+    "tune",
     *RUN_CONFIG_OPTIONS,
 )
 """Of a run that goes on from a checkpoint."""
@@ -71,6 +72,10 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         )
     framework = options["framework"] if "framework" in given else config.framework
     chosen = {name: options[name] for name in RUN_CONFIG_OPTIONS if name in given}
+    if "tune" in given:
+        chosen["tune"] = tuning(options["tune"])
+    elif given & {"framework", "mode"}:
+        chosen["tune"] = {}
     if python := interpreters(options["python"]).get(framework):
         chosen["python"] = python
     elif framework != config.framework:

@@ -17,9 +17,7 @@ from dpcompare.data.sources import BUILT_IN, ImageArrays, ImageFiles, find_image
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 
-RESIZE_RULE = (
-    "centre square, then bicubic (Pillow) to image_size; JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
-)
+RESIZE_RULE = "centre square, then bicubic (Pillow) to image_size; JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
 DECODER = f"Pillow {PIL.__version__}"
 IMAGES_PER_TASK = 16
 

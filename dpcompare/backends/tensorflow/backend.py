@@ -41,7 +41,7 @@ class TensorFlowBackend(Backend):
         self._configure_devices()
         workload = self.workload
         # TF32 keeps 10 bits of the mantissa; torch's switches are set the same way.
-        tf.config.experimental.enable_tensor_float_32_execution(workload.profile == "native")
+        tf.config.experimental.enable_tensor_float_32_execution(self.config.tuning["tf32"] == "on")
         keras.config.set_floatx("float64" if workload.precision == "float64" else "float32")
         if workload.precision == "bfloat16":
             keras.config.set_dtype_policy("mixed_bfloat16")
@@ -63,11 +63,11 @@ class TensorFlowBackend(Backend):
             )
         if (initial := self.initial_state()) is not None:
             self.load_state(initial)
-        # XLA fails under the strategies on the CPU, and Keras would compile the one-device run alone.
         # autograph: the functions have no Python control flow to translate.
         function = tf.function(autograph=False, jit_compile=False)
-        self._train = function(self._train_global_batch)
-        self._accumulate = function(self._accumulate_micro_batch)
+        step_function = tf.function(autograph=False, jit_compile=self.config.tuning.get("compilation") == "XLA")
+        self._train = step_function(self._train_global_batch)
+        self._accumulate = step_function(self._accumulate_micro_batch)
         self._apply = function(self._apply_accumulated)
         self._evaluate = function(self._evaluate_global_batch)
         self._training_logits, self._evaluation_logits = (

@@ -80,20 +80,20 @@ class TorchBackend(Backend):
     def setup(self) -> None:
         self._training: bool | None = None
         workload = self.workload
-        native = workload.profile == "native"
+        tuning = self.config.tuning
         torch.set_num_threads(self.config.threads_per_process)
         # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
-        torch.backends.cuda.matmul.allow_tf32 = native
-        torch.backends.cudnn.allow_tf32 = native
+        torch.backends.cuda.matmul.allow_tf32 = tuning["tf32"] == "on"
+        torch.backends.cudnn.allow_tf32 = tuning["tf32"] == "on"
         # TensorFlow measures convolution algorithms before it chooses one, torch only if told to.
         torch.backends.cudnn.benchmark = True
         self.connect()
         model = self.build_model()
         if workload.precision == "float64":
             model = model.double()
-        # As TensorFlow on the CPU, where torch's own NCHW takes twice the time; on GPUs where tensor cores are used.
-        self._channels_last = native or self.device.type == "cpu" or workload.precision == "bfloat16"
-        self._memory_format = torch.channels_last if self._channels_last else torch.contiguous_format
+        # In bfloat16 too: tensor cores take no other.
+        self._layout = "NHWC" if workload.precision == "bfloat16" else tuning["memory_layout"]
+        self._memory_format = torch.channels_last if self._layout == "NHWC" else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self._memory_format)
         if workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
@@ -101,8 +101,9 @@ class TorchBackend(Backend):
         if (initial := self.initial_state()) is not None:
             self.load_state(initial)
         self._computing = Computation(self.model, self.device.type, enabled=workload.precision == "bfloat16")
-        self.replicated = self.replicate(self._computing)
-        self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), fused=native)
+        training = torch.compile(self._computing) if tuning["compilation"] == "torch.compile" else self._computing
+        self.replicated = self.replicate(training)
+        self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), tuning["optimizer_kernels"])
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
         return prefetch(batches, self._to_device)
@@ -236,8 +237,7 @@ class TorchBackend(Backend):
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {
-            "memory_layout": "NHWC" if self._channels_last else "NCHW",
-            "optimizer_kernels": "fused" if self.workload.profile == "native" else "torch's default",
+            "memory_layout": self._layout,
         }
 
     def devices(self) -> list[str]:

@@ -38,15 +38,15 @@ class DistributedDataParallel(TorchBackend):
         self.num_processes = self.num_replicas = self.gradient_average_over = distributed.get_world_size()
 
     def replicate(self, model: nn.Module) -> nn.Module:
-        native = self.workload.profile == "native"
+        views = self.config.tuning["gradient_buckets"] != "copies"
         return nn.parallel.DistributedDataParallel(
             model,
             device_ids=[self.device] if self.device.type == "cuda" else None,
             # Running statistics do not enter a training step; they are exchanged when they are read.
             **{_BUFFER_ARGUMENT: False},
-            gradient_as_bucket_view=native,
+            gradient_as_bucket_view=views,
             # Not where the exchange is skipped at times.
-            static_graph=native and self.workload.accumulate == 1 and self.config.exchange_gradients,
+            static_graph=views and self.workload.accumulate == 1 and self.config.exchange_gradients,
         )
 
     def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -58,10 +58,6 @@ class DistributedDataParallel(TorchBackend):
     def broadcast_buffers(self) -> None:
         for buffer in self.model.buffers():
             distributed.broadcast(buffer, src=0)
-
-    def settings(self) -> dict[str, Any]:
-        native = self.workload.profile == "native"
-        return super().settings() | {"gradient_buckets": "views, static graph" if native else "copies"}
 
     def devices(self) -> list[str]:
         if self.device.type == "cpu":

@@ -19,8 +19,8 @@ class Adam(torch.optim.Adam):
     epsilon_hat / sqrt(1 - beta2^t) given to torch at step t is the same formula.
     """
 
-    def __init__(self, parameters: Iterable[torch.nn.Parameter], fused: bool) -> None:
-        super().__init__(parameters, betas=ADAM_BETAS, eps=ADAM_EPSILON, fused=fused or None)
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], **kernels: bool) -> None:
+        super().__init__(parameters, betas=ADAM_BETAS, eps=ADAM_EPSILON, **kernels)
         self.steps_taken = 0
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -31,11 +31,16 @@ class Adam(torch.optim.Adam):
         super().step(closure)
 
 
-def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], *, fused: bool) -> torch.optim.Optimizer:
-    """An optimizer whose learning rate is set before every step. `fused`: one kernel for all tensors, same formula."""
+def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels: str) -> torch.optim.Optimizer:
+    """An optimizer whose learning rate is set before every step.
+
+    Args:
+        kernels: "fused" is one kernel for all tensors, "foreach" one per operation, of the same formula; see `dpcompare.tuning`.
+    """
+    chosen = {kernels: True} if kernels in ("fused", "foreach") else {}
     if name == "adam":
-        return Adam(parameters, fused)
-    return torch.optim.SGD(parameters, momentum=SGD_MOMENTUM, fused=fused or None)
+        return Adam(parameters, **chosen)
+    return torch.optim.SGD(parameters, momentum=SGD_MOMENTUM, **chosen)
 
 
 # torch's names of what an optimizer remembers -> the framework-neutral ones.
