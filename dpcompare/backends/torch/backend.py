@@ -101,7 +101,7 @@ class TorchBackend(Backend):
         if (initial := self.initial_state()) is not None:
             self.load_state(initial)
         self._computing = Computation(self.model, self.device.type, enabled=workload.precision == "bfloat16")
-        training = torch.compile(self._computing) if tuning["compilation"] == "torch.compile" else self._computing
+        training = torch.compile(self._computing) if tuning.get("compilation") == "torch.compile" else self._computing
         self.replicated = self.replicate(training)
         self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), tuning["optimizer_kernels"])
 
