@@ -257,7 +257,7 @@ def damage(change: Callable[[bytes], bytes], says: str) -> Callable[[Trial], str
     """Break the newest checkpoint; the one before is there."""
 
     def break_newest(trial: Trial) -> str:
-        newest, _ = checkpoint_paths(trial.run_dir)
+        newest = checkpoint_paths(trial.run_dir)[0]
         newest.write_bytes(change(newest.read_bytes()))
         return rf"{newest.name}' cannot be used: .*{says}.*going on from step-"
 

@@ -14,6 +14,7 @@ import random
 import re
 import signal
 import sys
+import traceback
 from collections import defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
@@ -24,7 +25,7 @@ import numpy as np
 from dpcompare.backends import MODES
 from scripts.fault_kinds import FAULTS
 from scripts.sections import write_section
-from scripts.trials import Trial, go_on, trial_of
+from scripts.trials import go_on, trial_of
 
 
 @dataclass
@@ -57,7 +58,7 @@ def table(rows: dict[str, Row]) -> list[str]:
     ]
     for name, fault in FAULTS.items():
         if (row := rows.get(name)) is not None:
-            figures = f"{np.median(row.seconds):.1f} | {np.percentile(row.seconds, 99):.1f} | {max(row.seconds):.1f}"
+            figures = f"{np.nanmedian(row.seconds):.1f} | {np.nanpercentile(row.seconds, 99):.1f} | {np.nanmax(row.seconds):.1f}"
             lines.append(
                 f"| {name} | {len(row.modes)} | {len(row.seconds)} | {row.failed} | {figures} | {fault.within:.0f} | "
                 f"{fault.code} | {row.resumed or '-'} | {row.said} |"
@@ -94,16 +95,25 @@ def main() -> None:
     try:
         for number, (name, framework, mode) in enumerate(order, start=1):
             fault, row = FAULTS[name], rows[name]
-            with trial_of(fault, framework, mode, generator) as trial:
-                wanted = fault.before_going_on is not None or number % arguments.go_on_every == 0
-                if fault.goes_on and fault.code != 0 and not trial.problems and wanted:
-                    trial.problems += go_on(trial, fault)
-                    row.resumed += not trial.problems
             row.modes.add(f"{framework} {mode}")
+            told = f"[{number}/{len(order)}] {name}, {framework} {mode}"
+            try:
+                with trial_of(fault, framework, mode, generator) as trial:
+                    wanted = fault.before_going_on is not None or number % arguments.go_on_every == 0
+                    if fault.goes_on and fault.code != 0 and not trial.problems and wanted:
+                        trial.problems += go_on(trial, fault)
+                        row.resumed += not trial.problems
+            except Exception:  # of this script: the trial has failed, and the series goes on
+                row.failed += 1
+                row.seconds.append(float("nan"))
+                print(f"FAILED {told}\n{traceback.format_exc()}", file=sys.stderr)
+                continue
             row.seconds.append(trial.seconds)
             row.failed += bool(trial.problems)
             row.said = "-" if fault.code <= 0 else first_line(trial.said)
-            tell(number, len(order), name, trial)
+            if trial.problems:
+                print(f"FAILED {told}: {trial.problems}\n{trial.said[-1500:]}", file=sys.stderr)
+            print(f"{told}: {trial.seconds:.1f} s", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted; these trials were made", file=sys.stderr)
     num_trials = sum(len(row.seconds) for row in rows.values())
@@ -118,12 +128,6 @@ def main() -> None:
     if arguments.write:
         write_section(arguments.write, "faults", lines)
     sys.exit(3 if num_failed else 0)
-
-
-def tell(number: int, trials: int, name: str, trial: Trial) -> None:
-    if trial.problems:
-        print(f"FAILED {name}, {trial.framework} {trial.mode}: {trial.problems}\n{trial.said[-1500:]}", file=sys.stderr)
-    print(f"[{number}/{trials}] {name}, {trial.framework} {trial.mode}: {trial.seconds:.1f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

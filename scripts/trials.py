@@ -187,7 +187,7 @@ def trial_of(
         trial = Trial(
             framework=framework,
             mode=mode,
-            step=step or generator.randint(2, 30),  # after the first there is a checkpoint, all told
+            step=step or generator.randint(3, 30),  # by then there are two checkpoints
             rank=generator.randrange(num_processes(framework, mode)),
             folder=Path(temporary),
         )
