@@ -6,50 +6,26 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from dpcompare.config import RunConfig
-from dpcompare.documents import write_document
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.runner import run
 from dpcompare.study import Arm, Study, is_study
-from dpcompare.tuning import settings_of
+from dpcompare.tuning import Tried, settings_of
 
-AUTOTUNE_FILE = "autotune.json"
 STEPS, WARMUP_STEPS = 16, 6
 LEAST_GAIN = 0.03
-"""A setting is changed where that makes a short run faster by more than this, about the noise of so few steps."""
+"""A setting is changed where that makes two short runs faster by more than this."""
 
 
-class Tried(BaseModel):
-    """One short run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tune: dict[str, str]
-    """What was changed of the native profile."""
-    images_per_second: float | None
-    """None where it failed."""
-    kept: bool
-
-
-class Autotuning(BaseModel):
-    """autotune.json: what was tried for each arm."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    arms: dict[str, list[Tried]]
-
-
-def tuned(study: Study, study_dir: Path, tell: Callable[[str], None]) -> tuple[Study, Autotuning | None]:
+def tuned(study: Study, study_dir: Path, tell: Callable[[str], None]) -> Study:
     """The study with its native arms tuned for this machine; one that goes on keeps what was found when it began.
 
     Args:
         study_dir: where the study is, or will be.
-        tell: called with a line for every short run.
+        tell: called with a line for every setting that was tried.
 
     Raises:
-        RequestError: no arm has the native profile.
+        RequestError: no arm has the native profile, or the study was begun without tuning.
     """
     native = [arm for arm in study.arms if arm.config.workload.profile == "native"]
     if not native:
@@ -58,58 +34,55 @@ def tuned(study: Study, study_dir: Path, tell: Callable[[str], None]) -> tuple[S
             "arm such as torch:ddp,profile=native"
         )
     if is_study(study_dir):
-        known = {arm.name: arm.config.tune for arm in Study.load(study_dir).arms}
-        return _with(study, known), None
-    tried = {arm.name: list(_tries(arm, tell)) for arm in native if arm.ablation_of is None}
+        tried = Study.load(study_dir).tried
+        if not tried:
+            raise RequestError(
+                f"--autotune: {str(study_dir)!r} holds a study that was begun without it; leave it out, or choose another --out"
+            )
+    else:
+        tried = {arm.name: list(_tries(arm, tell)) for arm in native if arm.ablation_of is None}
     best = {name: [one for one in made if one.kept][-1].tune for name, made in tried.items()}
-    best |= {arm.name: best[arm.ablation_of] for arm in native if arm.ablation_of is not None}
-    return _with(study, best), Autotuning(arms=tried)
+    arms = tuple(_with(arm, best.get(arm.ablation_of or arm.name)) for arm in study.arms)
+    return study.model_copy(update={"arms": arms, "tried": tried})
 
 
-def save(autotuning: Autotuning, study_dir: Path) -> None:
-    write_document(autotuning, study_dir / AUTOTUNE_FILE)
-
-
-def _with(study: Study, tunes: dict[str, dict[str, str]]) -> Study:
-    arms = tuple(
-        arm.model_copy(update={"config": arm.config.model_copy(update={"tune": tunes.get(arm.name, arm.config.tune)})})
-        for arm in study.arms
-    )
-    return study.model_copy(update={"arms": arms})
+def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
+    if tune is None:
+        return arm
+    return arm.model_copy(update={"config": arm.config.model_copy(update={"tune": tune, "autotuned": True})})
 
 
 def _tries(arm: Arm, tell: Callable[[str], None]) -> Iterator[Tried]:
     """The native profile as it is, then every other value of each setting beside the best so far."""
-    config = arm.config
-    best, best_speed = dict(config.tune), 0.0
-    candidates = [{}, *({name: value} for name, value in _others(config))]
-    for change in candidates:
+    best, best_speed = dict(arm.config.tune), 0.0
+    for change in [{}, *_changes(arm.config)]:
         tune = best | change
-        speed = _speed(config.model_copy(update={"tune": tune}))
-        kept = not change or (speed is not None and speed > best_speed * (1 + LEAST_GAIN))
+        speed = _speed(arm.config, tune)
+        least = best_speed * (1 + LEAST_GAIN)
+        if change and speed is not None and speed > least:  # a single short run may be lucky
+            speed = min(filter(None, (speed, _speed(arm.config, tune))), default=None)
+        kept = not change or (speed is not None and speed > least)
         what = ", ".join(f"{name}={value}" for name, value in change.items()) or "native profile"
-        tell(
-            f"autotune: {arm.name}: {what}: {f'{speed:.1f} images/s' if speed else 'failed'}{', kept' if kept else ''}"
-        )
+        figure = "failed" if speed is None else f"{speed:.1f} images/s"
+        tell(f"autotune: {arm.name}: {what}: {figure}{', kept' if kept and change else ''}")
         if kept:
             best, best_speed = tune, speed or 0.0
         yield Tried(tune=tune, images_per_second=speed, kept=kept)
 
 
-def _others(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Every setting of the arm's mode with each value that it does not have."""
+def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
+    """Every setting that was not chosen, with each value that it does not have."""
     for name, setting in settings_of(config.framework, config.mode).items():
-        if name == "tf32":  # arithmetic, not speed alone
-            continue
-        yield from ((name, value) for value in setting.values if value != config.tuning[name])
+        if name not in config.tune:
+            yield from ({name: value} for value in setting.values if value != config.tuning[name])
 
 
-def _speed(config: RunConfig) -> float | None:
+def _speed(config: RunConfig, tune: dict[str, str]) -> float | None:
     """Images per second of a short run; None where it fails."""
     workload = config.workload.model_copy(update={"epochs": None, "steps": STEPS, "warmup_steps": WARMUP_STEPS})
-    short = config.model_copy(update={"workload": workload, "profile_steps": None, "checkpoint_every": None})
+    changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
     with tempfile.TemporaryDirectory(prefix="dpcompare-autotune-") as folder:
         try:
-            return run(short, Path(folder) / "run").images_per_second
+            return run(config.model_copy(update=changes), Path(folder) / "run").images_per_second
         except RunFailedError:
             return None

@@ -162,6 +162,8 @@ class RunConfig(BaseModel):
     cluster: Cluster
     tune: dict[str, str] = Field(default_factory=dict)
     """Settings of the native profile that are to be others; see `dpcompare.tuning`."""
+    autotuned: bool = False
+    """Whether `tune` was found by trying on this machine; see `dpcompare.autotune`."""
     exchange_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
     profile_steps: tuple[int, int] | None = None
@@ -217,7 +219,10 @@ class RunConfig(BaseModel):
     @property
     def tuning(self) -> dict[str, str]:
         """The value of every setting of this mode that changes its speed alone."""
-        return tuning_of(self.framework, self.mode, self.workload.profile, self.cluster.device_type, self.tune)
+        workload = self.workload
+        return tuning_of(
+            self.framework, self.mode, workload.profile, self.cluster.device_type, workload.precision, self.tune
+        )
 
     @property
     def emulated(self) -> bool:

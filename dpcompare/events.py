@@ -36,7 +36,7 @@ def event_path(run_dir: Path, process_rank: int) -> Path:
     return run_dir / EVENTS_DIR / f"process-{process_rank}.jsonl"
 
 
-_LINE = re.compile(rb'(\{"kind".*), "crc32": (\d+)\}')
+_LINE = re.compile(rb'(\{"kind".*), "crc32": (\d{1,10})\}')
 
 
 def _decode(line: bytes) -> Event | None:
@@ -68,10 +68,13 @@ class EventLog:
 class EventTail:
     """Reads the events of all processes of a run as they are written, up to the first damage of a file."""
 
+    damaged: list[int]
+    """Ranks whose files are damaged, after a loss of power, say; what comes then cannot be told from rubbish."""
+
     def __init__(self, run_dir: Path, num_processes: int) -> None:
         self._paths = [event_path(run_dir, rank) for rank in range(num_processes)]
-        self._offsets: list[int | None] = [0] * num_processes
-        """None where a file is damaged: after a loss of power, say. What comes then cannot be told from rubbish."""
+        self._offsets = [0] * num_processes
+        self.damaged = []
         self._files = [0] * num_processes
         """Inodes: a run that begins again begins new files."""
 
@@ -83,9 +86,10 @@ class EventTail:
                     inode = os.fstat(file.fileno()).st_ino
                     if inode != self._files[rank]:
                         self._files[rank], self._offsets[rank] = inode, 0
-                    if (offset := self._offsets[rank]) is None:
+                        self.damaged = [other for other in self.damaged if other != rank]
+                    if rank in self.damaged:
                         continue
-                    file.seek(offset)
+                    file.seek(self._offsets[rank])
                     written = file.read()
             except FileNotFoundError:  # not there yet, or set aside meanwhile
                 continue
@@ -93,9 +97,9 @@ class EventTail:
             for line in lines:
                 event = _decode(line)
                 if event is None:
-                    self._offsets[rank] = None
+                    self.damaged.append(rank)
                     break
-                self._offsets[rank] = offset = offset + len(line) + 1
+                self._offsets[rank] += len(line) + 1
                 yield event
 
 

@@ -71,12 +71,15 @@ KNOBS: dict[str, Knob] = {
     "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
     # With which arithmetic.
     "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
-    "TF32": Knob(value=_setting("tf32"), remedy="same --profile and --tune"),
+    "TF32": Knob(value=_setting("tf32"), remedy="same --profile"),
     "convolution algorithms": Knob(
         value=_setting("convolution_algorithms"), remedy="leave TF_CUDNN_USE_AUTOTUNE alone"
     ),
-    "compilation": Knob(value=_setting("compilation"), remedy="--profile strict on both sides"),
     "profile": Knob(value=lambda r: r.profile, remedy="same --profile"),
+    "tuning": Knob(
+        value=lambda r: "found by trying" if r.config.get("autotuned") else r.config.get("tune") or "of the profile",
+        remedy="same --tune, or --autotune for all",
+    ),
     "emulation": Knob(value=lambda r: r.emulated, remedy="devices on which the mode runs by itself"),
     # On what, and how it is measured.
     "device type": Knob(value=lambda r: r.device_type, remedy="same --device"),
@@ -100,6 +103,7 @@ KNOBS: dict[str, Knob] = {
     ),
     "exchange": Knob(value=lambda r: r.collective),
     "memory layout": Knob(value=_setting("memory_layout")),
+    "compilation": Knob(value=_setting("compilation")),
     "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
     "gradient buckets": Knob(value=_setting("gradient_buckets")),
     # A process per device has a thread at least, which can be more threads than cores: a price of the mode.

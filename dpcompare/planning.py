@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -104,15 +105,21 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
     """What every node process gets, whatever starts it."""
     on_gpu = config.cluster.device_type == "gpu"
     threads = str(config.threads_per_process)
-    return KEPT_MEMORY | {
-        "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu else "",
-        # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        # A folder named torch/ or tensorflow/ in the current directory is not the framework.
-        "PYTHONSAFEPATH": "1",
-    }
+    # torch's pool of compilers would outlive a training process that is killed.
+    compiling = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if config.tuning.get("compilation") == "torch.compile" else {}
+    return (
+        KEPT_MEMORY
+        | compiling
+        | {
+            "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu else "",
+            # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            # A folder named torch/ or tensorflow/ in the current directory is not the framework.
+            "PYTHONSAFEPATH": "1",
+        }
+    )
 
 
 def _worker_argv(node: Node, run_dir: str) -> list[str]:
@@ -133,7 +140,8 @@ def _torchrun(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int])
         *("--nnodes", str(config.cluster.num_nodes), "--node-rank", str(node.rank)),
         *("--nproc-per-node", str(config.processes_per_node)),
         *("--master-addr", LOOPBACK, "--master-port", str(ports[0]), "--local-addr", LOOPBACK),
-        *("--max-restarts", "0"),
+        # Each training process writes its own log; left out, an empty folder of the agent's stays below /tmp.
+        *("--max-restarts", "0", "--log-dir", os.devnull),
     ]
     # All simulated nodes are this machine, whatever its host name resolves to.
     return [*agent, *_worker_argv(node, run_dir)], {"GLOO_SOCKET_IFNAME": "lo"}

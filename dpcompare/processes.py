@@ -106,10 +106,12 @@ def is_held(folder: Path) -> bool:
 def uninterrupted() -> Iterator[None]:
     """Within this context signals that end a process wait; afterwards one that came raises KeyboardInterrupt."""
     came: list[int] = []
-    with _handled_by(lambda number, frame: came.append(number), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
-        yield
-    if came:
-        raise KeyboardInterrupt
+    try:
+        with _handled_by(lambda number, frame: came.append(number), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
+            yield
+    finally:  # also where what waited has failed
+        if came:
+            raise KeyboardInterrupt
 
 
 @contextmanager

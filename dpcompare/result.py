@@ -15,6 +15,7 @@ import dpcompare
 from dpcompare.config import RunConfig
 from dpcompare.documents import read_document, write_document
 from dpcompare.events import Event
+from dpcompare.inputs import total_steps
 
 CONFIG_FILE = "config.json"
 RESULT_FILE = "result.json"
@@ -379,6 +380,9 @@ def _contradiction(
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"
     assert config.inputs is not None
+    expected = total_steps(config.workload, config.inputs.num_train)
+    if processes[0].num_steps != expected:
+        return f"{expected} steps were to be made, {processes[0].num_steps} were told of; is an event file damaged?"
     expected = config.inputs.num_validation
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):
         counts = [evaluation.count for evaluation in evaluations]

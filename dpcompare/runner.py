@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -20,15 +18,13 @@ from dpcompare.config import RunConfig
 from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event, read_events
+from dpcompare.failures import why_it_failed
 from dpcompare.inputs import prepare_inputs, total_steps
 from dpcompare.launcher import Deadlines, Ended, free_ports, launch
 from dpcompare.planning import num_ports, plan
 from dpcompare.processes import only_one, terminated_as_interrupted, uninterrupted
-from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect, log_path, node_log_path
+from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect
 
-LOG_LINES_SHOWN = 20
-LEAST_FREE_BYTES = 1 << 16
-"""A disk with less counts as full: a line more may not find room on it."""
 MOST_LOST_PORTS = 3
 
 
@@ -170,7 +166,7 @@ def _attempt(config: RunConfig, run_dir: Path, observe: Callable[[Event], None])
     try:
         ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
         status = "failed" if ended.failed else "completed"
-        error = _diagnosis(config, run_dir, ended) if ended.failed else None
+        error = why_it_failed(config, run_dir, ended) if ended.failed else None
     except BaseException as raised:
         status = "interrupted" if isinstance(raised, KeyboardInterrupt) else "failed"
         error = f"{type(raised).__name__}: {raised}" if status == "failed" else "interrupted"
@@ -223,82 +219,15 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
     try:
         result.save(run_dir)
     except OSError as unwritten:  # a full disk, often the cause of all
+        if status == "interrupted":
+            raise KeyboardInterrupt from unwritten
         raise RunFailedError(
-            f"{config.framework} {config.mode} failed.\n{result.error or 'it ended well, but its result is lost'}\n"
-            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}",
+            f"{config.framework} {config.mode} failed.\n{result.error or 'It trained to its end.'}\n"
+            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint it goes on, or is brought "
+            f"to its end, when that is mended: dpcompare run --resume {run_dir}",
             str(run_dir),
         ) from unwritten
     return result
-
-
-def _diagnosis(config: RunConfig, run_dir: Path, ended: Ended) -> str:
-    """The first failure: a process that hung, was killed or crashed, else the first traceback, else how the nodes ended."""
-    events = read_events(run_dir, config.num_processes)
-    errors = sorted((event for event in events if event["kind"] == "error"), key=lambda event: event["time"])
-    parts = []
-    for stall in ended.stalled:
-        node, local = divmod(stall.process_rank, config.processes_per_node)
-        parts.append(
-            f"process {stall.process_rank} (node {node}, local rank {local}) showed no progress for {stall.seconds:.0f} s; it "
-            f"was {stall.state}. Allow more with --start-timeout or --progress-timeout\n"
-            f"{_end_of(log_path(run_dir, node, local))}"
-        )
-    for rank in ended.vanished:
-        node, local = divmod(rank, config.processes_per_node)
-        how = _how_it_ended(ended.nodes.get(node), alone=config.processes_per_node == 1)
-        if ended.out_of_memory:
-            cause = "the kernel has just killed a process for want of memory, and most likely this one"
-        elif ended.nodes.get(node) == -signal.SIGBUS:
-            cause = "a file that it reads, such as a prepared store, was cut short, or its disk failed"
-        elif shutil.disk_usage(run_dir).free < LEAST_FREE_BYTES:
-            cause = "No space left on device: it could not say more"
-        else:
-            cause = "it was killed (by a signal, or by the kernel for want of memory) or crashed"
-        parts.append(
-            f"process {rank} (node {node}, local rank {local}) ended without a message{how}: {cause}\n"
-            f"{_end_of(log_path(run_dir, node, local))}"
-        )
-    for event in errors[:1]:
-        rank = event["process_rank"]
-        node, local = divmod(rank, config.processes_per_node)
-        lead = "then " if parts else ""
-        parts.append(
-            f"{lead}process {rank} (node {node}, local rank {local}, {log_path(run_dir, node, local)}):\n"
-            f"{event['traceback'].rstrip()}"
-        )
-    if not parts:
-        for event in (event for event in events if event["kind"] == "stopped"):
-            node, local = divmod(event["process_rank"], config.processes_per_node)
-            if ended.nodes.get(node, 0) > 0:  # it ended by itself; the others were told to by this process
-                parts.append(
-                    f"process {event['process_rank']} (node {node}, local rank {local}) was told to end by SIGTERM"
-                )
-    if not parts:
-        for node, code in sorted(ended.nodes.items()):
-            if code:
-                log = node_log_path(run_dir, node)
-                parts.append(
-                    f"node {node} ended before its work was done{_how_it_ended(code, alone=True)}\n{_end_of(log)}"
-                )
-    steps = dict.fromkeys(range(config.num_processes), len(load_history(run_dir).losses))
-    for event in events:
-        if event["kind"] == "train":
-            steps[event["process_rank"]] = event["step"]
-    reached = ", ".join(f"process {rank}: {step}" for rank, step in steps.items())
-    what, *rest = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
-    return "\n".join([what, f"last steps: {reached}", *rest])
-
-
-def _how_it_ended(code: int | None, *, alone: bool) -> str:
-    """The exit status of a node process, where it is that of its only training process."""
-    if not code or not alone or code == 1:
-        return ""
-    return f" ({signal.Signals(-code).name})" if code < 0 else f" (exit status {code})"
-
-
-def _end_of(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
-    return "\n".join([f"end of {log}:", *lines[-LOG_LINES_SHOWN:]])
 
 
 def main() -> None:
@@ -322,8 +251,12 @@ def main() -> None:
         sys.exit(2)
     config = RunConfig.load(run_dir / CONFIG_FILE)
     status: Status = arguments.status
-    causes = {"completed": None, "failed": _diagnosis(config, run_dir, Ended()), "interrupted": "interrupted"}
-    result = _finish(config, run_dir, status=status, error=causes[status], started_at=arguments.started_at)
+    causes = {"completed": None, "failed": why_it_failed(config, run_dir, Ended()), "interrupted": "interrupted"}
+    try:
+        result = _finish(config, run_dir, status=status, error=causes[status], started_at=arguments.started_at)
+    except RunFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     if result.error:
         print(result.error, file=sys.stderr)
     print(f"{result.status}: {run_dir / RESULT_FILE}", file=sys.stderr)

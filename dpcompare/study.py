@@ -23,6 +23,7 @@ from dpcompare.inputs import num_training_images, total_steps
 from dpcompare.processes import LOCK_FILE, only_one
 from dpcompare.result import RESULT_FILE, RunResult
 from dpcompare.runner import run
+from dpcompare.tuning import Tried
 
 STUDY_FILE = "study.json"
 LONGEST_FOLDER = 80
@@ -70,6 +71,8 @@ class Study(BaseModel):
     order_seed: int = Field(default=0, ge=0)
     subject: tuple[str, ...] = ()
     """Knobs of the fairness sheet that the study is about, which may therefore differ."""
+    tried: dict[str, list[Tried]] = Field(default_factory=dict)
+    """Arm -> the short runs that found its settings, where it was autotuned."""
     stopped_by: str | None = None
     """Why no more rounds were added, where they are added until intervals are narrow enough."""
 
@@ -127,7 +130,7 @@ def open_study(study: Study, study_dir: Path) -> Study:
         differing = [
             name
             for name in Study.model_fields
-            if name not in ("dpcompare_version", "repeats", "subject", "stopped_by")
+            if name not in ("dpcompare_version", "repeats", "subject", "tried", "stopped_by")
             and getattr(there, name) != getattr(study, name)
         ]
         if major_minor(there.dpcompare_version) != major_minor(study.dpcompare_version):

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Tuning = Mapping[str, str]
-"""Setting -> value; only the settings of a framework and mode."""
+from pydantic import BaseModel, ConfigDict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +41,24 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "compilation": Setting(
             values=("none", "torch.compile"), native={"cpu": "none", "gpu": "none"}, modes=("single", "ddp")
         ),
-        "tf32": Setting(values=("off", "on"), native={"cpu": "on", "gpu": "on"}),
     },
     "tensorflow": {
         # XLA fails under the strategies: a variable on another device.
         "compilation": Setting(values=("none", "XLA"), native={"cpu": "none", "gpu": "none"}, modes=("single",)),
-        "tf32": Setting(values=("off", "on"), native={"cpu": "on", "gpu": "on"}),
     },
 }
+
+
+class Tried(BaseModel):
+    """A short run that tells how fast some settings are; see `dpcompare.autotune`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tune: dict[str, str]
+    """What was changed of the native profile."""
+    images_per_second: float | None
+    """None where it failed."""
+    kept: bool
 
 
 def settings_of(framework: str, mode: str) -> dict[str, Setting]:
@@ -64,12 +73,15 @@ def tuning_of(
     mode: str,
     profile: Literal["strict", "native"],
     device_type: str,
+    precision: str,
     chosen: Mapping[str, str],
 ) -> dict[str, str]:
     """The value of every setting of a mode: of its profile, but for those that were chosen."""
     tuning = {}
     for name, setting in settings_of(framework, mode).items():
-        by_device = setting.native if profile == "native" else setting.strict or {}
+        # In bfloat16 tensor cores take no other layout.
+        as_native = profile == "native" or (name == "memory_layout" and precision == "bfloat16")
+        by_device = setting.native if as_native else setting.strict or {}
         tuning[name] = chosen.get(name) or by_device.get(device_type, setting.values[0])
     return tuning
 

@@ -26,7 +26,7 @@ from typing import Any
 from dpcompare.backends import MODES
 from dpcompare.launcher import free_ports
 from dpcompare.planning import INHERITED_TO_DROP
-from scripts.sections import write_section
+from scripts.sections import commit, write_section
 
 Figures = dict[str, float]
 """`images_per_second` and `peak_memory_bytes` of the largest process."""
@@ -146,7 +146,7 @@ def main() -> None:
     options += ["--steps", str(arguments.steps), "--warmup-steps", str(arguments.warmup_steps)]
     modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else list(MODES)
     lines = [
-        f"`python -m scripts.benchmark_overhead {' '.join(sys.argv[1:])}`, {arguments.rounds} rounds:",
+        f"`python -m scripts.benchmark_overhead {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
         "",
         "| mode | loop | images/s | strict is faster by | native is faster by | memory of strict against it |",
         "|---|---|--:|--:|--:|--:|",

@@ -24,7 +24,7 @@ from dpcompare.backends import MODES
 from dpcompare.checkpoint import checkpoint_paths, decode
 from scripts.fault_kinds import before_a_step
 from scripts.injection import write_sitecustomize
-from scripts.sections import write_section
+from scripts.sections import commit, write_section
 from scripts.trials import (
     LONGEST,
     SECONDS_TO_BE_GONE,
@@ -130,7 +130,7 @@ def main() -> None:
         sha256 = expected["sha256 of weights and optimizer"][:12]
         lines.append(f"| {framework} {mode} | {' | '.join(cells)} | {sha256} |")
     lines = [
-        f"`python -m scripts.exact_resume {' '.join(sys.argv[1:])}`: {kills} kills of the command, {failed} runs with a problem.",
+        f"`python -m scripts.exact_resume {' '.join(sys.argv[1:])}` at {commit()}: {kills} kills of the command, {failed} runs with a problem.",
         "",
         *lines,
     ]

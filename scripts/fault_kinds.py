@@ -17,7 +17,7 @@ from typing import Any
 
 from dpcompare import checkpoint as checkpoints
 from dpcompare.checkpoint import checkpoint_paths, decode, encode
-from scripts.trials import BeforeExec, Fault, Trial, command, reference_losses, several
+from scripts.trials import LONGEST, BeforeExec, Fault, Trial, command, reference_losses, several
 
 Events = list[dict[str, Any]]
 
@@ -48,20 +48,29 @@ def signal_command(number: signal.Signals) -> Callable[[Trial], None]:
 
 def kill_while_it_writes(trial: Trial, events: Events) -> None:
     # Not the first one: there would be none to go on from.
-    if trial.pids and checkpoint_paths(trial.run_dir) and list((trial.run_dir / "checkpoints").glob("*.tmp")):
+    temporary = (trial.run_dir / "checkpoints").glob("*.tmp")
+    if not (trial.pids and checkpoint_paths(trial.run_dir) and list(temporary)):
+        return
+    trial.rank = 0  # which writes it
+    os.kill(trial.pids[0], signal.SIGSTOP)
+    if list((trial.run_dir / "checkpoints").glob("*.tmp")):  # still: it may have been renamed in between
         trial.act(trial.pids[0], signal.SIGKILL)
+    else:
+        os.kill(trial.pids[0], signal.SIGCONT)
 
 
 def kill_agent(trial: Trial) -> None:
-    agents = [pid for pid in trial.processes() if "torch.agent" in Path(f"/proc/{pid}/cmdline").read_text()]
-    trial.act(agents[trial.rank % len(agents)], signal.SIGKILL)
+    for pid in trial.processes():
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        if "dpcompare.backends.torch.agent" in words and words[words.index("--node-rank") + 1] == str(trial.rank):
+            trial.act(pid, signal.SIGKILL)
 
 
 def interrupt_twice(trial: Trial) -> None:
-    trial.act(trial.process.pid, signal.SIGINT)
-    time.sleep(0.2)
-    if trial.process.poll() is None:
-        os.kill(trial.process.pid, signal.SIGINT)
+    os.kill(trial.process.pid, signal.SIGINT)
+    time.sleep(0.02)
+    if trial.process.poll() is None:  # else the second one did not act
+        trial.act(trial.process.pid, signal.SIGINT)
 
 
 def truncate_store(trial: Trial) -> None:
@@ -241,14 +250,20 @@ OTHERS: dict[Path, subprocess.Popen[str]] = {}
 
 
 def as_if_alone(*names: str) -> Callable[[Trial], list[str]]:
-    """Each of these runs must have trained what a run trains that is alone."""
+    """Each of these runs must have completed, and trained what a run trains that is alone."""
 
     def compare(trial: Trial) -> list[str]:
-        if (other := OTHERS.pop(trial.folder, None)) is None or other.wait() not in (0, 2) or trial.problems:
-            return ["the second run failed, or was not compared"]
-        reference = reference_losses(trial.framework, trial.mode)[:LENGTH]
+        if (other := OTHERS.pop(trial.folder, None)) is not None:
+            other.wait(timeout=LONGEST)
+        if trial.problems:  # there may be nothing to compare
+            return []
+        reference = reference_losses(trial.framework, trial.mode)
         results = {name: json.loads((trial.run_dir.parent / name / "result.json").read_text()) for name in names}
-        return [f"{name} differs" for name, result in results.items() if result["train_loss"] != reference]
+        return [
+            f"{name} is {result['status']}, or its losses differ"
+            for name, result in results.items()
+            if result["status"] != "completed" or result["train_loss"] != reference[: len(result["train_loss"])]
+        ]
 
     return compare
 
@@ -280,7 +295,8 @@ def of_a_newer_version(content: bytes) -> bytes:
         checkpoints.FORMAT -= 1
 
 
-NAMED = r"process \d+ \(node \d+, local rank \d+\)"
+# RANK: of the process on which the fault acts.
+NAMED = r"process RANK \(node \d+, local rank \d+\)"
 DIED = rf"{NAMED} ended without a message.*last steps: process 0: \d+"
 SHORT = ("--steps", "40")
 LENGTH = 1000
@@ -295,7 +311,11 @@ FAULTS: dict[str, Fault] = {
     "SIGKILL while a checkpoint is written": Fault(code=1, says=DIED, within=5, act=kill_while_it_writes),
     "SIGKILL in evaluation": Fault(code=1, says=DIED, within=5, inject=lambda trial: in_rank(trial, IN_EVALUATION)),
     "SIGKILL of a torchrun agent": Fault(
-        code=1, says="ended", within=5, act=at_step(kill_agent), modes=lambda framework, mode: mode == "ddp"
+        code=1,
+        says=r"the torchrun agent of node RANK ended \(SIGKILL\)",
+        within=5,
+        act=at_step(kill_agent),
+        modes=lambda framework, mode: mode == "ddp",
     ),
     "SIGKILL of the command": KILLED,
     "SIGINT": Fault(code=130, says="interrupted", within=5, act=at_step(signal_command(signal.SIGINT))),
@@ -304,7 +324,7 @@ FAULTS: dict[str, Fault] = {
     "Ctrl-C twice": Fault(code=130, says="interrupted", within=5, act=at_step(interrupt_twice)),
     "SIGSTOP of a process": Fault(
         code=1,
-        says=f"{NAMED} (showed no progress for|ended)|heartbeat|Connection closed",
+        says=f"{NAMED} showed no progress for [^\n]*it was stopped by a signal|heartbeat",
         within=4 + 5,
         act=at_step(signal_process(signal.SIGSTOP)),
         options=("--progress-timeout", "4"),
@@ -329,6 +349,7 @@ FAULTS: dict[str, Fault] = {
         inject=lambda trial: in_rank(trial, "{note}\ntime.sleep(20)"),
         options=SHORT,
         modes=several,
+        then=as_if_alone("run"),
     ),
     "a loss that is no number": Fault(
         code=1,
@@ -337,21 +358,22 @@ FAULTS: dict[str, Fault] = {
         inject=lambda trial: before_a_step(trial, "{note}; return math.nan"),
         modes=lambda framework, mode: not several(framework, mode),
     ),
-    "the clock set back by an hour": Fault(
+    "Python's clock of a process set back by an hour": Fault(
         code=0,
         within=60,
         inject=lambda trial: before_a_step(
             trial, "now = time.time; {note}; time.time = lambda: now() - 3600; module.learning_rate = rate"
         ),
         options=SHORT,
+        then=as_if_alone("run"),
     ),
-    "the store truncated": Fault(
-        code=1, says="ended without a message|SIGBUS|is damaged", within=5, act=at_step(truncate_store)
+    "the store truncated": Fault(code=1, says="was cut short|is damaged", within=5, act=at_step(truncate_store)),
+    "a port taken in the race": Fault(
+        code=0, within=60, inject=port_is_taken, options=SHORT, modes=several, then=as_if_alone("run")
     ),
-    "a port taken in the race": Fault(code=0, within=60, inject=port_is_taken, options=SHORT, modes=several),
     "a full disk, checkpoints written": Fault(
         code=1,
-        says="No space left on device",
+        says="(?i)no space left on",
         within=5,
         around=small_disk,
         act=at_step(fill_disk),
@@ -361,7 +383,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "a full disk, nothing but logs written": Fault(
         code=1,
-        says="No space left on device",
+        says="(?i)no space left on",
         within=5,
         around=small_disk,
         act=at_step(fill_disk),
@@ -381,7 +403,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "out of memory": Fault(
         code=1,
-        says="the kernel has just killed a process for want of memory",
+        says=f"{NAMED} ended without a message[^\n]*the kernel has just killed a process for want of memory",
         within=15,
         around=little_memory,
         inject=lambda trial: before_a_step(trial, "{note}; module.hoard = b'x' * (16 << 30)"),

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+
+
+def commit() -> str:
+    """The commit of the working tree, and whether it was changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
+    return git("rev-parse", "--short", "HEAD") + (" (changed)" if git("status", "--porcelain", "-uno") else "")
 
 
 def write_section(path: Path, name: str, lines: Sequence[str]) -> None:

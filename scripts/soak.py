@@ -26,7 +26,7 @@ from dpcompare.backends import MODES
 from dpcompare.checkpoint import checkpoint_paths, load_checkpoint, training_id
 from dpcompare.events import Event, read_events
 from dpcompare.result import CONFIG_FILE, RunResult
-from scripts.sections import write_section
+from scripts.sections import commit, write_section
 from scripts.trials import num_processes, ports_listening, shared_memory
 
 STEPS = 30
@@ -151,7 +151,7 @@ def main() -> None:
     if grown > MOST_GROWTH:
         problems.append(f"the parent grew by {grown} bytes")
     lines = [
-        f"`python -m scripts.soak {' '.join(sys.argv[1:])}`: {counts['runs']} runs in one parent over six modes, "
+        f"`python -m scripts.soak {' '.join(sys.argv[1:])}` at {commit()}: {counts['runs']} runs in one parent over six modes, "
         f"{counts['killed']} with a process killed, {counts['interrupted']} interrupted, {counts['resumed']} resumed. Problems "
         "(processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other losses): "
         f"{len(problems)}. Memory of the parent between run {SETTLED_AFTER} and the last: {grown / 2**20:+.1f} MiB.",

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -71,13 +71,18 @@ class Trial:
         self.acted_at = time.monotonic()
 
     @property
+    def temporary(self) -> Path:
+        """Where all temporary files of the run go."""
+        return self.folder / "tmp"
+
+    @property
     def pid_file(self) -> Path:
         """Holds the pid of the command, for faults inside its processes."""
         return self.folder / "pid"
 
     def start(self, arguments: list[str], before_exec: BeforeExec = lambda: None) -> subprocess.Popen[str]:
         """A command with the fault in its processes; what it says goes into a file."""
-        environment = os.environ | {"DPCOMPARE_CACHE_DIR": str(self.folder / "cache")}
+        environment = os.environ | {"DPCOMPARE_CACHE_DIR": str(self.folder / "cache"), "TMPDIR": str(self.temporary)}
         if (self.folder / "fault").is_dir():
             environment["PYTHONPATH"] = f"{self.folder / 'fault'}:{environment.get('PYTHONPATH', '')}"
 
@@ -97,15 +102,15 @@ class Trial:
         )
 
     def processes(self) -> list[int]:
-        """Those of this run, by the run directory in their command lines; the command itself left out."""
+        """All that have this trial's folder in their environment, as children of any depth do; the command itself left out."""
         found = []
-        for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        for entry in Path("/proc").glob("[0-9]*/environ"):
             try:
                 pid = int(entry.parent.name)
                 state = (entry.parent / "stat").read_text().rpartition(")")[2].split()[0]
-                if str(self.run_dir) in entry.read_text() and state not in "ZX" and pid != self.process.pid:
+                if str(self.folder).encode() in entry.read_bytes() and state not in "ZX" and pid != self.process.pid:
                     found.append(pid)
-            except (FileNotFoundError, ProcessLookupError):
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is nobody's we started
                 continue
         return found
 
@@ -117,7 +122,7 @@ class Fault:
     code: int
     """Exit code of the command; -9 where it is killed itself."""
     says: str = ""
-    """Must be found in what the command says."""
+    """Must be found in what the command says, RANK being that of the process on which the fault acts."""
     within: float
     """Seconds after the fault in which everything is gone; counted from the start where the run is to survive."""
     act: Callable[[Trial, list[dict[str, Any]]], None] | None = None
@@ -192,6 +197,7 @@ def trial_of(
             folder=Path(temporary),
         )
         trial.run_dir.parent.mkdir()
+        trial.temporary.mkdir()
         if fault.inject is not None:
             write_sitecustomize(trial.folder / "fault", *fault.inject(trial))
         with fault.around(trial) as before_exec:
@@ -201,7 +207,11 @@ def trial_of(
             arguments = command(framework, mode, *options, "--run-dir", str(trial.run_dir))
             trial.process = trial.start(arguments, before_exec)
             trial.pid_file.write_text(str(trial.process.pid))
-            _follow(trial, fault, began_at)
+            try:
+                _follow(trial, fault, began_at)
+            except BaseException:
+                _kill(trial)
+                raise
             since = trial.acted_at if trial.acted_at is not None and fault.code != 0 else began_at
             left = wait_until_gone(trial, before, since + fault.within + SECONDS_TO_BE_GONE)
             trial.seconds = time.monotonic() - since
@@ -222,14 +232,19 @@ def _follow(trial: Trial, fault: Fault, began_at: float) -> None:
             elif (trial.folder / "acted").exists():
                 trial.acted_at = time.monotonic()
         if time.monotonic() - (trial.acted_at or began_at) > max(LONGEST, fault.within + LONGEST / 2):
-            for pid in [*trial.processes(), trial.process.pid]:
-                os.kill(pid, signal.SIGKILL)
-            trial.process.wait()
+            _kill(trial)
             trial.problems.append("HANG")
             return
         time.sleep(0.001)
     if trial.acted_at is None and (trial.folder / "acted").exists():
         trial.acted_at = time.monotonic()  # it ended before it was looked for
+
+
+def _kill(trial: Trial) -> None:
+    for pid in [trial.process.pid, *trial.processes()]:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    trial.process.wait()
 
 
 def wait_until_gone(trial: Trial, before: set[str], deadline: float) -> list[str]:
@@ -251,17 +266,25 @@ def _problems(trial: Trial, fault: Fault) -> Iterator[str]:
         yield f"gone after {trial.seconds:.1f} s, expected {fault.within:.0f}"
     if trial.process.returncode != fault.code:
         yield f"exit code {trial.process.returncode}, expected {fault.code}"
-    if not re.search(fault.says, trial.said, re.DOTALL):
-        yield f"it does not say {fault.says!r}"
+    says = fault.says.replace("RANK", str(trial.rank))
+    if not re.search(says, trial.said, re.DOTALL):
+        yield f"it does not say {says!r}"
+    if fault.code >= 0:  # what is killed itself cannot clear up
+        # torch's cache of compiled kernels is one for all runs of a user.
+        left = (path for path in trial.temporary.iterdir() if not path.name.startswith("torchinductor_"))
+        yield from (f"left: {path}" for path in left)
     if "Traceback" in trial.said.split("error:")[0]:
         yield "a traceback of the command itself"
     if not (trial.run_dir / LOGS_DIR).is_dir():
         yield "no logs"
     if fault.code > 0 and fault.writes_result:
         try:
-            json.loads((trial.run_dir / "result.json").read_text())
+            status = json.loads((trial.run_dir / "result.json").read_text())["status"]
         except (OSError, ValueError) as error:
             yield f"no result.json: {error}"
+        else:
+            if status != ("interrupted" if fault.code == 130 else "failed"):
+                yield f"result.json says {status}"
 
 
 def go_on(trial: Trial, fault: Fault) -> list[str]:
@@ -308,6 +331,7 @@ def reference_losses(framework: str, mode: str) -> list[float]:
             capture_output=True,
             text=True,
             check=True,
+            timeout=10 * LONGEST,
         )
         losses: list[float] = json.loads(done.stdout)["train_loss"]
         return losses

@@ -93,7 +93,6 @@ CHANGES = {
     "devices": ({"device_names": ["NVIDIA H200"], "device_type": "gpu"}, {"device names", "device type"}),
     "release": ({"dpcompare_version": "9.9.1"}, {"dpcompare"}),
     "warm-up": ({"workload": {"warmup_steps": 0}, "measured_steps": 45}, {"warm-up steps", "measured steps"}),
-    "compilation": ({"settings": {"compilation": "XLA"}}, {"compilation"}),
     "optimizer": ({"settings": {"optimizer": {"name": "adam", "epsilon": 1e-8}}}, {"optimizer"}),
 }
 

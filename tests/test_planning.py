@@ -25,7 +25,7 @@ def test_ddp_is_one_torchrun_agent_per_node():
     assert " ".join(nodes[1].argv) == (
         "/env/bin/python -m dpcompare.backends.torch.agent --nnodes 2 --node-rank 1 --nproc-per-node 4 "
         "--master-addr 127.0.0.1 --master-port 29400 --local-addr 127.0.0.1 --max-restarts 0 "
-        "-m dpcompare.worker /runs/one --node-rank 1"
+        "--log-dir /dev/null -m dpcompare.worker /runs/one --node-rank 1"
     )
     assert [(p.process_rank, p.local_rank, p.devices) for p in nodes[1].processes] == [
         (4, 0, ("4",)),

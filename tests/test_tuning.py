@@ -2,9 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 
-from dpcompare import Cluster, RunConfig, Workload
+from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.backends import MODES
 from dpcompare.config import request
 from dpcompare.errors import RequestError
@@ -23,16 +24,15 @@ def config(profile="native", mode="ddp", **tune):
 @pytest.mark.parametrize("profile", ["strict", "native"])
 @pytest.mark.parametrize("device_type", ["cpu", "gpu"])
 def test_every_profile_has_a_known_value_of_every_setting(framework, mode, profile, device_type):
-    tuning = tuning_of(framework, mode, profile, device_type, {})
+    tuning = tuning_of(framework, mode, profile, device_type, "float32", {})
     assert tuning.keys() == settings_of(framework, mode).keys()
     assert all(value in SETTINGS[framework][name].values for name, value in tuning.items())
 
 
-def test_strict_neither_compiles_nor_rounds():
+def test_strict_compiles_nothing():
     for framework, mode in MODES:
-        tuning = tuning_of(framework, mode, "strict", "gpu", {})
+        tuning = tuning_of(framework, mode, "strict", "gpu", "float32", {})
         assert tuning.get("compilation", "none") == "none"
-        assert tuning["tf32"] == "off"
 
 
 def test_a_chosen_setting_takes_the_place_of_the_profiles():
@@ -76,22 +76,69 @@ TINY = [
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_autotune_tries_every_setting_and_a_study_that_goes_on_keeps_what_was_found(tmp_path):
-    study = ["compare", "--arm", "torch:single,profile=native,tune=compilation=none", "--device", "cpu", *TINY]
+def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_was_found(tmp_path):
+    study = ["compare", "--arm", "torch:single,profile=native,tune=optimizer_kernels=foreach", "--device", "cpu", *TINY]
     study += ["--out", tmp_path / "study", "--autotune", "--json"]
     first = dpcompare(*study)
     assert first.code == 0, first.stderr
-    (tried,) = json.loads((tmp_path / "study" / "autotune.json").read_text())["arms"].values()
-    assert next(one["tune"] for one in tried) == {"compilation": "none"}
-    changes = {name: value for one in tried for name, value in one["tune"].items()}
-    assert changes.keys() == {"memory_layout", "optimizer_kernels", "compilation"}
-    assert len(tried) == 1 + 1 + 2 + 1
-    (arm,) = json.loads((tmp_path / "study" / "study.json").read_text())["arms"]
+    saved = json.loads((tmp_path / "study" / "study.json").read_text())
+    (tried,) = saved["tried"].values()
+    assert all(one["images_per_second"] for one in tried)
+    assert [one["tune"]["optimizer_kernels"] for one in tried] == ["foreach"] * 3
+    changes = [{"memory_layout": "NCHW"}, {"compilation": "torch.compile"}]
+    assert [change.items() <= one["tune"].items() for change, one in zip(changes, tried[1:], strict=True)] == [True] * 2
+    (arm,) = saved["arms"]
+    assert arm["name"] == "torch single 1x1 profile=native tune=optimizer_kernels=foreach"
     assert arm["config"]["tune"] == [one["tune"] for one in tried if one["kept"]][-1]
+    assert arm["config"]["autotuned"]
     again = dpcompare(*study, "--repeats", "2")
     assert again.code == 0, again.stderr
     assert "autotune:" not in again.stderr
     assert "not run again" in again.stderr
+
+
+def losses(tmp_path, framework, mode, nodes=1, model="toy-bn", **tune):
+    """Losses and settings of a short run in float64, where a setting must not show."""
+    workload = Workload(
+        model=model, image_size=16, dataset="synthetic-mini", global_batch_size=16, steps=6, warmup_steps=0,
+        precision="float64", profile="native", regularization="shared",
+    )  # fmt: skip
+    cluster = Cluster.partition(nodes, 1, device="cpu")
+    made = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, tune=tune)
+    result = run(made, tmp_path / "-".join(["run", *tune]))
+    assert tune.items() <= result.settings.items()
+    return [*result.train_loss, result.evaluations[-1].loss]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arm", "tune"),
+    [
+        pytest.param(
+            ("torch", "ddp", 2), {"compilation": "torch.compile", "gradient_buckets": "copies"}, marks=pytest.mark.torch
+        ),
+        pytest.param(
+            ("torch", "single"), {"memory_layout": "NCHW", "optimizer_kernels": "foreach"}, marks=pytest.mark.torch
+        ),
+        pytest.param(("tensorflow", "single"), {"compilation": "XLA"}, marks=pytest.mark.tensorflow),
+    ],
+    ids=["compiled", "kernels", "XLA"],
+)
+def test_a_setting_changes_nothing_of_what_is_trained(tmp_path, arm, tune):
+    assert np.abs(np.subtract(losses(tmp_path, *arm, **tune), losses(tmp_path, *arm))).max() < 1e-10
+
+
+@pytest.mark.torch
+def test_a_run_that_goes_on_keeps_the_settings_that_its_mode_has(tmp_path):
+    tiny = ["--device", "cpu", "--profile", "native", *TINY, "--checkpoint-every", "4"]
+    begun = dpcompare("run", "--framework", "torch", "--mode", "single", "--tune", "optimizer_kernels=foreach", *tiny,
+                      "--run-dir", tmp_path / "run")  # fmt: skip
+    assert begun.code == 0, begun.stderr
+    done = dpcompare("run", "--resume", tmp_path / "run", "--mode", "ddp", "--steps", "12", "--tune",
+                     "gradient_buckets=copies", "--json")  # fmt: skip
+    assert done.code == 0, done.stderr
+    settings = done.json["settings"]
+    assert (settings["optimizer_kernels"], settings["gradient_buckets"]) == ("foreach", "copies")
 
 
 def test_there_must_be_something_to_tune(tmp_path):

@@ -23,6 +23,15 @@ from dpcompare.models import MODELS
 State = dict[str, npt.NDArray[Any]]
 
 
+def _allocator() -> str:
+    """What hands out this process's memory: glibc as dpcompare sets it, or what somebody preloaded."""
+    mapped = Path("/proc/self/maps").read_text()
+    for other in ("jemalloc", "tcmalloc", "mimalloc"):
+        if f"lib{other}" in mapped:
+            return other
+    return "glibc, keeps memory" if os.environ.get("MALLOC_MMAP_MAX_") == "0" else "glibc"
+
+
 class Backend(ABC):
     """One framework's way of training on several devices.
 
@@ -136,20 +145,19 @@ class Backend(ABC):
             "sgd": {"momentum": SGD_MOMENTUM},
             "adam": {"betas": ADAM_BETAS, "epsilon": ADAM_EPSILON},
         }
-        return (
-            {"compilation": "none"}
-            | self.config.tuning
-            | {
-                "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
-                "batchnorm_epsilon": BATCH_NORM_EPSILON,
-                "dropout": self._drop_rate("dropout"),
-                "stochastic_depth": self._drop_rate("stochastic depth"),
-                "convolution_algorithms": "measured" if self.config.cluster.device_type == "gpu" else "fixed",
-                "input_threads": 1,
-                "allocator": "keeps memory" if os.environ.get("MALLOC_MMAP_MAX_") == "0" else "default",
-                "cores": available_cores(),
-            }
-        )
+        return {
+            "compilation": "none",
+            **self.config.tuning,
+            "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
+            "batchnorm_epsilon": BATCH_NORM_EPSILON,
+            "dropout": self._drop_rate("dropout"),
+            "stochastic_depth": self._drop_rate("stochastic depth"),
+            "tf32": self.workload.profile == "native",
+            "convolution_algorithms": "measured" if self.config.cluster.device_type == "gpu" else "fixed",
+            "input_threads": 1,
+            "allocator": _allocator(),
+            "cores": available_cores(),
+        }
 
     def _drop_rate(self, kind: str) -> float:
         """The highest rate of a kind of regularization that this run trains with."""

@@ -119,7 +119,7 @@ def compare(
         _print_plan(study, out, as_json=as_json)
         return 0
     from dpcompare.analysis import analyse
-    from dpcompare.autotune import save, tuned
+    from dpcompare.autotune import tuned
     from dpcompare.cli.output import print_json
     from dpcompare.cli.progress import StudyProgress, data_progress
     from dpcompare.cli.report import print_comparison
@@ -128,10 +128,9 @@ def compare(
     study = _prepared(study, data_progress)
     try:
         with studies.hold(out):
-            study, tried = tuned(study, out, partial(click.echo, err=True)) if autotune else (study, None)
+            if autotune:
+                study = tuned(study, out, partial(click.echo, err=True))
             study = studies.open_study(study, out)
-            if tried is not None:
-                save(tried, out)
             if retry_failed:
                 studies.set_failed_aside(study, out)
             with StudyProgress(study, out) as progress:
@@ -252,7 +251,9 @@ def _arms(
                 refused.append(f"{text} on {topology[0]}x{topology[1]}: {error}")
                 continue
             found += 1
-            changed = "".join(f" {name}={value}" for name, value in overrides.items())
+            changed = "".join(
+                f" {name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in overrides.items()
+            )
             name = f"{framework} {mode} {topology[0]}x{topology[1]}{changed}"
             if name in arms:
                 raise RequestError(
@@ -292,7 +293,7 @@ def _parse_arm(text: str) -> tuple[str, str, dict[str, Any]]:
                 f"{did_you_mean(name, allowed)}"
             )
         if name == "tune":
-            overrides[name] = tuple(value.split("+"))
+            overrides[name] = tuple(value.split("+"))  # in the place of a --tune for all
             continue
         if name == "augment":
             value = value.replace("+", ",")  # commas separate the options of an arm

@@ -350,7 +350,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     if options["profile_steps"] is not None:
         chosen["profile_steps"] = _steps(options["profile_steps"])
     if options["tune"]:
-        chosen["tune"] = tuning(options["tune"])
+        chosen["tune"] = parse_tuning(options["tune"])
     if python := interpreters(options["python"]).get(options["framework"]):
         chosen["python"] = python
     config: RunConfig = request(
@@ -377,7 +377,7 @@ def _steps(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def tuning(pairs: Sequence[str]) -> dict[str, str]:
+def parse_tuning(pairs: Sequence[str]) -> dict[str, str]:
     """name -> value of --tune."""
     chosen = {}
     for pair in pairs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.cli.options import RUN_CONFIG_OPTIONS, interpreters, listed, tuning
+from dpcompare.cli.options import RUN_CONFIG_OPTIONS, interpreters, listed, parse_tuning
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -39,8 +39,10 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
     Raises:
         RequestError: something else was given, or they make no run.
     """
+    from dpcompare.backends import MODES
     from dpcompare.cluster import Cluster
     from dpcompare.config import RunConfig, Workload, request
+    from dpcompare.tuning import settings_of
 
     if fixed := sorted(given - set(_MAY_CHANGE)):
         raise RequestError(
@@ -72,10 +74,11 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         )
     framework = options["framework"] if "framework" in given else config.framework
     chosen = {name: options[name] for name in RUN_CONFIG_OPTIONS if name in given}
-    if "tune" in given:
-        chosen["tune"] = tuning(options["tune"])
-    elif given & {"framework", "mode"}:
-        chosen["tune"] = {}
+    mode = options["mode"] if "mode" in given else config.mode
+    asked = parse_tuning(options["tune"]) if "tune" in given else {}
+    known = settings_of(framework, mode) if (framework, mode) in MODES else {}
+    kept = {name: value for name, value in config.tune.items() if name in known and value in known[name].values}
+    chosen["tune"] = kept | asked
     if python := interpreters(options["python"]).get(framework):
         chosen["python"] = python
     elif framework != config.framework:
@@ -87,7 +90,7 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
                 exclude={"workload", "cluster", "profile_steps", "resume", "inputs", "framework", "mode"}
             ),
             "framework": framework,
-            "mode": options["mode"] if "mode" in given else config.mode,
+            "mode": mode,
             "workload": workload,
             "cluster": cluster,
             **chosen,

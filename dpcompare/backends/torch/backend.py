@@ -83,17 +83,16 @@ class TorchBackend(Backend):
         tuning = self.config.tuning
         torch.set_num_threads(self.config.threads_per_process)
         # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
-        torch.backends.cuda.matmul.allow_tf32 = tuning["tf32"] == "on"
-        torch.backends.cudnn.allow_tf32 = tuning["tf32"] == "on"
+        torch.backends.cuda.matmul.allow_tf32 = workload.profile == "native"
+        torch.backends.cudnn.allow_tf32 = workload.profile == "native"
         # TensorFlow measures convolution algorithms before it chooses one, torch only if told to.
         torch.backends.cudnn.benchmark = True
         self.connect()
         model = self.build_model()
         if workload.precision == "float64":
             model = model.double()
-        # In bfloat16 too: tensor cores take no other.
-        self._layout = "NHWC" if workload.precision == "bfloat16" else tuning["memory_layout"]
-        self._memory_format = torch.channels_last if self._layout == "NHWC" else torch.contiguous_format
+        channels_last = tuning["memory_layout"] == "NHWC"
+        self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self._memory_format)
         if workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
@@ -234,11 +233,6 @@ class TorchBackend(Backend):
         with torch.profiler.profile() as profiler:
             yield
         profiler.export_chrome_trace(str(path))
-
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {
-            "memory_layout": self._layout,
-        }
 
     def devices(self) -> list[str]:
         if self.device.type == "cpu":
