@@ -56,7 +56,7 @@ def prepare_ours(folder: Path, size: int) -> float:
         source = linked(folder, Path(temporary))
         begin = time.perf_counter()
         prepare(source, Path(temporary) / "store", size, num_processes=1)
-        return NUM_PREPARED / (time.perf_counter() - begin)
+        return len(photos(folder, NUM_PREPARED)) / (time.perf_counter() - begin)
 
 
 def prepare_pillow(folder: Path, size: int) -> float:
@@ -65,7 +65,7 @@ def prepare_pillow(folder: Path, size: int) -> float:
     for path in photos(folder, NUM_PREPARED):
         with Image.open(path) as image:
             np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
-    return NUM_PREPARED / (time.perf_counter() - begin)
+    return len(photos(folder, NUM_PREPARED)) / (time.perf_counter() - begin)
 
 
 def read_ours(folder: Path, size: int, augment: tuple[str, ...] = ()) -> float:

@@ -25,7 +25,7 @@ from typing import Any
 
 from dpcompare.backends import MODES
 from dpcompare.launcher import free_ports
-from dpcompare.planning import INHERITED_TO_DROP
+from dpcompare.planning import INHERITED_TO_DROP, KEPT_MEMORY
 from scripts.sections import commit, write_section
 
 Figures = dict[str, float]
@@ -34,8 +34,9 @@ Figures = dict[str, float]
 
 def environment(threads: int, **more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
-    ours = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    return inherited | ours | more
+    given = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    # As dpcompare's own processes have it: what the allocator gains is not what a loop costs.
+    return inherited | KEPT_MEMORY | given | more
 
 
 def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -50,7 +51,11 @@ def printed(processes: list[subprocess.Popen[str]]) -> Any:
     Raises:
         RuntimeError: one failed, with the end of what it said.
     """
-    said = [process.communicate(timeout=900) for process in processes]
+    try:
+        said = [process.communicate(timeout=900) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     for (_, errors), process in zip(said, processes, strict=True):
         if process.returncode:
             raise RuntimeError(errors[-3000:])

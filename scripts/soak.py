@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import signal
 import sys
 import tempfile
 import threading
+import traceback
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -63,8 +65,12 @@ class Killer:
         if (event["kind"] == "start" and self.step == 0) or (
             event["kind"] == "train" and event["step"] >= self.step > 0
         ):
-            self.acted = True
-            os.kill(os.getpid() if self.interrupts else self._pid, signal.SIGINT if self.interrupts else signal.SIGKILL)
+            if self.interrupts:
+                self.acted = True
+                os.kill(os.getpid(), signal.SIGINT)
+            elif is_alive(self._pid):  # else the run was faster
+                self.acted = True
+                os.kill(self._pid, signal.SIGKILL)
 
 
 @cache
@@ -77,27 +83,34 @@ def one_run(framework: str, mode: str, generator: random.Random, run_dir: Path, 
     """Run, perhaps killed and resumed; returns problems."""
     killer = Killer(generator, num_processes(framework, mode)) if generator.random() < 0.5 else None
     request = config(framework, mode)
-    before_last = None
     try:
         run(request, run_dir, observe=killer.observe if killer else lambda event: None)
+        if killer and killer.acted and not killer.interrupts and _reached(run_dir) < STEPS:
+            return ["a process was killed, and nobody noticed"]
     except (RunFailedError, KeyboardInterrupt) as ended:
-        counts["killed" if isinstance(ended, RunFailedError) else "interrupted"] += 1
         if killer is None or not killer.acted:
+            if isinstance(ended, KeyboardInterrupt):
+                raise  # somebody else's
             return [f"failed by itself: {ended}"]
-        before_last = RunResult.load(run_dir)
+        counts["interrupted" if isinstance(ended, KeyboardInterrupt) else "killed"] += 1
+        there = checkpoint_paths(run_dir)
         told = [event["step"] for event in read_events(run_dir, 1) if event["kind"] == "checkpoint"]
         problems = unreadable(run_dir)
-        if told and checkpoint_paths(run_dir)[0].name < f"step-{told[-1]:010d}":
+        if told and (not there or there[0].name < f"step-{told[-1]:010d}"):
             problems.append("a checkpoint was lost")
-        if problems or not checkpoint_paths(run_dir):
+        if problems or not there:
             return problems
         resume(run_dir, RunConfig.load(run_dir / CONFIG_FILE))
         counts["resumed"] += 1
     result = RunResult.load(run_dir)
     problems = unreadable(run_dir)
     if result.status != "completed" or result.train_loss != alone(framework, mode):
-        problems.append(f"{result.status}, losses {'differ' if before_last else 'differ without a kill'}")
+        problems.append(f"{result.status}, or its losses differ")
     return problems
+
+
+def _reached(run_dir: Path) -> int:
+    return len(RunResult.load(run_dir).train_loss)
 
 
 def unreadable(run_dir: Path) -> list[str]:
@@ -138,7 +151,10 @@ def main() -> None:
         framework, mode = list(MODES)[number % len(MODES)]
         before = left_behind()
         with tempfile.TemporaryDirectory(prefix="dpcompare-soak-") as folder:
-            found = one_run(framework, mode, generator, Path(folder) / "run", counts)
+            try:
+                found = one_run(framework, mode, generator, Path(folder) / "run", counts)
+            except Exception:
+                found = [traceback.format_exc()]
         found += [f"left: {each}" for each in left_behind() - before]
         problems += [f"run {number}, {framework} {mode}: {each}" for each in found]
         counts["runs"] += 1
@@ -147,7 +163,7 @@ def main() -> None:
             f"[{number}/{arguments.runs}] {framework} {mode} {resident_bytes() >> 20} MiB {found or ''}",
             file=sys.stderr,
         )
-    grown = resident_bytes() - settled if settled else 0
+    grown = resident_bytes() - settled if settled else math.nan
     if grown > MOST_GROWTH:
         problems.append(f"the parent grew by {grown} bytes")
     lines = [

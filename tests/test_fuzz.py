@@ -8,6 +8,7 @@ import resource
 import string
 import time
 from contextlib import suppress
+from itertools import takewhile
 
 import click
 import numpy as np
@@ -167,8 +168,7 @@ def test_toml_files(cases, capsys, tmp_path):
     @tried(cases, st.one_of(texts, st.text(max_size=60), st.binary(max_size=60)))
     def check(content):
         file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-        common = ("--device", "cpu") if cases % 2 else ()
-        answered(capsys, "plan", "--framework", "torch", "--mode", "ddp", *common, "--config", str(file))
+        answered(capsys, "plan", "--framework", "torch", "--mode", "ddp", "--config", str(file))
         answered(capsys, "compare", str(file), "--dry-run", "--arm", "torch:ddp", "--steps", "3", "--device", "cpu")
 
 
@@ -316,9 +316,11 @@ def test_events_of_a_run(cases, tmp_path):
 
     @tried(cases, CHANGES)
     def check(changes):
-        path.write_bytes(changed(whole, changes))
-        found = read_events(tmp_path, 1)
-        assert found == told[: len(found)], "damage was not seen"
+        content = changed(whole, changes)
+        path.write_bytes(content)
+        pairs = zip(content.splitlines(keepends=True), whole.splitlines(keepends=True), strict=False)
+        intact = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        assert read_events(tmp_path, 1) == told[:intact]
 
     path.write_bytes(whole[:-20] + bytes(20) + b"\n")
     assert read_events(tmp_path, 1) == told[:-1]
