@@ -27,6 +27,7 @@ from dpcompare import Cluster, RunConfig, RunFailedError, Workload, resume, run
 from dpcompare.backends import MODES
 from dpcompare.checkpoint import checkpoint_paths, load_checkpoint, training_id
 from dpcompare.events import Event, read_events
+from dpcompare.processes import is_alive
 from dpcompare.result import CONFIG_FILE, RunResult
 from scripts.sections import commit, write_section
 from scripts.trials import num_processes, ports_listening, shared_memory
