@@ -34,9 +34,8 @@ Figures = dict[str, float]
 
 def environment(threads: int, **more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
-    given = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
     # As dpcompare's own processes have it: what the allocator gains is not what a loop costs.
-    return inherited | KEPT_MEMORY | given | more
+    return inherited | KEPT_MEMORY | {"OMP_NUM_THREADS": str(threads), "TF_CPP_MIN_LOG_LEVEL": "2"} | more
 
 
 def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -63,16 +62,17 @@ def printed(processes: list[subprocess.Popen[str]]) -> Any:
     return json.loads(text)
 
 
-def bare(framework: str, mode: str, variant: str, options: list[str]) -> Figures:
+def bare(framework: str, mode: str, variant: str, options: list[str], *, replicas: int = 2) -> Figures:
     """A loop by hand."""
     module = f"scripts.bare.{framework}_loop"
     argv = ["--mode", mode, "--variant", variant, *options]
     if mode == "ddp":
-        agent = ["torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_ports(1)[0]), "-m", module]
-        processes = [start([*agent, *argv, "--threads", "1"], environment(1))]
+        agent = ["torch.distributed.run", "--nproc-per-node", str(replicas), "--master-port", str(free_ports(1)[0])]
+        processes = [start([*agent, "-m", module, *argv, "--threads", "1"], environment(1))]
     elif mode == "multiworker":
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
-        configs = [json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}) for rank in (0, 1)]
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(replicas)]}
+        tasks = ({"type": "worker", "index": rank} for rank in range(replicas))
+        configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
         processes = [start([module, *argv, "--threads", "1"], environment(1, TF_CONFIG=config)) for config in configs]
     else:
         processes = [start([module, *argv], environment(2))]
@@ -80,18 +80,23 @@ def bare(framework: str, mode: str, variant: str, options: list[str]) -> Figures
     return figures
 
 
-def ours(framework: str, mode: str, profile: str, options: list[str]) -> Figures:
+def ours(framework: str, mode: str, options: list[str]) -> Figures:
     """`dpcompare run`. What its loop does between steps counts too, as it does in a loop by hand."""
-    row = MODES[framework, mode]
-    devices = ["--nodes", "2"] if row.multi_node else ["--devices-per-node", "2"] if row.multi_device else []
     with tempfile.TemporaryDirectory(prefix="dpcompare-overhead-") as folder:
-        argv = ["dpcompare", "run", "--framework", framework, "--mode", mode, *devices, "--device", "cpu", *options]
-        argv += ["--dataset", "synthetic", "--profile", profile, "--run-dir", f"{folder}/run", "--json"]
-        result = printed([start(argv, environment(2))])
+        argv = ["dpcompare", "run", "--framework", framework, "--mode", mode, *options]
+        result = printed(
+            [start([*argv, "--dataset", "synthetic", "--run-dir", f"{folder}/run", "--json"], environment(2))]
+        )
     return {
         "images_per_second": result["global_batch_size"] / (result["step_seconds"]["mean"] + result["other_seconds"]),
         "peak_memory_bytes": result["peak_memory_bytes"]["max_process"],
     }
+
+
+def devices_of(framework: str, mode: str) -> list[str]:
+    """Options of two simulated devices on the CPU."""
+    row = MODES[framework, mode]
+    return ["--nodes", "2"] if row.multi_node else ["--devices-per-node", "2"] if row.multi_device else []
 
 
 BARE = {
@@ -101,31 +106,41 @@ BARE = {
 }  # fmt: skip
 
 
-def contestants(framework: str, mode: str, options: list[str]) -> dict[str, Callable[[], Figures]]:
-    found: dict[str, Callable[[], Figures]] = {}
+Contestants = dict[str, Callable[[], Figures]]
+
+
+def contestants(framework: str, mode: str, options: list[str]) -> Contestants:
+    """The loops by hand of a mode, and both profiles."""
+    found: Contestants = {}
     for variant in BARE[framework][mode]:
         found[variant] = partial(bare, framework, mode, variant, options)
     for profile in ("strict", "native"):
-        found[profile] = partial(ours, framework, mode, profile, options)
+        own = [*options, *devices_of(framework, mode), "--device", "cpu", "--profile", profile]
+        found[profile] = partial(ours, framework, mode, own)
     return found
 
 
-def compared(framework: str, mode: str, options: list[str], rounds: int, generator: random.Random) -> list[str]:
-    """A row of the table per contestant."""
+HEAD = [
+    "| mode | loop | images/s | strict is faster by | native is faster by | memory of strict against it |",
+    "|---|---|--:|--:|--:|--:|",
+]
+
+
+def compared(title: str, them: Contestants, rounds: int, generator: random.Random) -> list[str]:
+    """A row of the table per contestant, two of which are `strict` and `native`."""
     table: dict[str, list[Figures]] = defaultdict(list)
-    all_of_them = contestants(framework, mode, options)
     for number in range(1, rounds + 1):
-        order = list(all_of_them)
+        order = list(them)
         generator.shuffle(order)
         for name in order:
-            table[name].append(all_of_them[name]())
+            table[name].append(them[name]())
             speed = table[name][-1]["images_per_second"]
-            print(f"{framework} {mode}, round {number}: {name} {speed:.1f} images/s", file=sys.stderr)
+            print(f"{title}, round {number}: {name} {speed:.1f} images/s", file=sys.stderr)
     return [
-        f"| {framework} {mode} | {name} | {median(figures['images_per_second'] for figures in made):.1f} | "
-        + " | ".join(_ratio(made, table[other], "images_per_second") for other in ("strict", "native"))
-        + f" | {_ratio(table['strict'], made, 'peak_memory_bytes', turned=True)} |"
-        for name, made in table.items()
+        f"| {title} | {name} | {median(figures['images_per_second'] for figures in table[name]):.1f} | "
+        + " | ".join(_ratio(table[name], table[other], "images_per_second") for other in ("strict", "native"))
+        + f" | {_ratio(table['strict'], table[name], 'peak_memory_bytes', turned=True)} |"
+        for name in them
     ]
 
 
@@ -153,12 +168,12 @@ def main() -> None:
     lines = [
         f"`python -m scripts.benchmark_overhead {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
         "",
-        "| mode | loop | images/s | strict is faster by | native is faster by | memory of strict against it |",
-        "|---|---|--:|--:|--:|--:|",
+        *HEAD,
     ]
     generator = random.Random(arguments.seed)
     for framework, mode in modes:
-        lines += compared(framework, mode, options, arguments.rounds, generator)
+        them = contestants(framework, mode, options)
+        lines += compared(f"{framework} {mode}", them, arguments.rounds, generator)
     print("\n".join(lines))
     if arguments.write:
         write_section(arguments.write, f"overhead {arguments.model}", lines)

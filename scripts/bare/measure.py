@@ -39,13 +39,17 @@ def batches(size: int, image_size: int) -> list[tuple[npt.NDArray[np.float32], n
     ]
 
 
-def measured(step: Callable[[int], object], chosen: argparse.Namespace) -> float:
-    """Images per second over the steps after the warm-up; `step(number)` must wait for its device."""
+def measured(
+    step: Callable[[int], object], chosen: argparse.Namespace, synchronize: Callable[[], None] = lambda: None
+) -> float:
+    """Images per second over the steps after the warm-up; `synchronize` waits for the device."""
     for number in range(chosen.warmup_steps):
         step(number)
+    synchronize()
     begin = time.perf_counter()
     for number in range(chosen.warmup_steps, chosen.steps):
         step(number)
+    synchronize()
     images = (chosen.steps - chosen.warmup_steps) * chosen.global_batch_size
     return images / (time.perf_counter() - begin)
 
