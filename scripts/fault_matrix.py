@@ -27,7 +27,6 @@ from scripts.fault_kinds import FAULTS
 from scripts.sections import commit, write_section
 from scripts.trials import go_on, trial_of
 
-
 VISIBLE = 5
 """Seconds within which everything must be gone where a death can be seen."""
 
