@@ -151,7 +151,7 @@ def small_disk(trial: Trial) -> Iterator[BeforeExec]:
     try:
         yield lambda: None
     finally:
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run(["umount", "--lazy", disk], check=True)  # what still writes there is ended, or counted
 
 
 def fill_disk(trial: Trial) -> None:
