@@ -1,0 +1,192 @@
+"""How costs grow: a report of many runs, and a run of many steps.
+
+    python -m scripts.benchmark_complexity [--runs 10 100 1000] [--steps 10000 100000 1000000] [--write FILE]
+
+Runs are results as a study leaves them, without training. Steps are those of the real loop and its event files with a backend
+that computes nothing, in a process of its own; memory is that of the process when it began to step and when it ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
+from dpcompare.analysis import analyse
+from dpcompare.backends.base import Backend, State
+from dpcompare.collection import collect
+from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.data.store import open_store
+from dpcompare.events import EventLog, EventTail
+from dpcompare.loop import train
+from dpcompare.result import RunResult, StepSeconds
+from dpcompare.study import Arm, Study, open_study
+from scripts.sections import commit, write_section
+
+BATCH = 16
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def report_seconds(num_runs: int) -> tuple[float, float]:
+    """To read the runs of a study and judge them, and to write its page."""
+    from dpcompare.report.page import as_html
+
+    arms = []
+    for framework, mode in (("torch", "ddp"), ("tensorflow", "multiworker")):
+        cluster = Cluster.partition(2, 1, device="cpu")
+        arms.append(Arm(name=f"{framework} {mode}", config=RunConfig(framework=framework, mode=mode, cluster=cluster)))
+    with tempfile.TemporaryDirectory() as folder:
+        study = open_study(Study(arms=tuple(arms), repeats=num_runs // len(arms)), Path(folder) / "study")
+        for number in range(1, study.repeats + 1):
+            for place, arm in enumerate(arms):
+                run_dir = study.run_dir(Path(folder) / "study", number, arm)
+                run_dir.mkdir(parents=True)
+                _result(arm, speed=100 + 10 * place + number % 7 / 10).save(run_dir)
+        begin = time.perf_counter()
+        comparison = analyse(collect([Path(folder) / "study"]))
+        judged = time.perf_counter()
+        as_html(comparison)
+        return judged - begin, time.perf_counter() - judged
+
+
+def _result(arm: Arm, *, speed: float) -> RunResult:
+    config = arm.config
+    step = StepSeconds(median=32 / speed, p95=32 / speed, mean=32 / speed, mad=0.0)
+    return RunResult(
+        status="completed",
+        framework=config.framework,
+        mode=config.mode,
+        num_nodes=2,
+        num_processes=2,
+        num_replicas=2,
+        device_type="cpu",
+        device_names=["cpu:0", "cpu:1"],
+        emulated=False,
+        model="efficientnet-b2",
+        dataset="digits",
+        image_size=64,
+        global_batch_size=32,
+        precision="float32",
+        profile="strict",
+        images_per_second=speed,
+        measured_steps=40,
+        step_seconds=step,
+        data_wait_share=0.01,
+        wall_seconds=30.0,
+        train_loss=[2.0 - number / 100 for number in range(45)],
+        threads_per_process=1,
+        config=config.model_dump(mode="json"),
+    )
+
+
+class Nothing(Backend):
+    """Computes nothing, on the real batches."""
+
+    packages = ("numpy",)
+
+    def setup(self) -> None: ...
+    def barrier(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def teardown(self) -> None: ...
+    def load_state(self, state: State) -> None: ...
+    def load_optimizer_state(self, slots: State, steps_taken: int) -> None: ...
+
+    def state(self) -> State:
+        return {}
+
+    def optimizer_state(self) -> State:
+        return {}
+
+    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
+        return prefetch(batches, lambda batch: DeviceBatch(
+            images=None, labels=None, weights=batch.weights, global_count=batch.global_count
+        ))  # fmt: skip
+
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+        return 1.0
+
+    def evaluate_step(self, batch: DeviceBatch) -> Any:
+        return (1.0, 0.0, float(batch.weights.sum()))
+
+    def read(self, handles: Sequence[Any]) -> Any:
+        return np.array(handles, np.float64)
+
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Any:
+        raise NotImplementedError
+
+    def to_host(self, batch: DeviceBatch) -> Any:
+        raise NotImplementedError
+
+
+def run_of(num_steps: int) -> dict[str, float]:
+    """The loop, its events, and the parent that reads them."""
+    workload = Workload(
+        model="mlp", image_size=8, dataset="digits", global_batch_size=BATCH, steps=num_steps, warmup_steps=0
+    )
+    config = RunConfig(framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, device="cpu"))
+    config = prepare_inputs(config)
+    assert config.inputs is not None
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        events = EventLog(run_dir, 0)
+        begun_with, begin = resident_bytes(), time.perf_counter()
+        train(Nothing(config), open_store(config.inputs.store), events, run_dir)
+        seconds, grown = time.perf_counter() - begin, resident_bytes() - begun_with
+        events.close()
+        written = sum(path.stat().st_size for path in run_dir.rglob("*.jsonl"))
+        begin = time.perf_counter()
+        for _ in EventTail(run_dir, 1).new_events():
+            pass
+        return {
+            "us_per_step": seconds / num_steps * 1e6,
+            "MiB_grown": grown / 2**20,
+            "MiB_of_events": written / 2**20,
+            "seconds_to_read_events": time.perf_counter() - begin,
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--steps", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--only-steps", type=int, help="one run, in this process")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
+    arguments = parser.parse_args()
+    if arguments.only_steps:
+        print(json.dumps(run_of(arguments.only_steps)))
+        return
+    lines = [f"`python -m scripts.benchmark_complexity {' '.join(sys.argv[1:])}` at {commit()}:", ""]
+    lines += ["| runs of two arms | s to judge | s to write the page |", "|--:|--:|--:|"]
+    for num_runs in arguments.runs:
+        judged, written = report_seconds(num_runs)
+        lines.append(f"| {num_runs:,} | {judged:.2f} | {written:.2f} |")
+    lines += ["", "| steps of a run | us per step | MiB that the process grew | MiB of events | s to read them |"]
+    lines += ["|--:|--:|--:|--:|--:|"]
+    for num_steps in arguments.steps:
+        argv = [sys.executable, "-m", "scripts.benchmark_complexity", "--only-steps", str(num_steps)]
+        done = subprocess.run(argv, capture_output=True, text=True, check=True)
+        figures = json.loads(done.stdout)
+        lines.append(
+            f"| {num_steps:,} | {figures['us_per_step']:.0f} | {figures['MiB_grown']:.1f} | {figures['MiB_of_events']:.1f} | "
+            f"{figures['seconds_to_read_events']:.2f} |"
+        )
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "complexity", lines)
+
+
+if __name__ == "__main__":
+    main()
