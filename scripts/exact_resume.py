@@ -1,10 +1,12 @@
 """Does a killed run go on exactly? The command killed with SIGKILL at every step of a run, in every mode, and in a chain.
 
     python -m scripts.exact_resume [--steps 20] [--chain 10] [--mode FRAMEWORK:MODE ...] [--write FILE]
+    python -m scripts.exact_resume --across-frameworks [--steps 20] [--write FILE]
 
 When a training process has made a step it kills the command. Two seconds later nothing of the run may be left: no process,
 port or shared memory. The resumed run must have the losses, evaluations and sample order of one that was left alone, and the
-bytes of its weights and of its optimizer's memory. Prints a table of modes and steps; exit code 3 where a cell differs.
+bytes of its weights and of its optimizer's memory. Prints a table of modes and steps; exit code 3 where a cell differs. Across frameworks, a run of one goes on in the other, in float64,
+and its losses are compared with those of a run that stayed.
 """
 
 from __future__ import annotations
@@ -12,10 +14,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,6 +32,7 @@ from scripts.sections import commit, write_section
 from scripts.trials import (
     LONGEST,
     SECONDS_TO_BE_GONE,
+    TINY,
     Fault,
     Trial,
     ports_listening,
@@ -37,14 +42,16 @@ from scripts.trials import (
     wait_until_gone,
 )
 
+MODEL = ("--model", "toy-bn", "--image-size", "16")
+"""BatchNorm's statistics are part of what must be equal."""
+
 
 def kill_the_command(trial: Trial) -> tuple[str, str]:
     return before_a_step(trial, f"{{note}}; os.kill(int(open({str(trial.pid_file)!r}).read()), signal.SIGKILL)")
 
 
 def fault(steps: int) -> Fault:
-    # BatchNorm's statistics are part of what must be equal.
-    options = ("--model", "toy-bn", "--image-size", "16", "--steps", str(steps))
+    options = (*MODEL, "--steps", str(steps))
     return Fault(code=-signal.SIGKILL, within=SECONDS_TO_BE_GONE, inject=kill_the_command, options=options)
 
 
@@ -103,13 +110,61 @@ def killed_at(framework: str, mode: str, steps: int, kills: list[int], expected:
         return problems
 
 
+def trained(folder: Path, *options: str) -> dict[str, Any]:
+    """The result of a run, or of one that goes on."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dpcompare", "run", *options, "--json"],
+        env=os.environ | {"DPCOMPARE_CACHE_DIR": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def across_frameworks(steps: int) -> list[str]:
+    """The table of runs that change the framework after some steps."""
+    lines = [
+        "| optimizer | begun in | went on in | after step | largest difference of a loss | of the last evaluation |"
+    ]
+    lines.append("|---|---|---|--:|--:|--:|")
+    tiny = [*TINY, *MODEL, "--precision", "float64"]
+    for optimizer in ("adam", "sgd"):
+        for first, second in (("torch", "tensorflow"), ("tensorflow", "torch")):
+            with tempfile.TemporaryDirectory(prefix="dpcompare-across-") as temporary:
+                folder = Path(temporary)
+                begin = ["--framework", first, "--mode", "single", *tiny, "--optimizer", optimizer]
+                whole = trained(folder, *begin, "--steps", str(steps), "--run-dir", f"{folder}/whole")
+                for stop in range(1, steps, 6):
+                    run_dir = f"{folder}/{stop}"
+                    trained(folder, *begin, "--steps", str(stop), "--run-dir", run_dir)
+                    went_on = trained(
+                        folder, "--resume", run_dir, "--framework", second, "--mode", "single", "--steps", str(steps)
+                    )
+                    pairs = zip(went_on["train_loss"], whole["train_loss"], strict=True)
+                    loss = max(abs(one - other) for one, other in pairs)
+                    last = abs(went_on["evaluations"][-1]["loss"] - whole["evaluations"][-1]["loss"])
+                    lines.append(f"| {optimizer} | {first} | {second} | {stop} | {loss:.1e} | {last:.1e} |")
+                    print(lines[-1], file=sys.stderr)
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=20, help="of a run; it is killed at each but the last")
     parser.add_argument("--chain", type=int, default=10, help="kills of one run")
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
+    parser.add_argument("--across-frameworks", action="store_true", help="that table instead")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
+    if arguments.across_frameworks:
+        lines = [f"`python -m scripts.exact_resume {' '.join(sys.argv[1:])}` at {commit()}:", ""]
+        lines += across_frameworks(arguments.steps)
+        print("\n".join(lines))
+        if arguments.write:
+            write_section(arguments.write, "across frameworks", lines)
+        return
     steps = range(1, arguments.steps)
     chain = [1 + number * arguments.steps // arguments.chain for number in range(arguments.chain)]
     modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else list(MODES)
