@@ -255,7 +255,8 @@ def wait_until_gone(trial: Trial, before: set[str], deadline: float) -> list[str
             break
         time.sleep(0.02)
     for pid in processes:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return [f"left: {each}" for each in [*(f"process {pid}" for pid in processes), *rest]]
 
 
