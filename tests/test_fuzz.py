@@ -29,7 +29,7 @@ from tests.test_checkpoint import equal, made, sealed
 
 
 def few_and(many):
-    cases = [pytest.param(40, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)]
+    cases = [pytest.param(20, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)]
     return pytest.mark.parametrize("cases", cases)
 
 

@@ -129,6 +129,7 @@ def test_a_setting_changes_nothing_of_what_is_trained(tmp_path, arm, tune):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_run_that_goes_on_keeps_the_settings_that_its_mode_has(tmp_path):
     tiny = ["--device", "cpu", "--profile", "native", *TINY, "--checkpoint-every", "4"]
     begun = dpcompare("run", "--framework", "torch", "--mode", "single", "--tune", "optimizer_kernels=foreach", *tiny,
