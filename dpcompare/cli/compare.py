@@ -182,7 +182,7 @@ def _conduct(study: Study, out: Path, progress: Watcher, *, until: float | None,
             until=until,
             budget_seconds=budget_seconds,
         )
-    except (RequestError, OSError) as error:  # not at the beginning of a run, so it is no wrong request: a full disk
+    except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
         raise RunFailedError(
             f"the study has stopped: {error}\nThe runs that are done are kept; the same command with --out {out} goes on "
             "from here",
