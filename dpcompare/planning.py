@@ -23,7 +23,7 @@ KEPT_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 """Have glibc keep what a process frees (mallopt(3)): with its defaults large arrays go back to the kernel after every
-operation and come back page by page, which costs TensorFlow's replicas on the CPU nearly half their speed."""
+operation and come back page by page. EfficientNet-B2 on 2 CPU cores: multiworker 1.08 and 1.14, mirrored 1.02 times as fast."""
 
 INHERITED_TO_DROP = (
     AGENT_PID,
