@@ -12,6 +12,7 @@ from dpcompare.attempts import load_history
 from dpcompare.config import RunConfig
 from dpcompare.events import EventTail
 from dpcompare.launcher import Ended, Stall
+from dpcompare.processes import SIGNALED
 from dpcompare.result import log_path, node_log_path
 
 LOG_LINES_SHOWN = 20
@@ -85,9 +86,11 @@ def _vanished(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[str]:
     has_agents = config.mode_row.launch == "torchrun"
     for rank in ended.vanished:
         node, local = divmod(rank, config.processes_per_node)
-        code = ended.nodes.get(node, 0)  # of the training process itself where no agent stands between
+        code = ended.nodes.get(node, 0)
         if has_agents and code < 0:
             continue
+        if has_agents and code > SIGNALED:  # the agent's, which tells of the first that failed
+            code = SIGNALED - code
         if ended.out_of_memory:
             cause = "the kernel has just killed a process for want of memory, and most likely this one"
         elif code == -signal.SIGBUS:
@@ -96,9 +99,8 @@ def _vanished(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[str]:
             cause = "no space left on the disk of the run directory, so it could not say more"
         else:
             cause = "it was killed (by a signal, or by the kernel for want of memory) or crashed"
-        how = "" if has_agents else _in_words(code)
         yield (
-            f"process {rank} (node {node}, local rank {local}) ended without a message{how}: {cause}\n"
+            f"process {rank} (node {node}, local rank {local}) ended without a message{_in_words(code)}: {cause}\n"
             f"{_end_of(log_path(run_dir, node, local))}"
         )
 

@@ -21,6 +21,8 @@ from dpcompare.result import node_log_path
 SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_END = 3.0
 """How long a process that was told to end (SIGTERM) may take before it is killed."""
+SECONDS_TO_TELL = 1.0
+"""How long a torchrun agent may take to end, and to tell by that how its training process did."""
 
 Observer = Callable[[Event], None]
 
@@ -93,8 +95,8 @@ def launch(
     Raises:
         RequestError: they cannot have one.
     """
-    num_processes = sum(len(node.processes) for node in node_processes)
-    watch = _Watch(EventTail(run_dir, num_processes), num_processes, deadlines, observe)
+    node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
+    watch = _Watch(EventTail(run_dir, len(node_of)), len(node_of), deadlines, observe)
     ended = Ended()
     kills_before = oom_kills()
     with ExitStack() as stack:
@@ -107,13 +109,12 @@ def launch(
             time.sleep(SECONDS_BETWEEN_LOOKS)
             ended.vanished += watch.look()
             ended.stalled = watch.stalled()
-            for rank, process in list(running.items()):
-                if process.poll() is not None:
-                    ended.nodes[rank] = process.returncode
-                    # A node process that died may leave members of its group behind.
-                    signal_group(process.pid, signal.SIGKILL)
-                    del running[rank]
+            ended.nodes |= _reap(running)
         ended.vanished += watch.look()
+        deadline = time.monotonic() + SECONDS_TO_TELL
+        while any(node_of[rank] in running for rank in ended.vanished) and time.monotonic() < deadline:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            ended.nodes |= _reap(running)
     watch.look()
     ended.out_of_memory = oom_kills() > kills_before
     return ended
@@ -183,6 +184,15 @@ def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -
             start_new_session=True,
             preexec_fn=before_exec,
         )
+
+
+def _reap(running: dict[int, subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Take out the node processes that have ended; returns node_rank -> exit status."""
+    statuses = {rank: status for rank, process in running.items() if (status := process.poll()) is not None}
+    for rank in statuses:
+        # A node process that died may leave members of its group behind.
+        signal_group(running.pop(rank).pid, signal.SIGKILL)
+    return statuses
 
 
 def _stop(running: dict[int, subprocess.Popen[bytes]]) -> None:

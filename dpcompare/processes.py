@@ -21,6 +21,9 @@ SECONDS_BETWEEN_ATTEMPTS = 0.1
 AGENT_PID = "DPCOMPARE_AGENT_PID"
 """Set by our torchrun agents for their training processes, which start them much later than they are started."""
 
+SIGNALED = 128
+"""What our torchrun agents add to the number of the signal that ended a training process, for their own exit status."""
+
 _PR_SET_PDEATHSIG = 1
 
 

@@ -13,6 +13,7 @@ if __name__ == "__main__":
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 import argparse
+import faulthandler
 import socket
 import sys
 import threading
@@ -41,6 +42,7 @@ def main() -> None:
     arguments = parser.parse_args()
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
     _write_output_to(log_path(arguments.run_dir, arguments.node_rank, local_rank))
+    faulthandler.enable(all_threads=False)  # tells where it was, if it crashes in native code
     status = _work(arguments.run_dir, arguments.node_rank, local_rank)
     sys.stdout.flush()
     sys.stderr.flush()

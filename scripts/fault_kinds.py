@@ -297,7 +297,7 @@ def of_a_newer_version(content: bytes) -> bytes:
 
 # RANK: of the process on which the fault acts.
 NAMED = r"process RANK \(node \d+, local rank \d+\)"
-DIED = rf"{NAMED} ended without a message.*last steps: process 0: \d+"
+DIED = rf"{NAMED} ended without a message \(SIGKILL\).*last steps: process 0: \d+"
 SHORT = ("--steps", "40")
 LENGTH = 1000
 TWO_RUNS = ("--steps", str(LENGTH), "--checkpoint-every", str(LENGTH))
@@ -403,7 +403,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "out of memory": Fault(
         code=1,
-        says=f"{NAMED} ended without a message[^\n]*the kernel has just killed a process for want of memory",
+        says=rf"{NAMED} ended without a message \(SIGKILL\)[^\n]*the kernel has just killed a process for want of memory",
         within=15,
         around=little_memory,
         inject=lambda trial: before_a_step(trial, "{note}; module.hoard = b'x' * (16 << 30)"),

@@ -14,6 +14,7 @@ from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from dpcompare.errors import RequestError
 from dpcompare.launcher import free_ports
 from dpcompare.planning import num_ports, plan, shell_script
+from dpcompare.result import log_path
 from dpcompare.runner import prepare_run
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
@@ -64,13 +65,34 @@ def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, fra
         if event["kind"] == "train" and event["process_rank"] == 1:
             os.kill(pids[1], signal.SIGKILL)
 
-    with pytest.raises(RunFailedError, match=r"process 1 \(node 1, local rank 0\) ended without a message"):
+    with pytest.raises(RunFailedError, match=r"process 1 \(node 1, local rank 0\) ended without a message \(SIGKILL\)"):
         run(config(framework, mode, steps=100_000), tmp_path / "run", observe=kill_second)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "failed"
     assert result["train_loss"]
     assert result["error"].startswith("process 1 (node 1")
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("mode", "nodes"), [("single", 1), ("ddp", 2)])
+def test_a_crash_in_native_code_is_told_with_its_signal_and_its_place(tmp_path, mode, nodes):
+    """As of a prepared store that is cut short while it is read."""
+    pids = {}
+
+    def crash_first(event):
+        if event["kind"] == "start":
+            pids[event["process_rank"]] = event["pid"]
+        if event["kind"] == "train" and event["process_rank"] == 0:
+            os.kill(pids[0], signal.SIGBUS)
+
+    with pytest.raises(RunFailedError) as failed:
+        run(config("torch", mode, nodes=nodes, steps=100_000), tmp_path / "run", observe=crash_first)
+    message = str(failed.value)
+    assert (
+        "process 0 (node 0, local rank 0) ended without a message (SIGBUS): most likely a file that it reads" in message
+    )
+    assert "Fatal Python error: Bus error" in log_path(tmp_path / "run", 0, 0).read_text()
 
 
 @pytest.mark.torch

@@ -2,18 +2,23 @@
 
 torchrun's store listens on all interfaces even where the master's address is 127.0.0.1, and whoever reaches it can write
 into it. A store made on a socket that is bound already listens where that socket does.
+
+And torchrun ends with status 1 however a process of its own has ended; this agent tells, as a shell does: with the status of
+the first that failed, or 128 and the number of the signal.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 from typing import Any
 
 from torch.distributed import TCPStore, run
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
-from dpcompare.processes import AGENT_PID
+from dpcompare.processes import AGENT_PID, SIGNALED
 
 LOOPBACK = "127.0.0.1"
 
@@ -34,4 +39,9 @@ def _store(host: str, port: int, world_size: int, is_master: bool, *arguments: A
 if __name__ == "__main__":
     os.environ[AGENT_PID] = str(os.getpid())
     static_tcp_rendezvous.TCPStore = _store
-    run.main()
+    try:
+        run.main()
+    except ChildFailedError as failed:
+        print(failed, file=sys.stderr)
+        status = failed.get_first_failure()[1].exitcode
+        sys.exit(status if status >= 0 else SIGNALED - status)
