@@ -70,7 +70,7 @@ class ArmRow(_Shown):
     step_p95_ms: float | None
     waiting_share: float | None
     """Share of a step spent waiting for data."""
-    first_step_seconds: float | None
+    time_to_first_step_seconds: float | None
     memory_bytes: float | None
     gpu_memory_bytes: float | None
     """Peak of all GPUs together; None on the CPU."""
@@ -330,7 +330,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
         step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
         step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
         waiting_share=_median([run.data_wait_share for run in runs]),
-        first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
+        time_to_first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
         memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
         gpu_memory_bytes=_median(
             [run.peak_device_memory_bytes.total if run.peak_device_memory_bytes else None for run in runs]

@@ -181,6 +181,8 @@ class RunResult(BaseModel):
     count none."""
     time_to_first_step_seconds: float | None = None
     """From the start of the launch until the last process has finished its first step."""
+    first_step_seconds: float | None = None
+    """The first step of the slowest process itself: what a framework traces, compiles or tries out then is in it."""
     wall_seconds: float
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None
@@ -344,6 +346,7 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
     first_steps = [process.first_step_at for process in processes]
     if None not in first_steps:
         figures["time_to_first_step_seconds"] = max(filter(None, first_steps)) - started_at
+        figures["first_step_seconds"] = max(process.series["step_seconds"][0] for process in processes)
     warmup_steps = config.workload.warmup_steps
     num_steps = min(process.num_steps for process in processes)
     steps_made = num_steps - processes[0].first_step

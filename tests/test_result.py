@@ -71,6 +71,7 @@ def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     assert result.images_per_second == pytest.approx(3 * 8 / 0.8)
     assert result.step_seconds.median == 0.2
     assert result.time_to_first_step_seconds == 4.0
+    assert result.first_step_seconds == 9.0
     assert result.wall_seconds == 10.0
     assert result.data_wait_share == pytest.approx(0.03 / 0.8)
     assert result.other_seconds == pytest.approx(0.002)

@@ -173,7 +173,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["step"] = f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
-            f"{result.time_to_first_step_seconds:.1f} s to the first step, {result.wall_seconds:.1f} s in all"
+            f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took {figure(result.first_step_seconds)} s; "
+            f"{result.wall_seconds:.1f} s in all"
         )
     if result.peak_memory_bytes:
         peak = result.peak_memory_bytes

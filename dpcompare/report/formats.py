@@ -64,7 +64,8 @@ FIGURES: dict[str, Column] = {
         is_optional=True,
     ),
     "first step s": Column(
-        cell=lambda row: figure(row.first_step_seconds), explanation="from the start of the launch to the first step"
+        cell=lambda row: figure(row.time_to_first_step_seconds),
+        explanation="from the start of the launch to the first step",
     ),
     "memory MiB": Column(
         cell=lambda row: figure(row.memory_bytes / MIB if row.memory_bytes else None, "{:,.0f}"),
