@@ -4,7 +4,8 @@
 
 Every contestant is a process (or a group of them) of its own; in every round each runs once, in another order. A ratio is that
 of two contestants of the same round; the table shows the median over the rounds and the range. Two CPU replicas with one
-thread each, or one device with two.
+thread each, or one device with two. Two contestants are limits rather than loops: "two copies" are two processes of one thread
+that exchange nothing, each with half of the batch; and "as found" is Keras under MirroredStrategy with glibc's own settings.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ Figures = dict[str, float]
 
 def environment(threads: int, **more: str) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
-    # As dpcompare's own processes have it: what the allocator gains is not what a loop costs.
-    return inherited | KEPT_MEMORY | {"OMP_NUM_THREADS": str(threads), "TF_CPP_MIN_LOG_LEVEL": "2"} | more
+    return inherited | {"OMP_NUM_THREADS": str(threads), "TF_CPP_MIN_LOG_LEVEL": "2"} | more
 
 
 def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
@@ -44,8 +44,8 @@ def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
     )
 
 
-def printed(processes: list[subprocess.Popen[str]]) -> Any:
-    """The JSON object that one of them printed.
+def printed(processes: list[subprocess.Popen[str]]) -> list[Any]:
+    """The JSON objects that they printed.
 
     Raises:
         RuntimeError: one failed, with the end of what it said.
@@ -58,33 +58,49 @@ def printed(processes: list[subprocess.Popen[str]]) -> Any:
     for (_, errors), process in zip(said, processes, strict=True):
         if process.returncode:
             raise RuntimeError(errors[-3000:])
-    (text,) = (output for output, _ in said if output.strip())
-    return json.loads(text)
+    return [json.loads(output) for output, _ in said if output.strip()]
 
 
-def bare(framework: str, mode: str, variant: str, options: list[str], *, replicas: int = 2) -> Figures:
-    """A loop by hand."""
+def bare(
+    framework: str, mode: str, variant: str, options: list[str], *, replicas: int = 2, keep_memory: bool = True
+) -> Figures:
+    """A loop by hand. `keep_memory`, as dpcompare's own processes do: what the allocator gains is not what a loop costs."""
+    env = KEPT_MEMORY if keep_memory else {}
     module = f"scripts.bare.{framework}_loop"
     argv = ["--mode", mode, "--variant", variant, *options]
     if mode == "ddp":
         agent = ["torch.distributed.run", "--nproc-per-node", str(replicas), "--master-port", str(free_ports(1)[0])]
-        processes = [start([*agent, "-m", module, *argv, "--threads", "1"], environment(1))]
+        processes = [start([*agent, "-m", module, *argv, "--threads", "1"], environment(1, **env))]
     elif mode == "multiworker":
         cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(replicas)]}
         tasks = ({"type": "worker", "index": rank} for rank in range(replicas))
         configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
-        processes = [start([module, *argv, "--threads", "1"], environment(1, TF_CONFIG=config)) for config in configs]
+        processes = [
+            start([module, *argv, "--threads", "1"], environment(1, TF_CONFIG=config, **env)) for config in configs
+        ]
     else:
-        processes = [start([module, *argv], environment(2))]
-    figures: Figures = printed(processes)
-    return figures
+        processes = [start([module, *argv], environment(2, **env))]
+    (figures,) = printed(processes)
+    return dict(figures)
+
+
+def copies(framework: str, options: list[str]) -> Figures:
+    """Two processes of one thread, half of the batch each: what two replicas without an exchange could reach."""
+    variant = {"torch": "channels_last", "tensorflow": "loop"}[framework]
+    half = ["--global-batch-size", "16", "--threads", "1"]
+    argv = [f"scripts.bare.{framework}_loop", "--mode", "single", "--variant", variant, *options, *half]
+    both = printed([start(argv, environment(1, **KEPT_MEMORY)) for _ in range(2)])
+    return {
+        "images_per_second": sum(one["images_per_second"] for one in both),
+        "peak_memory_bytes": max(one["peak_memory_bytes"] for one in both),
+    }
 
 
 def ours(framework: str, mode: str, options: list[str]) -> Figures:
     """`dpcompare run`. What its loop does between steps counts too, as it does in a loop by hand."""
     with tempfile.TemporaryDirectory(prefix="dpcompare-overhead-") as folder:
         argv = ["dpcompare", "run", "--framework", framework, "--mode", mode, *options]
-        result = printed(
+        (result,) = printed(
             [start([*argv, "--dataset", "synthetic", "--run-dir", f"{folder}/run", "--json"], environment(2))]
         )
     return {
@@ -110,10 +126,16 @@ Contestants = dict[str, Callable[[], Figures]]
 
 
 def contestants(framework: str, mode: str, options: list[str]) -> Contestants:
-    """The loops by hand of a mode, and both profiles."""
+    """The loops by hand of a mode, its limits, and both profiles."""
     found: Contestants = {}
     for variant in BARE[framework][mode]:
         found[variant] = partial(bare, framework, mode, variant, options)
+    if mode in ("mirrored", "multiworker"):
+        found["fit, MirroredStrategy as found"] = partial(
+            bare, framework, "mirrored", "fit", options, keep_memory=False
+        )
+    if MODES[framework, mode].multi_device:
+        found["two copies"] = partial(copies, framework, options)
     for profile in ("strict", "native"):
         own = [*options, *devices_of(framework, mode), "--device", "cpu", "--profile", profile]
         found[profile] = partial(ours, framework, mode, own)
