@@ -1,9 +1,12 @@
-"""How costs grow: a report of many runs, and a run of many steps.
+"""How costs grow: a report of many runs, a run of many steps, and a store of many images.
 
-    python -m scripts.benchmark_complexity [--runs 10 100 1000] [--steps 10000 100000 1000000] [--write FILE]
+    python -m scripts.benchmark_complexity [--runs 10 100 1000] [--steps 10000 100000 1000000]
+                                           [--images 10000 100000 1000000] [--write FILE]
 
 Runs are results as a study leaves them, without training. Steps are those of the real loop and its event files with a backend
-that computes nothing, in a process of its own; memory is that of the process when it began to step and when it ended.
+that computes nothing, in a process of its own; memory is that of the process when it began to step and when it ended. Images
+are links to a few small files, 1,000 to a class, prepared in as many processes as there are cores; memory is the peak of the
+process that prepares less what it held before, and that of each of those that decode.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -20,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
 from dpcompare.analysis import analyse
 from dpcompare.backends.base import Backend, State
 from dpcompare.collection import collect
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.events import EventLog, EventTail
 from dpcompare.loop import train
@@ -38,6 +44,11 @@ BATCH = 16
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_bytes() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def report_seconds(num_runs: int) -> tuple[float, float]:
@@ -158,15 +169,48 @@ def run_of(num_steps: int) -> dict[str, float]:
         }
 
 
+def prepared(num_images: int) -> dict[str, float]:
+    """A store of so many images."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rng = np.random.default_rng(0)
+        for number in range(10):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        for number in range(num_images):
+            link = folder / "images" / f"{number % max(2, num_images // 1000):04d}" / f"{number:07d}.png"
+            if number < num_images // 500:
+                link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder / f"{number % 10}.png")
+        held, begin = resident_bytes(), time.perf_counter()
+        prepare(folder / "images", folder / "store", 8)
+        return {
+            "images_per_second": num_images / (time.perf_counter() - begin),
+            "MiB_more": (peak_bytes() - held) / 2**20,
+            "MiB_of_decoder": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**10,
+        }
+
+
+def figures_of(option: str, number: int) -> dict[str, float]:
+    """Measured in a process of its own."""
+    argv = [sys.executable, "-m", "scripts.benchmark_complexity", option, str(number)]
+    figures: dict[str, float] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return figures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, nargs="*", default=[10, 100, 1000])
     parser.add_argument("--steps", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--images", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--only-steps", type=int, help="one run, in this process")
+    parser.add_argument("--only-images", type=int, help="one store, in this process")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
     arguments = parser.parse_args()
     if arguments.only_steps:
         print(json.dumps(run_of(arguments.only_steps)))
+        return
+    if arguments.only_images:
+        print(json.dumps(prepared(arguments.only_images)))
         return
     lines = [f"`python -m scripts.benchmark_complexity {' '.join(sys.argv[1:])}` at {commit()}:", ""]
     lines += ["| runs of two arms | s to judge | s to write the page |", "|--:|--:|--:|"]
@@ -176,12 +220,17 @@ def main() -> None:
     lines += ["", "| steps of a run | us per step | MiB that the process grew | MiB of events | s to read them |"]
     lines += ["|--:|--:|--:|--:|--:|"]
     for num_steps in arguments.steps:
-        argv = [sys.executable, "-m", "scripts.benchmark_complexity", "--only-steps", str(num_steps)]
-        done = subprocess.run(argv, capture_output=True, text=True, check=True)
-        figures = json.loads(done.stdout)
+        figures = figures_of("--only-steps", num_steps)
         lines.append(
             f"| {num_steps:,} | {figures['us_per_step']:.0f} | {figures['MiB_grown']:.1f} | {figures['MiB_of_events']:.1f} | "
             f"{figures['seconds_to_read_events']:.2f} |"
+        )
+    lines += ["", "| images of a store | images/s | MiB that preparing takes | MiB of a process that decodes |"]
+    lines += ["|--:|--:|--:|--:|"]
+    for num_images in arguments.images:
+        figures = figures_of("--only-images", num_images)
+        lines.append(
+            f"| {num_images:,} | {figures['images_per_second']:,.0f} | {figures['MiB_more']:.0f} | {figures['MiB_of_decoder']:.0f} |"
         )
     print("\n".join(lines))
     if arguments.write:

@@ -126,12 +126,12 @@ def _decode_all(
 ) -> Iterator[tuple[int, dict[int, str]]]:
     """Decode image i into row i of `target`; yields (images done, row -> error) task by task."""
     starts = range(0, len(paths), IMAGES_PER_TASK)
-    tasks = [(target, start, paths[start : start + IMAGES_PER_TASK], image_size) for start in starts]
-    if num_processes == 1 or len(tasks) == 1:
+    tasks = ((target, start, paths[start : start + IMAGES_PER_TASK], image_size) for start in starts)
+    if num_processes == 1 or len(starts) == 1:
         yield from map(_decode, tasks)
         return
     # joblib's processes, unlike multiprocessing's, neither fork a threaded parent nor run the caller's script again.
-    with joblib.Parallel(min(num_processes, len(tasks)), return_as="generator", batch_size=1) as parallel:
+    with joblib.Parallel(min(num_processes, len(starts)), return_as="generator", batch_size=1) as parallel:
         try:
             yield from parallel(joblib.delayed(_decode)(task) for task in tasks)
         finally:

@@ -112,8 +112,10 @@ def _image_folder(root: Path) -> ImageFiles:
 def _hold_out(images: list[tuple[Path, int]], num_classes: int) -> dict[str, list[tuple[Path, int]]]:
     """Hold out VALIDATION_SHARE of each class, chosen by a fixed permutation of its sorted files."""
     splits: dict[str, list[tuple[Path, int]]] = {"train": [], "validation": []}
-    for label in range(num_classes):
-        of_class = [image for image in images if image[1] == label]
+    classes: list[list[tuple[Path, int]]] = [[] for _ in range(num_classes)]
+    for image in images:
+        classes[image[1]].append(image)
+    for of_class in classes:
         shuffled = [of_class[i] for i in epoch_order(0, 0, len(of_class))]
         held_out = round(len(of_class) * VALIDATION_SHARE)
         splits["validation"] += sorted(shuffled[:held_out])
