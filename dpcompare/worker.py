@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import traceback
-from importlib import import_module
 from pathlib import Path
 
 import PIL
@@ -149,8 +148,12 @@ def _record(
             "dpcompare": dpcompare.__version__,
             "python": sys.version.split()[0],
             "pillow": PIL.__version__,
-            # Asked of the module: a distribution may have another name, such as tensorflow-cpu.
-            **{package: import_module(package).__version__ for package in ("numpy", *backend.packages)},
+            # Asked of the module: a distribution may have another name, such as tensorflow-cpu. timm may not have been needed.
+            **{
+                package: sys.modules[package].__version__
+                for package in ("numpy", *backend.packages)
+                if package in sys.modules
+            },
         },
     )
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-import timm
 import torch
-from timm.layers import Conv2dSame
 from torch import nn
 from torch.nn import functional
 
@@ -24,6 +22,8 @@ def build_model(workload: Workload, num_classes: int) -> nn.Module:
         return _aligned(Mlp(workload.image_size, num_classes), workload)
     if workload.model == "toy-bn":
         return _aligned(ToyBn(num_classes), workload)
+    import timm  # here: half a second that the small models need not wait
+
     # tf_: padding as TensorFlow's "same"; torchvision's model pads strided convolutions differently.
     model = timm.create_model(
         f"tf_{workload.model.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
@@ -91,6 +91,18 @@ class ToyCnn(nn.Module):
         x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
         x = functional.relu(self.fc1(_flatten(x)))
         return self.fc3(functional.relu(self.fc2(x)))
+
+
+class Conv2dSame(nn.Conv2d):
+    """A convolution with TensorFlow's "same" padding: the odd pixel goes to the right and to the bottom."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        height, width = (
+            max((-(-side // stride) - 1) * stride + kernel - side, 0)
+            for side, stride, kernel in zip(images.shape[2:], self.stride, self.kernel_size, strict=True)
+        )
+        padding = (width // 2, width - width // 2, height // 2, height - height // 2)
+        return super().forward(functional.pad(images, padding))
 
 
 class ToyBn(nn.Module):
