@@ -114,8 +114,8 @@ def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.slow
 def test_noise_tells_what_can_be_detected():
-    done = dpcompare("doctor", "--no-trials", "--noise", "4", "--device", "cpu", "--json")
+    done = dpcompare("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
     noise = json.loads(done.stdout)["noise"]
-    assert noise["rounds"] == 4
+    assert noise["rounds"] == 6
     assert 0 < noise["detectable"] < 2
-    assert "Here a study of 4 rounds" in noise["sentence"]
+    assert "Here a study of 6 rounds" in noise["sentence"]

@@ -88,7 +88,7 @@ def test_all_modes_train_the_same(trained):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
 def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
     workload = WORKLOAD.model_copy(
         update={"model": "mlp", "precision": "float64", "optimizer": optimizer, "learning_rate": 1e-3}
@@ -148,19 +148,7 @@ TOY_BN = Workload(model="toy-bn", image_size=32, global_batch_size=16, steps=4, 
 def test_regularization_goes_with_every_other_choice(trained, change, arms, tolerance):
     results = [trained(*arm, TOY_BN.model_copy(update=change))[0] for arm in arms]
     assert np.ptp([result.train_loss for result in results], axis=0).max() < tolerance
-
-
-@pytest.mark.torch
-@pytest.mark.tensorflow
-@pytest.mark.slow
-def test_synchronized_batchnorm_makes_two_replicas_the_same_as_one(trained):
-    """The other modes: `test_regularization_goes_with_every_other_choice`, with a smaller model."""
-    synchronized = B2.model_copy(update={"batchnorm": "sync"})
-    arms = [("torch", "ddp", 2, 1), ("tensorflow", "mirrored", 1, 2)]
-    results = [trained("torch", "single", 1, 1, B2)[0], *(trained(*arm, synchronized)[0] for arm in arms)]
-    assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
-    assert np.ptp([result.train_loss[1] for result in results]) < 1e-8
-    assert np.ptp([result.evaluations[0].loss for result in results]) < 1e-8
+    assert np.ptp([result.evaluations[-1].loss for result in results]) < tolerance
 
 
 B2 = Workload(image_size=32, global_batch_size=8, steps=2, warmup_steps=0, precision="float64", learning_rate=1e-4)

@@ -75,7 +75,7 @@ def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, fra
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("mode", "nodes"), [("single", 1), ("ddp", 2)])
+@pytest.mark.parametrize(("mode", "nodes"), [pytest.param("single", 1, marks=pytest.mark.slow), ("ddp", 2)])
 def test_a_crash_in_native_code_is_told_with_its_signal_and_its_place(tmp_path, mode, nodes):
     """As of a prepared store that is cut short while it is read."""
     pids = {}
@@ -131,7 +131,13 @@ def test_another_interpreter_can_hold_the_framework(tmp_path):
     assert run(other, tmp_path / "run").status == "completed"
 
 
-@pytest.mark.parametrize(("framework", "mode"), MULTI_NODE)
+@pytest.mark.parametrize(
+    ("framework", "mode"),
+    [
+        pytest.param("torch", "ddp", marks=[pytest.mark.torch, pytest.mark.slow], id="ddp"),
+        pytest.param("tensorflow", "multiworker", marks=pytest.mark.tensorflow, id="multiworker"),
+    ],
+)
 def test_the_shell_script_of_a_plan_does_the_same(tmp_path, framework, mode):
     run_dir = tmp_path / "run with spaces"
     request = config(framework, mode)

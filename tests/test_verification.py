@@ -97,7 +97,7 @@ def healthy(tmp_path_factory):
     ("replicas", "optimizer", "regularization"),
     [
         (1, "sgd", "off"),
-        (2, "adam", "shared"),
+        pytest.param(2, "adam", "shared", marks=pytest.mark.slow),
         pytest.param(1, "adam", "off", marks=pytest.mark.slow),
         pytest.param(2, "sgd", "off", marks=pytest.mark.slow),
         pytest.param(1, "adam", "shared", marks=pytest.mark.slow),
