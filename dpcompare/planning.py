@@ -199,14 +199,23 @@ nodes=()
 stop_all() {{ # every node process leads a process group of its own
   for node in "${{nodes[@]}}"; do kill -s "$1" -- "-$node"; done 2> /dev/null
 }}
-trap 'stop_all TERM; sleep 5; stop_all KILL; {runner} collect {here} "$started_at" interrupted; exit 130' INT TERM HUP
+interrupted() {{
+  stop_all TERM; sleep 5; stop_all KILL
+  {runner} collect {here} "$started_at" interrupted
+  exit 130
+}}
+trap interrupted INT TERM HUP
 
 {starts}
 
 status=completed
 for _ in "${{nodes[@]}}"; do # in the order in which they end: the first failure stops the others
-  wait -n || {{ status=failed; stop_all TERM; sleep 5; stop_all KILL; break; }}
+  wait -n
+  case $? in
+    0 | 127) ;; # 127: all have ended, two of them at once
+    *) stop_all TERM; sleep 5; stop_all KILL; break ;;
+  esac
 done
-wait
+for node in "${{nodes[@]}}"; do wait "$node" || status=failed; done # bash remembers how each ended
 {runner} collect {here} "$started_at" "$status"
 """

@@ -320,7 +320,8 @@ def wait_for(process, pattern, path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, mode, number):
     process = start("run", *mode, *TINY[:4], "--steps", "1000000", "--run-dir", "run", "--json")
-    wait_for(process, '"train"', tmp_path / "run" / "events" / "process-1.jsonl")
+    for rank in range(2):
+        wait_for(process, '"train"', tmp_path / "run" / "events" / f"process-{rank}.jsonl")
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130

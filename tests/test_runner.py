@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,39 @@ def test_the_shell_script_of_a_plan_does_the_same(tmp_path, framework, mode):
     launched = run(request, tmp_path / "launched")
     assert scripted["train_loss"] == launched.train_loss
     assert scripted["status"] == "completed"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_an_interrupted_shell_script_stops_its_processes_and_keeps_what_was_measured(tmp_path):
+    run_dir = tmp_path / "it's a run"
+    request = config(steps=100_000)
+    (tmp_path / "plan.sh").write_text(shell_script(request, run_dir, plan(request, run_dir, free_ports(1))))
+    script = subprocess.Popen(["bash", tmp_path / "plan.sh"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len([path for path in run_dir.glob("events/*") if '"train"' in path.read_text()]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    script.terminate()
+    stderr = script.communicate(timeout=60)[1]
+    assert script.returncode == 130, stderr
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    assert result["train_loss"]
+
+
+@pytest.mark.parametrize(("second", "status"), [("true", "completed"), ("false", "failed")])
+def test_the_shell_script_counts_nodes_that_end_at_once(tmp_path, second, status):
+    """`wait -n` of bash forgets one of two jobs that have ended when it looks."""
+    request = config()
+    script = shell_script(request, tmp_path, plan(request, tmp_path, free_ports(1)))
+    waiting = script[script.index("status=completed") : script.rindex("\n", 0, -1)]
+    jobs = f"true & nodes=($!); {second} & nodes+=($!); stop_all() {{ :; }}; sleep() {{ :; }}; command sleep 0.5"
+    done = subprocess.run(
+        ["bash", "-c", f"{jobs}\n{waiting}\necho $status"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"{status}\n"
+    assert not done.stderr
 
 
 @pytest.mark.torch
