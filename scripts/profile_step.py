@@ -33,7 +33,7 @@ def operation(event: dict[str, Any]) -> str | None:
         return "autograd's own" if name.startswith("autograd::") else name.removeprefix("aten::")
     # TensorFlow: `name of the node:Operation` where a kernel ran.
     node, colon, kind = name.rpartition(":")
-    return kind if colon and not node.endswith(":") and "cat" not in event else None
+    return kind if colon and not kind.startswith(" ") and not node.endswith(":") and "cat" not in event else None
 
 
 def own_milliseconds(events: Iterable[dict[str, Any]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.dp import ThreadedDataParallel
 from dpcompare.backends.torch.model import ToyCnn
 from scripts.bare.measure import NUM_CLASSES, arguments, batches, measured, tell
@@ -53,6 +54,7 @@ def main() -> None:
         torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
         model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if on_gpu else None)
     elif chosen.mode == "dp":
+        model = Computation(model, device.type, enabled=False)
         model = nn.DataParallel(model) if on_gpu else ThreadedDataParallel(model, 2, chosen.threads)
     data = [
         (
