@@ -18,6 +18,7 @@ from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batc
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_factors
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.models import IMAGE_CHANNELS
 
 
 class Computation(nn.Module):
@@ -36,7 +37,9 @@ class Computation(nn.Module):
     def forward(self, images: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
         if self._regularized:
             set_factors(self.module, factors)
-        with torch.autocast(self._device_type, torch.bfloat16, enabled=self._enabled):
+        if not self._enabled:
+            return self.module(images)
+        with torch.autocast(self._device_type, torch.bfloat16):
             return self.module(images)
 
 
@@ -89,14 +92,16 @@ class TorchBackend(Backend):
         torch.backends.cudnn.benchmark = True
         self.connect()
         model = self.build_model()
-        if workload.precision == "float64":
-            model = model.double()
+        self._dtype = torch.float64 if workload.precision == "float64" else torch.float32
+        model = model.to(self._dtype)
         channels_last = tuning["memory_layout"] == "NHWC"
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self._memory_format)
         if workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
-        self._running_variance = RunningVariance(self.model)
+        size = (1, IMAGE_CHANNELS, workload.image_size, workload.image_size)
+        image = torch.zeros(size, dtype=self._dtype, device=self.device)
+        self._running_variance = RunningVariance(self.model, image)
         if (initial := self.initial_state()) is not None:
             self.load_state(initial)
         self._computing = Computation(self.model, self.device.type, enabled=workload.precision == "bfloat16")
@@ -109,14 +114,13 @@ class TorchBackend(Backend):
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         images = torch.from_numpy(batch.images).permute(0, 3, 1, 2)
-        dtype = torch.float64 if self.workload.precision == "float64" else torch.float32
-        images = images.to(dtype).contiguous(memory_format=self._memory_format)
+        images = images.to(self._dtype).contiguous(memory_format=self._memory_format)
         return DeviceBatch(
             images=self._move(images),
             labels=self._move(torch.from_numpy(batch.labels).long()),
-            weights=self._move(torch.from_numpy(batch.weights).to(dtype)),
+            weights=self._move(torch.from_numpy(batch.weights).to(self._dtype)),
             global_count=batch.global_count,
-            factors=None if batch.factors is None else self._move(torch.from_numpy(batch.factors).to(dtype)),
+            factors=None if batch.factors is None else self._move(torch.from_numpy(batch.factors).to(self._dtype)),
         )
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -132,7 +136,7 @@ class TorchBackend(Backend):
             with self.exchanging(number == len(batches)):
                 loss_sum = self._losses(self.replicated, batch)[1].sum()
                 (loss_sum * (self.gradient_average_over / batch.global_count)).backward()
-            self._running_variance.count_update()
+            self._running_variance.count_update(self._rows_of_replica(batch))
             loss_sums.append(loss_sum.detach())
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -152,8 +156,11 @@ class TorchBackend(Backend):
         with torch.no_grad():
             logits = (self.replicated if training else self._computing)(batch.images, batch.factors)
         if training:
-            self._running_variance.count_update()
+            self._running_variance.count_update(self._rows_of_replica(batch))
         return logits.to(batch.weights.dtype).cpu().numpy()
+
+    def _rows_of_replica(self, batch: DeviceBatch) -> int:
+        return len(batch.labels) // self.config.replicas_per_process
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         images = batch.images.permute(0, 2, 3, 1).contiguous()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -20,12 +20,16 @@ class RunningVariance:
     Converting at the few places where statistics are read costs nothing in a training step.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._norms = list(batch_norms(model).values())
-        self._sizes = [0] * len(self._norms)
-        for index, norm in enumerate(self._norms):
-            # By index: emulated replicas are copies of the modules, which share these hooks.
-            norm.register_forward_pre_hook(partial(self._remember_size, index))
+    def __init__(self, model: nn.Module, image: torch.Tensor) -> None:
+        """Args:
+        model: all of whose BatchNorm layers are meant.
+        image: any image as the model takes it, (1, channels, height, width); where each layer is, its size tells.
+        """
+        norms = batch_norms(model)
+        self._norms = list(norms.values())
+        positions = _positions(model, norms, image) if norms else {}
+        self._positions = [positions[name] for name in norms]
+        self._rows = 0
         self.restart()
 
     def restart(self) -> None:
@@ -34,7 +38,9 @@ class RunningVariance:
         self._updates = 0
         self._torchs_own: list[torch.Tensor] | None = None
 
-    def count_update(self) -> None:
+    def count_update(self, rows: int) -> None:
+        """Count a forward pass of training, in which every replica had so many rows; always as many."""
+        self._rows = rows
         self._updates += 1
 
     def use_for_evaluation(self) -> None:
@@ -42,7 +48,8 @@ class RunningVariance:
         self._torchs_own = [norm.running_var.clone() for norm in self._norms]
         if not self._updates:
             return
-        for norm, start, n in zip(self._norms, self._start, self._sizes, strict=True):
+        for norm, start, positions in zip(self._norms, self._start, self._positions, strict=True):
+            n = self._rows * positions
             rest_of_start = (1 - norm.momentum) ** self._updates * start
             norm.running_var.sub_(rest_of_start).mul_((n - 1) / n).add_(rest_of_start)
 
@@ -54,10 +61,25 @@ class RunningVariance:
             norm.running_var.copy_(value)
         self._torchs_own = None
 
-    def _remember_size(self, index: int, norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-        if norm.training and not self._sizes[index]:
-            (features,) = inputs
-            self._sizes[index] = features.numel() // features.shape[1]
+
+def _positions(model: nn.Module, norms: Mapping[str, nn.Module], image: torch.Tensor) -> dict[str, int]:
+    """Height times width of what each layer gets of an image.
+
+    By a forward pass of its own: hooks that stay while a model trains would be compiled into it.
+    """
+    found: dict[str, int] = {}
+
+    def remember(name: str, norm: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        found[name] = inputs[0].numel() // inputs[0].shape[1]
+
+    hooks = [norm.register_forward_pre_hook(partial(remember, name)) for name, norm in norms.items()]
+    training = model.training
+    with torch.no_grad():
+        model.eval()(image)
+    model.train(training)
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
 Exchange = Callable[[torch.Tensor], torch.Tensor]
