@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dpcompare.attempts import close_attempt, load_history, result_so_far
-from dpcompare.backends import require_framework
+from dpcompare.backends import require_compiler, require_framework
 from dpcompare.checkpoint import newest_checkpoint, training_id
 from dpcompare.cluster import installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.config import RunConfig
@@ -85,8 +85,7 @@ def resume(
     """
     directory = Path(run_dir)
     with terminated_as_interrupted():
-        require_framework(config.framework, config.python)
-        _require_devices(config)
+        _require_machine(config)
         config = prepare_inputs(config.model_copy(update={"inputs": None}))
         with _hold(directory):
             path, step, problems = newest_checkpoint(directory, training=training_id(config))
@@ -183,8 +182,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
         raise RequestError(
             f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir, or remove it"
         )
-    require_framework(config.framework, config.python)
-    _require_devices(config)
+    _require_machine(config)
     prepared = prepare_inputs(config, data_progress)
     try:
         (run_dir / LOGS_DIR).mkdir(parents=True)  # fails where another run has just begun here
@@ -196,7 +194,9 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     return prepared
 
 
-def _require_devices(config: RunConfig) -> None:
+def _require_machine(config: RunConfig) -> None:
+    require_framework(config.framework, config.python)
+    require_compiler(config.tuning)
     if config.cluster.device_type == "gpu" and (missing := invisible_gpus(config.cluster.devices)):
         visible = ", ".join(visible_gpus(installed_gpus())) or "none"
         raise RequestError(

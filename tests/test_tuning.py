@@ -35,6 +35,22 @@ def test_strict_compiles_nothing():
         assert tuning.get("compilation", "none") == "none"
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "command", [["run", "--framework", "torch", "--mode", "ddp", "--profile", "native"], ["compare", "--arm", "torch:ddp,profile=native"]],
+    ids=["run", "compare"],
+)  # fmt: skip
+def test_without_a_compiler_what_compiles_is_refused_before_anything_starts(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    refused = dpcompare(
+        *command, "--device", "cpu", *TINY, "--run-dir" if command[0] == "run" else "--out", tmp_path / "out"
+    )
+    assert refused.code == 2
+    assert "torch.compile needs a C++ compiler, and 'no-such-compiler' is not found" in refused.stderr
+    assert "--tune compilation=none" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_chosen_setting_takes_the_place_of_the_profiles():
     assert config(optimizer_kernels="foreach").tuning["optimizer_kernels"] == "foreach"
     assert config().tuning["optimizer_kernels"] == "fused"
@@ -85,7 +101,7 @@ def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_
     (tried,) = saved["tried"].values()
     assert all(one["images_per_second"] for one in tried)
     assert [one["tune"]["optimizer_kernels"] for one in tried] == ["foreach"] * 3
-    changes = [{"memory_layout": "NCHW"}, {"compilation": "torch.compile"}]
+    changes = [{"memory_layout": "NCHW"}, {"compilation": "none"}]
     assert [change.items() <= one["tune"].items() for change, one in zip(changes, tried[1:], strict=True)] == [True] * 2
     (arm,) = saved["arms"]
     assert arm["name"] == "torch single 1x1 profile=native tune=optimizer_kernels=foreach"
@@ -115,7 +131,7 @@ def losses(tmp_path, framework, mode, nodes=1, model="toy-bn", **tune):
     ("arm", "tune"),
     [
         pytest.param(
-            ("torch", "ddp", 2), {"compilation": "torch.compile", "gradient_buckets": "copies"}, marks=pytest.mark.torch
+            ("torch", "ddp", 2), {"compilation": "none", "gradient_buckets": "copies"}, marks=pytest.mark.torch
         ),
         pytest.param(
             ("torch", "single"), {"memory_layout": "NCHW", "optimizer_kernels": "foreach"}, marks=pytest.mark.torch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -133,6 +135,16 @@ def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
             f"or newer, in the environment that holds dpcompare[{framework}]"
         ) from None
     return answer.stdout.split()
+
+
+def require_compiler(tuning: Mapping[str, str]) -> None:
+    """Raise RequestError where settings need a C++ compiler and there is none."""
+    compiler = os.environ.get("CXX", "g++")  # as torch looks for it
+    if tuning.get("compilation") == "torch.compile" and not shutil.which(compiler):
+        raise RequestError(
+            f"torch.compile needs a C++ compiler, and {compiler!r} is not found; install one (such as g++, with Python's headers), "
+            "name it in CXX, or do without: --tune compilation=none"
+        )
 
 
 def require_framework(framework: str, python: str = sys.executable) -> None:

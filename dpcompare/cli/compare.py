@@ -219,7 +219,7 @@ def _arms(
     skip_unusable: bool,
 ) -> tuple[Any, ...]:
     """The arms on all their topologies; all that cannot run are named at once."""
-    from dpcompare.backends import FRAMEWORKS, MODES, require_framework
+    from dpcompare.backends import FRAMEWORKS, MODES, require_compiler, require_framework
     from dpcompare.study import Arm
 
     chosen = interpreters(options["python"])
@@ -247,6 +247,7 @@ def _arms(
                     options | overrides | {"framework": framework, "mode": mode}
                     | {"nodes": topology[0], "devices_per_node": topology[1], "run_dir": None}
                 )  # fmt: skip
+                require_compiler(config.tuning)
             except RequestError as error:
                 refused.append(f"{text} on {topology[0]}x{topology[1]}: {error}")
                 continue

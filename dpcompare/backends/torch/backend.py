@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batc
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_factors
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.inputs import cache_dir
 from dpcompare.models import IMAGE_CHANNELS
 
 
@@ -105,7 +107,11 @@ class TorchBackend(Backend):
         if (initial := self.initial_state()) is not None:
             self.load_state(initial)
         self._computing = Computation(self.model, self.device.type, enabled=workload.precision == "bfloat16")
-        training = torch.compile(self._computing) if tuning.get("compilation") == "torch.compile" else self._computing
+        training = self._computing
+        if tuning.get("compilation") == "torch.compile":
+            # Its own default is below /tmp; EfficientNet-B2 takes two minutes to compile on two cores.
+            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+            training = torch.compile(self._computing)
         self.replicated = self.replicate(training)
         self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), tuning["optimizer_kernels"])
 
