@@ -38,6 +38,8 @@ class Cluster(BaseModel):
 
     device_type: DeviceType
     nodes: tuple[Node, ...]
+    simulated: bool = True
+    """Whether all nodes are this machine. Otherwise each is a machine of its own, which numbers its devices itself."""
 
     @property
     def num_nodes(self) -> int:
@@ -63,9 +65,24 @@ class Cluster(BaseModel):
                 f"nodes must hold the same number of devices, at least 1, got {sorted(sizes)}; "
                 "build a cluster with Cluster.partition()"
             )
-        if len(set(self.devices)) != len(self.devices):
+        if self.simulated and len(set(self.devices)) != len(self.devices):
             raise ValueError(f"each device may be used once, received {', '.join(self.devices)}")
         return self
+
+    @classmethod
+    def of_machines(cls, num_nodes: int, devices_per_node: int, device_type: DeviceType, num_cores: int) -> Cluster:
+        """Machines of which this process knows no more than that.
+
+        Args:
+            num_nodes: how many.
+            devices_per_node: of each.
+            device_type: of all.
+            num_cores: CPU cores that the processes of a node share.
+        """
+        _refuse_impossible(num_nodes, devices_per_node)
+        names = [str(index) if device_type == "gpu" else f"cpu:{index}" for index in range(devices_per_node)]
+        nodes = tuple(Node(rank=rank, devices=tuple(names), num_cores=num_cores) for rank in range(num_nodes))
+        return cls(device_type=device_type, nodes=nodes, simulated=False)
 
     @classmethod
     def partition(
@@ -89,14 +106,7 @@ class Cluster(BaseModel):
         Raises:
             RequestError: the devices cannot be split as asked.
         """
-        if num_nodes < 1:
-            raise RequestError(f"nodes: received {num_nodes}, expected at least 1")
-        if devices_per_node is not None and devices_per_node < 1:
-            raise RequestError(f"devices per node: received {devices_per_node}, expected at least 1")
-        if num_nodes * (devices_per_node or 1) > MOST_DEVICES:
-            raise RequestError(
-                f"received {num_nodes} nodes x {devices_per_node or 1} devices, expected at most {MOST_DEVICES} devices in all"
-            )
+        _refuse_impossible(num_nodes, devices_per_node)
         if gpus is not None and device == "cpu":
             raise RequestError(
                 "received both a list of GPUs and the device type cpu; leave one of them out "
@@ -120,6 +130,17 @@ class Cluster(BaseModel):
             for rank in range(num_nodes)
         )
         return cls(device_type=device_type, nodes=nodes)
+
+
+def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:
+    if num_nodes < 1:
+        raise RequestError(f"nodes: received {num_nodes}, expected at least 1")
+    if devices_per_node is not None and devices_per_node < 1:
+        raise RequestError(f"devices per node: received {devices_per_node}, expected at least 1")
+    if num_nodes * (devices_per_node or 1) > MOST_DEVICES:
+        raise RequestError(
+            f"received {num_nodes} nodes x {devices_per_node or 1} devices, expected at most {MOST_DEVICES} devices in all"
+        )
 
 
 def _devices_to_split(

@@ -13,6 +13,7 @@ from dpcompare.backends import FRAMEWORKS, MODES, Mode
 from dpcompare.cluster import Cluster
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.documents import read_document, write_document
+from dpcompare.engines import ENGINES
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models import MODELS
 from dpcompare.tuning import problems_of, tuning_of
@@ -151,6 +152,43 @@ class Inputs(BaseModel):
     """Images of the source that could not be decoded and were left out."""
 
 
+class Placement(BaseModel):
+    """Who starts the node processes, and where; see `dpcompare.engines`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: Annotated[str, AfterValidator(_one_of("engine", ENGINES))] = "local"
+    hosts: tuple[str, ...] = ()
+    """hosts: one per node, in the order of the ranks."""
+    ssh: bool = False
+    """hosts: whether to start their part by ssh instead of printing its command."""
+    partition: str | None = None
+    time: str | None = None
+    account: str | None = None
+    sbatch: tuple[str, ...] = ()
+    """slurm: more options of sbatch, each with its value, such as --qos=high."""
+    link: str | None = Field(default=None, pattern=r"^\d+(\.\d+)?[kmg]bit$")
+    """namespaces: what the wire of each node lets through per second, such as 1gbit; None: all."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Placement:
+        problems = []
+        of_slurm = {"partition": self.partition, "time": self.time, "account": self.account, "sbatch": self.sbatch}
+        given = [name for name, value in of_slurm.items() if value]
+        if given and self.engine != "slurm":
+            problems.append(f"{', '.join(given)}: received with engine {self.engine}; expected engine slurm")
+        if (self.hosts or self.ssh) and self.engine != "hosts":
+            problems.append(f"hosts: received with engine {self.engine}; expected engine hosts")
+        if self.link and self.engine != "namespaces":
+            problems.append(f"link: received with engine {self.engine}; expected engine namespaces")
+        if self.engine == "hosts" and not self.hosts:
+            problems.append("hosts: received none; expected one per node, such as --hosts a,b")
+        if len(set(self.hosts)) != len(self.hosts):
+            problems.append(f"hosts: received {', '.join(self.hosts)}; expected each once")
+        _raise(problems)
+        return self
+
+
 class RunConfig(BaseModel):
     """One run: a workload, trained by one mode of one framework, on a cluster."""
 
@@ -160,6 +198,7 @@ class RunConfig(BaseModel):
     mode: str
     workload: Workload = Field(default_factory=Workload)
     cluster: Cluster
+    placement: Placement = Field(default_factory=Placement)
     tune: dict[str, str] = Field(default_factory=dict)
     """Settings of the native profile that are to be others; see `dpcompare.tuning`."""
     autotuned: bool = False
@@ -261,6 +300,16 @@ class RunConfig(BaseModel):
         if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
             problems.append(
                 f"profile_steps: received {self.profile_steps}, expected a first step from 1 and a later last one"
+            )
+        if self.placement.hosts and len(self.placement.hosts) != cluster.num_nodes:
+            problems.append(
+                f"hosts: received {len(self.placement.hosts)} for {cluster.num_nodes} nodes; expected one per node"
+            )
+        if self.isolate and self.placement.engine != "local":
+            problems.append(f"isolate: received with engine {self.placement.engine}; expected engine local")
+        if ENGINES[self.placement.engine].simulated != cluster.simulated:
+            problems.append(
+                "cluster: received simulated nodes for other machines, or the reverse; see Cluster.of_machines"
             )
         if not self.exchange_gradients and not self.mode_row.exchange_separable:
             problems.append(f"mode {self.mode} of {self.framework} cannot train without its exchange of gradients")

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +66,21 @@ class EventLog:
 
 
 class EventTail:
-    """Reads the events of all processes of a run as they are written, up to the first damage of a file."""
+    """Reads the events of processes of a run as they are written, up to the first damage of a file."""
 
     damaged: list[int]
     """Ranks whose files are damaged, after a loss of power, say; what comes then cannot be told from rubbish."""
 
-    def __init__(self, run_dir: Path, num_processes: int) -> None:
-        self._paths = [event_path(run_dir, rank) for rank in range(num_processes)]
-        self._offsets = [0] * num_processes
+    def __init__(self, run_dir: Path, ranks: Iterable[int]) -> None:
+        self._paths = {rank: event_path(run_dir, rank) for rank in ranks}
+        self._offsets = dict.fromkeys(self._paths, 0)
         self.damaged = []
-        self._files = [0] * num_processes
+        self._files = dict.fromkeys(self._paths, 0)
         """Inodes: a run that begins again begins new files."""
 
     def new_events(self) -> Iterator[Event]:
         """Events that were completed since the last call, process by process."""
-        for rank, path in enumerate(self._paths):
+        for rank, path in self._paths.items():
             try:
                 with path.open("rb") as file:
                     inode = os.fstat(file.fileno()).st_ino
@@ -105,4 +105,4 @@ class EventTail:
 
 def read_events(run_dir: Path, num_processes: int) -> list[Event]:
     """All events of a run so far."""
-    return list(EventTail(run_dir, num_processes).new_events())
+    return list(EventTail(run_dir, range(num_processes)).new_events())

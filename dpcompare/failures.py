@@ -22,7 +22,7 @@ FULL = 1 - 1e-3
 
 def why_it_failed(config: RunConfig, run_dir: Path, ended: Ended) -> str:
     """The first failure: a process that hung, was killed or crashed, else the first traceback, else how the nodes ended."""
-    tail = EventTail(run_dir, config.num_processes)
+    tail = EventTail(run_dir, range(config.num_processes))
     events = list(tail.new_events())
     # The others may be waiting for one that was stopped.
     stalled = sorted(ended.stalled, key=lambda stall: stall.state != "stopped by a signal")
@@ -51,6 +51,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: Ended) -> str:
                 parts.append(
                     f"node {node} ended before its work was done{_in_words(code)}\n{_end_of(node_log_path(run_dir, node))}"
                 )
+    parts += [reason for reason in ended.others if reason not in parts]
     parts += [f"what process {rank} told is damaged from some point on: its event file" for rank in tail.damaged]
     steps = dict.fromkeys(range(config.num_processes), len(load_history(run_dir).losses))
     for event in events:

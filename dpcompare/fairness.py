@@ -92,6 +92,9 @@ KNOBS: dict[str, Knob] = {
     ),
     "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
     "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),
+    "versions that differ between nodes": Knob(
+        value=lambda r: r.differing_versions or "none", remedy="the same versions on every node"
+    ),
     "dpcompare": Knob(value=lambda r: major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),
     # What the comparison is about: shown, and never a reason.
     "framework": Knob(value=lambda r: r.framework),

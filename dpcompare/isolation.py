@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpcompare.errors import RequestError
@@ -21,11 +22,19 @@ _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # netdevice(7)
 
 
-@contextmanager
-def isolated() -> Iterator[Callable[[], None]]:
-    """Make the namespace; it is gone when its processes have ended.
+@dataclass(frozen=True)
+class Network:
+    """A namespace that a process holds."""
 
-    Yields what a child process calls between fork and exec to enter it.
+    pid: int
+    """Of that process."""
+    enter: Callable[[], None]
+    """What a child process calls between fork and exec."""
+
+
+@contextmanager
+def isolated() -> Iterator[Network]:
+    """Make the namespace; it is gone when its processes have ended.
 
     Raises:
         RequestError: this machine does not permit it.
@@ -45,8 +54,8 @@ def isolated() -> Iterator[Callable[[], None]]:
         answer = holder.stdout.readline().strip()
         if answer != "ready":
             raise RequestError(
-                f"--isolate: this machine permits no network namespace ({answer or 'no answer'}); run as root, allow "
-                "unprivileged user namespaces, or leave the option out"
+                f"this machine permits no network namespace ({answer or 'no answer'}), which --isolate and --engine namespaces "
+                "take; run as root, allow unprivileged user namespaces, or leave the option out"
             )
         namespaces = [Path(f"/proc/{holder.pid}/ns/{kind}") for kind in ("user", "net")]
         # Those that are this process's own as well cannot be entered again.
@@ -60,9 +69,9 @@ def isolated() -> Iterator[Callable[[], None]]:
                 subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
             except subprocess.SubprocessError as error:
                 raise RequestError(
-                    f"--isolate: the network namespace cannot be entered ({error}); leave it out"
+                    f"the network namespace that --isolate or --engine namespaces takes cannot be entered ({error}); leave it out"
                 ) from None
-            yield lambda: _enter(files)
+            yield Network(holder.pid, lambda: _enter(files))
         finally:
             for file in files:
                 os.close(file)

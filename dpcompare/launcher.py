@@ -48,10 +48,12 @@ class Ended:
     """Training processes that showed no progress for too long."""
     out_of_memory: bool = False
     """Whether the kernel killed a process of this machine for want of memory meanwhile."""
+    others: list[str] = field(default_factory=list)
+    """What ended it from outside: another machine, or who started the nodes."""
 
     @property
     def failed(self) -> bool:
-        return any(self.nodes.values()) or bool(self.stalled)
+        return any(self.nodes.values()) or bool(self.stalled) or bool(self.others)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,25 +84,27 @@ def launch(
     observe: Observer = lambda event: None,
     *,
     isolate: bool = False,
+    stopped_by: Callable[[], str | None] = lambda: None,
 ) -> Ended:
-    """Start all node processes and wait until they have ended; the first failure or deadline stops the others.
+    """Start node processes and wait until they have ended; the first failure or deadline stops the others.
 
     Args:
-        node_processes: what to start, from `dpcompare.planning.plan`.
+        node_processes: what to start on this machine, from `dpcompare.planning.plan`.
         run_dir: holds config.json; gets the logs.
         deadlines: how long processes may be silent.
         observe: called with every event of the training processes, soon after it was written.
         isolate: whether they get a network of their own.
+        stopped_by: says what else is to stop them, as soon as there is something.
 
     Raises:
         RequestError: they cannot have one.
     """
     node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
-    watch = _Watch(EventTail(run_dir, len(node_of)), len(node_of), deadlines, observe)
+    watch = _Watch(EventTail(run_dir, node_of), list(node_of), deadlines, observe)
     ended = Ended()
     kills_before = oom_kills()
     with ExitStack() as stack:
-        enter = stack.enter_context(isolated()) if isolate else None
+        enter = stack.enter_context(isolated()).enter if isolate else None
         running: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_stop, running)
         for node in node_processes:
@@ -110,6 +114,8 @@ def launch(
             ended.vanished += watch.look()
             ended.stalled = watch.stalled()
             ended.nodes |= _reap(running)
+            if running and not ended.failed and (reason := stopped_by()):
+                ended.others.append(reason)
         ended.vanished += watch.look()
         deadline = time.monotonic() + SECONDS_TO_TELL
         while any(node_of[rank] in running for rank in ended.vanished) and time.monotonic() < deadline:
@@ -123,13 +129,13 @@ def launch(
 class _Watch:
     """Passes events on, and notices training processes that end without their last one or fall silent."""
 
-    def __init__(self, events: EventTail, num_processes: int, deadlines: Deadlines, observe: Observer) -> None:
+    def __init__(self, events: EventTail, ranks: Sequence[int], deadlines: Deadlines, observe: Observer) -> None:
         self._events = events
         self._observe = observe
         self._deadlines = deadlines
         self._pids: dict[int, int] = {}
         # By this process's own steady clock: the computer's may be set.
-        self._heard = dict.fromkeys(range(num_processes), time.monotonic())
+        self._heard = dict.fromkeys(ranks, time.monotonic())
         self._started: set[int] = set()
 
     def look(self) -> list[int]:

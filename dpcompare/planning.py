@@ -7,6 +7,7 @@ import os
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
@@ -66,18 +67,30 @@ def num_ports(config: RunConfig) -> int:
     return {"plain": 0, "torchrun": 1, "tf_config": config.cluster.num_nodes}[config.mode_row.launch]
 
 
-def plan(config: RunConfig, run_dir: Path, ports: Sequence[int]) -> list[NodeProcess]:
+class Meeting(NamedTuple):
+    """Where the processes of all nodes find each other."""
+
+    ports: Sequence[int]
+    """One that torchrun's first node listens on, or one for each TensorFlow worker; see `num_ports`."""
+    addresses: Sequence[str] = ()
+    """Of the nodes, where they are machines of their own."""
+
+    def address(self, node_rank: int) -> str:
+        return self.addresses[node_rank] if self.addresses else LOOPBACK
+
+
+def plan(config: RunConfig, run_dir: Path, meeting: Meeting) -> list[NodeProcess]:
     """One node process per node, in the order of the node ranks.
 
     Args:
         config: the run.
         run_dir: where the processes find config.json and leave their results.
-        ports: `num_ports(config)` ports that are free on this machine.
+        meeting: with `num_ports(config)` ports that are free.
     """
     start = _STARTERS[config.mode_row.launch]
     node_processes = []
     for node in config.cluster.nodes:
-        argv, env = start(config, node, str(run_dir), ports)
+        argv, env = start(config, node, str(run_dir), meeting)
         node_processes.append(
             NodeProcess(
                 node_rank=node.rank,
@@ -129,34 +142,37 @@ def _worker_argv(node: Node, run_dir: str) -> list[str]:
 Start = tuple[list[str], dict[str, str]]
 
 
-def _plain(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) -> Start:
+def _plain(config: RunConfig, node: Node, run_dir: str, meeting: Meeting) -> Start:
     return [config.python, *_worker_argv(node, run_dir)], {}
 
 
-def _torchrun(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) -> Start:
+def _torchrun(config: RunConfig, node: Node, run_dir: str, meeting: Meeting) -> Start:
     """A torchrun agent; static rendezvous keeps the order of the nodes (c10d takes the order of arrival)."""
     agent = [
         *(config.python, "-m", "dpcompare.backends.torch.agent"),
         *("--nnodes", str(config.cluster.num_nodes), "--node-rank", str(node.rank)),
         *("--nproc-per-node", str(config.processes_per_node)),
-        *("--master-addr", LOOPBACK, "--master-port", str(ports[0]), "--local-addr", LOOPBACK),
+        *("--master-addr", meeting.address(0), "--master-port", str(meeting.ports[0])),
+        *("--local-addr", meeting.address(node.rank)),
         # Each training process writes its own log; left out, an empty folder of the agent's stays below /tmp.
         *("--max-restarts", "0", "--log-dir", os.devnull),
     ]
-    # All simulated nodes are this machine, whatever its host name resolves to.
-    return [*agent, *_worker_argv(node, run_dir)], {"GLOO_SOCKET_IFNAME": "lo"}
+    # All simulated nodes are this machine, whatever its host name resolves to. Where they are not, each knows its interfaces.
+    interface = {} if meeting.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
+    return [*agent, *_worker_argv(node, run_dir)], interface
 
 
-def _tf_config(config: RunConfig, node: Node, run_dir: str, ports: Sequence[int]) -> Start:
-    """One TensorFlow worker per node, each with a port of its own since the nodes share this machine."""
+def _tf_config(config: RunConfig, node: Node, run_dir: str, meeting: Meeting) -> Start:
+    """One TensorFlow worker per node, each with a port of its own since nodes may share a machine."""
+    workers = [f"{meeting.address(rank)}:{port}" for rank, port in enumerate(meeting.ports)]
     content = {
-        "cluster": {"worker": [f"{LOOPBACK}:{port}" for port in ports]},
+        "cluster": {"worker": workers},
         "task": {"type": "worker", "index": node.rank},
     }
     return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)}
 
 
-_STARTERS: dict[str, Callable[[RunConfig, Node, str, Sequence[int]], Start]] = {
+_STARTERS: dict[str, Callable[[RunConfig, Node, str, Meeting], Start]] = {
     "plain": _plain,
     "torchrun": _torchrun,
     "tf_config": _tf_config,

@@ -96,6 +96,17 @@ class PeakMemory(BaseModel):
     total: int
 
 
+class NodeRecord(BaseModel):
+    """What one node was, by its processes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node_rank: int
+    host: str
+    device_names: list[str]
+    versions: dict[str, str]
+
+
 class Evaluation(BaseModel):
     """One pass over the validation split, every sample once."""
 
@@ -196,7 +207,17 @@ class RunResult(BaseModel):
     threads_per_process: int
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
+    """Of node 0; see `nodes`."""
+    nodes: list[NodeRecord] = []
+    """Each node's host, devices and versions."""
     config: dict[str, Any]
+
+    @property
+    def differing_versions(self) -> dict[str, list[str]]:
+        """Package -> its version on every node, of those that are not the same on all."""
+        packages = dict.fromkeys(package for node in self.nodes for package in node.versions)
+        versions = {package: [node.versions.get(package, "none") for node in self.nodes] for package in packages}
+        return {package: each for package, each in versions.items() if len(set(each)) > 1}
 
     def save(self, run_dir: Path) -> None:
         write_document(self, run_dir / RESULT_FILE)
@@ -303,9 +324,25 @@ def collect(
         threads_per_process=config.threads_per_process,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
+        nodes=_nodes(records),
         config=config.model_dump(mode="json"),
         **_speed(config, processes, started_at),
     )
+
+
+def _nodes(records: Sequence[ProcessRecord]) -> list[NodeRecord]:
+    of_node: dict[int, list[ProcessRecord]] = {}
+    for record in records:
+        of_node.setdefault(record.node_rank, []).append(record)
+    return [
+        NodeRecord(
+            node_rank=rank,
+            host=own[0].host,
+            device_names=[name for record in own for name in record.device_names],
+            versions=own[0].versions,
+        )
+        for rank, own in sorted(of_node.items())
+    ]
 
 
 def _peak(values: Iterable[int]) -> PeakMemory | None:

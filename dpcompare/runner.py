@@ -16,12 +16,14 @@ from dpcompare.checkpoint import newest_checkpoint, training_id
 from dpcompare.cluster import installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.config import RunConfig
 from dpcompare.data.prepare import Progress
+from dpcompare.engines import load_engine
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.events import Event, read_events
 from dpcompare.failures import why_it_failed
+from dpcompare.following import follow
 from dpcompare.inputs import prepare_inputs, total_steps
 from dpcompare.launcher import Deadlines, Ended, free_ports, launch
-from dpcompare.planning import num_ports, plan
+from dpcompare.planning import Meeting, num_ports, plan
 from dpcompare.processes import only_one, terminated_as_interrupted, uninterrupted
 from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect
 
@@ -43,14 +45,14 @@ def run(
     data_progress: Progress | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
-    """Train one config in processes of its own on this machine and return what was measured.
+    """Train one config in processes of its own, here or where its placement says, and return what was measured.
 
     Args:
         config: what to run.
         run_dir: where config, logs and result go; default: a new directory below `runs/`.
         observe: called with every event of the training processes; see `dpcompare.events`.
         data_progress: called with (images done, images in all) while a dataset is prepared.
-        tell: called with a line for every restart.
+        tell: called with a line for every restart, and with what an engine says.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
@@ -123,7 +125,7 @@ def _train(
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0
     while True:
-        result = _attempt(config, run_dir, observe)
+        result = _attempt(config, run_dir, observe, tell)
         if result.status == "completed":
             return result
         # A port that was free when it was chosen can be taken by anybody before it is used; that is no restart.
@@ -150,20 +152,25 @@ def _lost_a_port(result: RunResult) -> bool:
     return not result.train_loss[result.first_step :] and any(word in (result.error or "").lower() for word in words)
 
 
-def _attempt(config: RunConfig, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:
+def _attempt(
+    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]
+) -> RunResult:
     """Launch once, and write result.json whatever happens.
 
     Raises:
         RunFailedError: result.json cannot be written.
         KeyboardInterrupt, or whatever went wrong in this process.
     """
-    node_processes = plan(config, run_dir.resolve(), free_ports(num_ports(config)))
     deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
     started_at = time.time()
     status: Status = "failed"
     error: str | None = None
     try:
-        ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
+        if config.placement.engine == "local":
+            node_processes = plan(config, run_dir.resolve(), Meeting(free_ports(num_ports(config))))
+            ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
+        else:
+            ended = follow(config, run_dir.resolve(), deadlines, observe, tell)
         status = "failed" if ended.failed else "completed"
         error = why_it_failed(config, run_dir, ended) if ended.failed else None
     except BaseException as raised:
@@ -197,7 +204,13 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
 def _require_machine(config: RunConfig) -> None:
     require_framework(config.framework, config.python)
     require_compiler(config.tuning)
-    if config.cluster.device_type == "gpu" and (missing := invisible_gpus(config.cluster.devices)):
+    if config.placement.engine != "local":
+        load_engine(config.placement.engine).check(config)
+    if (
+        config.cluster.simulated
+        and config.cluster.device_type == "gpu"
+        and (missing := invisible_gpus(config.cluster.devices))
+    ):
         visible = ", ".join(visible_gpus(installed_gpus())) or "none"
         raise RequestError(
             f"GPUs {', '.join(missing)} are not visible here (visible: {visible}); name visible ones, or use "

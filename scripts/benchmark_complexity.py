@@ -159,7 +159,7 @@ def run_of(num_steps: int) -> dict[str, float]:
         events.close()
         written = sum(path.stat().st_size for path in run_dir.rglob("*.jsonl"))
         begin = time.perf_counter()
-        for _ in EventTail(run_dir, 1).new_events():
+        for _ in EventTail(run_dir, range(1)).new_events():
             pass
         return {
             "us_per_step": seconds / num_steps * 1e6,

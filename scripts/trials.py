@@ -222,7 +222,7 @@ def trial_of(
 
 def _follow(trial: Trial, fault: Fault, began_at: float) -> None:
     """Act when it is time, and wait for the end of the command."""
-    tail = EventTail(trial.run_dir, num_processes(trial.framework, trial.mode))
+    tail = EventTail(trial.run_dir, range(num_processes(trial.framework, trial.mode)))
     while trial.process.poll() is None:
         events = list(tail.new_events())
         trial.pids |= {event["process_rank"]: event["pid"] for event in events if event["kind"] == "start"}

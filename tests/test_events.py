@@ -4,7 +4,7 @@ from dpcompare.events import EventLog, EventTail, event_path, read_events
 
 
 def test_events_are_seen_as_soon_as_they_are_written(tmp_path):
-    tail = EventTail(tmp_path, 2)
+    tail = EventTail(tmp_path, range(2))
     assert list(tail.new_events()) == []
     logs = [EventLog(tmp_path, rank) for rank in range(2)]
     logs[1].append("start", time=1.0, pid=7)
@@ -22,7 +22,7 @@ def test_a_line_that_is_not_complete_waits(tmp_path):
     log.append("start", time=1.0)
     log.close()
     written = event_path(tmp_path, 0).read_text()
-    tail = EventTail(tmp_path, 1)
+    tail = EventTail(tmp_path, range(1))
     with event_path(tmp_path, 0).open("a") as file:
         file.write(written[:12])
         file.flush()
@@ -38,7 +38,7 @@ def test_what_follows_a_damage_is_not_read(tmp_path):
     log.close()
     path = event_path(tmp_path, 0)
     path.write_text(path.read_text().replace('"step": 2', '"step": 7'))
-    tail = EventTail(tmp_path, 1)
+    tail = EventTail(tmp_path, range(1))
     assert [event["step"] for event in tail.new_events()] == [1]
     assert list(tail.new_events()) == []
 

@@ -108,7 +108,7 @@ def test_a_view_may_be_asked_by_several_threads(begun):
 
 
 def test_a_tail_notices_that_a_run_has_begun_again(tmp_path):
-    tail = EventTail(tmp_path, 1)
+    tail = EventTail(tmp_path, range(1))
     for message in ("first", "second"):
         log = EventLog(tmp_path, 0)
         for number in range(3):

@@ -15,6 +15,7 @@ from dpcompare.cli.compare import compare
 from dpcompare.cli.data import data
 from dpcompare.cli.doctor import doctor
 from dpcompare.cli.modes import modes
+from dpcompare.cli.node import node
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
 from dpcompare.cli.plan import plan
 from dpcompare.cli.report import report
@@ -35,7 +36,7 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
 
 
-for command in (run, compare, plan, modes, data, report, watch, verify, doctor):
+for command in (run, compare, plan, node, modes, data, report, watch, verify, doctor):
     cli.add_command(command)
 
 

@@ -13,7 +13,8 @@ import click
 from dpcompare.errors import RequestError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpcompare.config import RunConfig
+    from dpcompare.cluster import Cluster
+    from dpcompare.config import Placement, RunConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -36,6 +37,33 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
             "default": "auto",
             "help": "auto: GPUs where there are any. cpu: simulated devices.  [default: auto]",
         },
+    ),
+    (
+        ("--engine",),
+        {
+            "help": "local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
+            "nodes that are machines.  [default: local]"
+        },
+    ),
+    (("--hosts",), {"metavar": "A,B,...", "help": "With --engine hosts: one per node, in the order of the ranks."}),
+    (("--ssh",), {"is_flag": True, "help": "With --engine hosts: start their part by ssh, instead of printing it."}),
+    (
+        ("--link",),
+        {
+            "metavar": "RATE",
+            "help": "With --engine namespaces: of each node's wire, such as 1gbit.  [default: no limit]",
+        },
+    ),
+    (("--partition",), {"help": "With --engine slurm.  [default: Slurm's]"}),
+    (("--time",), {"metavar": "LIMIT", "help": "With --engine slurm, as sbatch takes it."}),
+    (("--account",), {"help": "With --engine slurm."}),
+    (
+        ("--sbatch",),
+        {"multiple": True, "metavar": "OPTION", "help": "With --engine slurm: one more of sbatch, such as --qos=high."},
+    ),
+    (
+        ("--cores-per-node",),
+        {"type": int, "help": "Of machines.  [default: as the partition has, or as this machine]"},
     ),
     (("--gpus",), {"metavar": "0,1,...", "help": "The GPUs to use; with `plan` they need not exist here."}),
     (("--model",), {"help": "efficientnet-b0 to -b7, toy-cnn, toy-bn or mlp.  [default: efficientnet-b2]"}),
@@ -322,6 +350,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     """
     from dpcompare.cluster import Cluster
     from dpcompare.config import RunConfig, Workload, request
+    from dpcompare.engines import ENGINES
 
     for name in ("framework", "mode"):
         if options[name] is None:
@@ -340,12 +369,20 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     devices_per_node = options["devices_per_node"]
     if options["mode"] == "single" and devices_per_node is None and gpus is None:
         devices_per_node = 1  # the baseline is one device, however many are visible
-    cluster = Cluster.partition(
-        options["nodes"],
-        devices_per_node,
-        device=options["device"],
-        gpus=None if gpus is None else listed(gpus),
-    )
+    placement = _placement(options)
+    if ENGINES[placement.engine].simulated:
+        if options["cores_per_node"] is not None:
+            raise RequestError(
+                f"--cores-per-node: received with engine {placement.engine}, whose nodes share the cores of this machine"
+            )
+        cluster = Cluster.partition(
+            options["nodes"],
+            devices_per_node,
+            device=options["device"],
+            gpus=None if gpus is None else listed(gpus),
+        )
+    else:
+        cluster = _machines(placement, options)
     chosen: dict[str, Any] = {name: options[name] for name in RUN_CONFIG_OPTIONS if options[name] is not None}
     if options["profile_steps"] is not None:
         chosen["profile_steps"] = _steps(options["profile_steps"])
@@ -359,9 +396,44 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         mode=options["mode"],
         workload=workload,
         cluster=cluster,
+        placement=placement,
         **chosen,
     )
     return config
+
+
+def _placement(options: dict[str, Any]) -> Placement:
+    from dpcompare.config import Placement, request
+
+    texts = {
+        name: options[name] for name in ("engine", "link", "partition", "time", "account") if options[name] is not None
+    }
+    placement: Placement = request(
+        Placement, **texts, hosts=listed(options["hosts"] or ""), ssh=options["ssh"], sbatch=options["sbatch"]
+    )
+    return placement
+
+
+def _machines(placement: Placement, options: dict[str, Any]) -> Cluster:
+    """The nodes of an engine other than local."""
+    from dpcompare.cluster import Cluster, available_cores, installed_gpus
+
+    if options["gpus"] is not None:
+        raise RequestError(
+            f"--gpus: received with engine {placement.engine}; each machine has its own: give their number with --devices-per-node"
+        )
+    device = options["device"]
+    if device == "auto":
+        device = "gpu" if installed_gpus() else "cpu"
+    cores = options["cores_per_node"]
+    if cores is None and placement.engine == "slurm":
+        from dpcompare.engines.slurm import partition_of
+
+        cores = partition_of(placement.partition).cpus_per_node
+    num_nodes = options["nodes"]
+    if num_nodes == 1:  # the default: as many as are named
+        num_nodes = len(placement.hosts) or num_nodes
+    return Cluster.of_machines(num_nodes, options["devices_per_node"] or 1, device, cores or available_cores())
 
 
 def listed(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import click
 
 from dpcompare.cli.options import build_config, run_options
 from dpcompare.cli.output import print_json, stdout_console
+from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
     from dpcompare.config import RunConfig
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["text", "json", "sh"]),
+    type=click.Choice(["text", "json", "sh", "slurm"]),
     default="text",
     show_default=True,
-    help="sh: a bash script that does the same when it is run.",
+    help="sh: a bash script that does the same when it is run. slurm: what --engine slurm would submit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any) -> None:
@@ -40,7 +41,10 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
     from dpcompare.runner import default_run_dir
 
     run_dir = (run_dir or default_run_dir(config)).resolve()
-    node_processes = planning.plan(config, run_dir, free_ports(planning.num_ports(config)))
+    if config.placement.engine != "local" or output_format == "slurm":
+        _print_elsewhere(config, run_dir, "json" if as_json else output_format)
+        return
+    node_processes = planning.plan(config, run_dir, planning.Meeting(free_ports(planning.num_ports(config))))
     if as_json or output_format == "json":
         print_json(
             {
@@ -56,6 +60,28 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
         click.echo(planning.shell_script(config, run_dir, node_processes), nl=False)
     else:
         _print_text(config, node_processes)
+
+
+def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str) -> None:
+    """What an engine would start; addresses and ports are only known there."""
+    from dpcompare.engines import hosts, slurm
+
+    engine = config.placement.engine
+    if output_format == "sh" or (output_format == "slurm" and engine != "slurm"):
+        expected = "--engine local" if output_format == "sh" else "--engine slurm"
+        raise RequestError(f"--format {output_format}: received with engine {engine}, expected {expected}")
+    script = slurm.job_script(config, run_dir) if engine == "slurm" else None
+    commands = hosts.commands(config, run_dir) if engine == "hosts" else []
+    if output_format == "json":
+        plan = (
+            {"job_script": script} if script else {"commands": dict(zip(config.placement.hosts, commands, strict=True))}
+        )
+        print_json({"run_dir": str(run_dir), **plan, "config": config.model_dump(mode="json")})
+    elif script:
+        click.echo(script, nl=False)
+    else:
+        for host, command in zip(config.placement.hosts, commands, strict=True):
+            click.echo(f"# on {host}\n{command}")
 
 
 def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> None:

@@ -261,7 +261,11 @@ class StudyView:
         except FileNotFoundError:
             return ""
         if self._running is None or self._running[0] != file:
-            self._running = (file, EventTail(run_dir, arm.config.num_processes), RunState(arm.config.num_processes))
+            self._running = (
+                file,
+                EventTail(run_dir, range(arm.config.num_processes)),
+                RunState(arm.config.num_processes),
+            )
         _, tail, state = self._running
         for event in tail.new_events():
             state.add(event)

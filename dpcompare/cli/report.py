@@ -188,6 +188,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         )
     if result.skipped_images:
         rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"
+    for package, versions in result.differing_versions.items():
+        rows[f"{package} differs"] = ", ".join(f"node {rank}: {version}" for rank, version in enumerate(versions))
     rows["result"] = str(run_dir / "result.json")
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")

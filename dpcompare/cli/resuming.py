@@ -9,6 +9,7 @@ from dpcompare.cli.options import RUN_CONFIG_OPTIONS, interpreters, listed, pars
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
+    from dpcompare.cluster import Cluster
     from dpcompare.config import RunConfig
 
 _MAY_CHANGE = (
@@ -40,7 +41,6 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         RequestError: something else was given, or they make no run.
     """
     from dpcompare.backends import MODES
-    from dpcompare.cluster import Cluster
     from dpcompare.config import RunConfig, Workload, request
     from dpcompare.tuning import settings_of
 
@@ -58,20 +58,7 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
     if "framework" in given and "mode" not in given and options["framework"] != config.framework:
         raise RequestError("--framework: received without --mode; name the mode of the other framework too")
     if given & {"nodes", "devices_per_node", "device", "gpus"}:
-        gpus = None
-        if "gpus" in given:
-            gpus = listed(options["gpus"])
-        elif "device" not in given and cluster.device_type == "gpu":
-            gpus = list(cluster.devices)
-        device = options["device"] if "device" in given else "auto" if gpus else cluster.device_type
-        # GPUs are shared out anew; simulated devices stay as many per node unless asked for.
-        per_node = cluster.devices_per_node if device == cluster.device_type == "cpu" else None
-        cluster = Cluster.partition(
-            options["nodes"] if "nodes" in given else cluster.num_nodes,
-            options["devices_per_node"] if "devices_per_node" in given else per_node,
-            device=device,
-            gpus=gpus,
-        )
+        cluster = _changed_cluster(cluster, options, given)
     framework = options["framework"] if "framework" in given else config.framework
     chosen = {name: options[name] for name in RUN_CONFIG_OPTIONS if name in given}
     mode = options["mode"] if "mode" in given else config.mode
@@ -97,3 +84,33 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         },
     )
     return changed
+
+
+def _changed_cluster(cluster: Cluster, options: dict[str, Any], given: set[str]) -> Cluster:
+    from dpcompare.cluster import Cluster
+
+    if not cluster.simulated:
+        if wrong := given & {"device", "gpus"}:
+            raise RequestError(
+                f"--resume: received {', '.join(sorted(wrong))} for a run on other machines; expected none"
+            )
+        return Cluster.of_machines(
+            options["nodes"] if "nodes" in given else cluster.num_nodes,
+            options["devices_per_node"] if "devices_per_node" in given else cluster.devices_per_node,
+            cluster.device_type,
+            cluster.nodes[0].num_cores,
+        )
+    gpus = None
+    if "gpus" in given:
+        gpus = listed(options["gpus"])
+    elif "device" not in given and cluster.device_type == "gpu":
+        gpus = list(cluster.devices)
+    device = options["device"] if "device" in given else "auto" if gpus else cluster.device_type
+    # GPUs are shared out anew; simulated devices stay as many per node unless asked for.
+    per_node = cluster.devices_per_node if device == cluster.device_type == "cpu" else None
+    return Cluster.partition(
+        options["nodes"] if "nodes" in given else cluster.num_nodes,
+        options["devices_per_node"] if "devices_per_node" in given else per_node,
+        device=device,
+        gpus=gpus,
+    )

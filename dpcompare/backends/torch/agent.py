@@ -1,7 +1,7 @@
-"""torchrun whose store listens on loopback only: `python -m dpcompare.backends.torch.agent <arguments of torchrun>`.
+"""torchrun whose store listens on one address only: `python -m dpcompare.backends.torch.agent <arguments of torchrun>`.
 
 torchrun's store listens on all interfaces even where the master's address is 127.0.0.1, and whoever reaches it can write
-into it. A store made on a socket that is bound already listens where that socket does.
+into it. A store made on a socket that is bound already, to the address of the master, listens where that socket does.
 
 And torchrun ends with status 1 however a process of its own has ended; this agent tells, as a shell does: with the status of
 the first that failed, or 128 and the number of the signal.
@@ -20,12 +20,10 @@ from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 from dpcompare.processes import AGENT_PID, SIGNALED
 
-LOOPBACK = "127.0.0.1"
-
 
 def _store(host: str, port: int, world_size: int, is_master: bool, *arguments: Any, **options: Any) -> TCPStore:
     """In the place of TCPStore, as the rendezvous calls it."""
-    if not is_master or host != LOOPBACK:
+    if not is_master:
         return TCPStore(host, port, world_size, is_master, *arguments, **options)
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

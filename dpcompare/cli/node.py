@@ -1,0 +1,25 @@
+"""`dpcompare node`: the part of one machine in a run on several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dpcompare.cli.output import EXIT_FAILED
+
+
+@click.command()
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--node-rank", type=int, help="Which of the nodes this machine is, from 0; a job of Slurm knows.")
+def node(run_dir: Path, node_rank: int | None) -> int:
+    """Take part in a run that `dpcompare run --engine hosts` has prepared, on each of its hosts.
+
+    \b
+    dpcompare run --engine hosts --hosts a,b --framework torch --mode ddp --run-dir /shared/runs/one
+    a$ dpcompare node /shared/runs/one --node-rank 0
+    b$ dpcompare node /shared/runs/one --node-rank 1
+    """
+    from dpcompare.node import take_part
+
+    return 0 if take_part(run_dir, node_rank, lambda line: click.echo(line, err=True)) else EXIT_FAILED

@@ -1,0 +1,63 @@
+"""Who starts the node processes: the table of engines, and what each can do.
+
+`local` is `dpcompare.launcher`, for nodes that share this machine and its network. Any other has `python -m dpcompare.node
+RUN_DIR` run once per node. An engine knows no framework, and no backend knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from dpcompare.config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRow:
+    """One row of ENGINES."""
+
+    simulated: bool
+    """Whether the nodes share this machine."""
+    module: str | None = None
+    """What has the functions of `Engine`."""
+
+
+ENGINES = {
+    "local": EngineRow(simulated=True),
+    "namespaces": EngineRow(simulated=True, module="dpcompare.engines.namespaces"),
+    "hosts": EngineRow(simulated=False, module="dpcompare.engines.hosts"),
+    "slurm": EngineRow(simulated=False, module="dpcompare.engines.slurm"),
+}
+
+Tell = Callable[[str], None]
+
+StillThere = Callable[[], str | None]
+"""Says that no node is running any more and how it came, or None while that is not known."""
+
+
+class Engine(Protocol):
+    """What the module of an engine has."""
+
+    QUEUES: bool
+    """Whether nodes may begin much later than they were asked for."""
+
+    def check(self, config: RunConfig) -> None:
+        """Raise RequestError where the request cannot be carried out from here."""
+
+    def started(self, config: RunConfig, run_dir: Path, tell: Tell) -> AbstractContextManager[StillThere]:
+        """Start the part of every node, or tell how; what still runs at the end of the context is ended."""
+
+    def where_this_is(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+        """On a machine of the run: its rank, and the address by which the others reach it."""
+
+
+def load_engine(name: str) -> Engine:
+    """The module of an engine other than local."""
+    module = ENGINES[name].module
+    assert module is not None
+    return cast(Engine, import_module(module))

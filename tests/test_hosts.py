@@ -1,0 +1,234 @@
+"""Hosts that are machines of their own to the processes: by hand, and as network namespaces."""
+
+import json
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import pytest
+
+from dpcompare.engines.hosts import SSH
+from dpcompare.events import EventTail
+from dpcompare.isolation import isolated
+from dpcompare.meeting import Card, MeetingError, listening, meet, open_meeting, write_card
+from dpcompare.processes import is_alive
+from tests.command import dpcompare, start
+
+TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
+MODES = [
+    pytest.param(["--framework", "torch", "--mode", "ddp"], marks=pytest.mark.torch, id="torch"),
+    pytest.param(["--framework", "tensorflow", "--mode", "multiworker"], marks=pytest.mark.tensorflow, id="tensorflow"),
+]
+TORCH = MODES[0].values[0]
+HERE = ["--engine", "hosts", "--hosts", "127.0.0.1,localhost", "--cores-per-node", "1", "--device", "cpu"]
+
+
+def card(rank, port=1, **changes):
+    return Card(**{"node_rank": rank, "host": f"h{rank}", "address": "127.0.0.1", "port": port, "versions": {"dpcompare": "1"}} | changes)  # fmt: skip
+
+
+def commands_of(process, count):
+    """What it asks to be run on the hosts."""
+    found = []
+    for line in process.stderr:
+        if match := re.match(r"\s*on (\S+): (.*)", line):
+            found.append(shlex.split(match[2]))
+        if len(found) == count:
+            return found
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_commands_of_two_terminals_make_one_run(tmp_path, mode):
+    run = start("run", *HERE, *mode, *TINY, "--steps", "8", "--json", "--run-dir", tmp_path / "run")
+    terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]
+    stdout, stderr = run.communicate(timeout=120)
+    assert run.returncode == 0, stderr
+    assert [terminal.wait(20) for terminal in terminals] == [0, 0]
+    assert json.loads(stdout)["num_nodes"] == 2
+
+
+@pytest.mark.torch
+def test_a_host_where_nothing_is_started_is_named(tmp_path):
+    run = start("run", *HERE, *TORCH, *TINY, "--steps", "8", "--start-timeout", "3", "--run-dir", tmp_path / "run")
+    first, _ = commands_of(run, 2)
+    terminal = subprocess.Popen(first, stderr=subprocess.PIPE, text=True)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "has waited 3 s for node 1 to begin" in said
+    assert "is not the same folder there and here" in said
+    assert "has waited 3 s for node 1" in terminal.communicate()[1]
+    assert terminal.returncode == 1
+
+
+@pytest.mark.torch
+def test_ctrl_c_ends_the_hosts_too(tmp_path):
+    run = start("run", *HERE, *TORCH, *TINY, "--steps", "100000", "--run-dir", tmp_path / "run")
+    terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]
+    tail = EventTail(tmp_path / "run", range(2))
+    while not any(event["kind"] == "train" for event in tail.new_events()):
+        assert run.poll() is None
+        time.sleep(0.1)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert [terminal.wait(20) for terminal in terminals] == [1, 1]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["--hosts", "no-such-host.invalid,127.0.0.1"], "hosts: 'no-such-host.invalid' cannot be resolved here"),
+        (["--hosts", "127.0.0.1,127.0.0.1"], "expected each once"),
+        (["--hosts", "127.0.0.1,localhost", "--nodes", "3"], "hosts: received 2 for 3 nodes; expected one per node"),
+        (["--hosts", ""], "hosts: received none"),
+        (["--hosts", "127.0.0.1,localhost", "--link", "1gbit"], "link: received with engine hosts; expected engine namespaces"),
+        (["--hosts", "127.0.0.1,localhost", "--isolate"], "isolate: received with engine hosts"),
+        (["--hosts", "127.0.0.1,localhost", "--partition", "p"], "partition: received with engine hosts; expected engine slurm"),
+    ],
+    ids=["name", "twice", "number", "none", "link", "isolate", "partition"],
+)  # fmt: skip
+def test_hosts_that_make_no_run_are_refused(tmp_path, asked, says):
+    refused = dpcompare("run", "--engine", "hosts", *TORCH, *TINY, "--global-batch-size", "12", "--device", "cpu", *asked,
+                        "--run-dir", tmp_path / "run")  # fmt: skip
+    assert refused.code == 2, refused.stderr
+    assert says in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_there_is_no_slurm_here(tmp_path):
+    refused = dpcompare(
+        "run", "--engine", "slurm", *TORCH, "--device", "cpu", "--run-dir", tmp_path / "run", PATH="/nowhere"
+    )
+    if "not installed" not in refused.stderr:
+        assert refused.code == 2
+        assert "sinfo is not found; expected a machine from which Slurm is used" in refused.stderr
+
+
+def test_a_run_directory_that_waits_for_nobody_is_refused(tmp_path):
+    refused = dpcompare("node", tmp_path, "--node-rank", "0")
+    assert refused.code == 2
+    assert "holds no readable config.json" in refused.stderr
+
+
+def test_ssh_asks_nothing():
+    assert "BatchMode=yes" in SSH
+
+
+def both_meet(tmp_path, cards, seconds=10.0):
+    """Each node in a thread; returns what came of it."""
+    open_meeting(tmp_path)
+    outcomes = {}
+
+    def part(own):
+        try:
+            outcomes[own.node_rank] = [each.node_rank for each in meet(tmp_path, own, len(cards), seconds)]
+        except MeetingError as error:
+            outcomes[own.node_rank] = str(error)
+
+    threads = [threading.Thread(target=part, args=(own,)) for own in cards]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def test_nodes_meet_and_reach_each_other(tmp_path):
+    with listening("127.0.0.1") as first, listening("127.0.0.1") as second:
+        cards = [card(rank, each.getsockname()[1]) for rank, each in enumerate((first, second))]
+        assert both_meet(tmp_path, cards) == {0: [0, 1], 1: [0, 1]}
+
+
+def test_different_releases_are_told_by_every_node(tmp_path):
+    cards = [card(0), card(1, versions={"dpcompare": "2"})]
+    outcomes = both_meet(tmp_path, cards)
+    assert all("different releases of dpcompare: node 0 (h0) 1, node 1 (h1) 2" in outcomes[rank] for rank in (0, 1))
+
+
+def test_a_port_that_nobody_answers_on_is_told(tmp_path):
+    with socket.socket() as silent:  # bound, so that nobody else takes it, and not listening
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        open_meeting(tmp_path)
+        write_card(tmp_path, card(1, port))
+        with listening("127.0.0.1") as own, pytest.raises(MeetingError) as refused:
+            meet(tmp_path, card(0, own.getsockname()[1]), 2, 5.0)
+    assert f"node 0 (h0) cannot reach node 1 (h1) at 127.0.0.1:{port}" in str(refused.value)
+    assert "open them between the hosts" in str(refused.value)
+
+
+def test_an_address_of_another_machine_is_told():
+    with (
+        pytest.raises(MeetingError, match=r"192\.0\.2\.1 is to be this machine, and is no address of"),
+        listening("192.0.2.1"),
+    ):
+        pass
+
+
+NAMESPACES = ["--engine", "namespaces", "--nodes", "2", "--device", "cpu"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", MODES)
+def test_hosts_as_namespaces_train_what_simulated_nodes_train(tmp_path, mode):
+    short = [*mode, *TINY, "--steps", "8", "--json"]
+    done = dpcompare("run", *NAMESPACES, *short, "--run-dir", tmp_path / "namespaces")
+    assert done.code == 0, done.stderr
+    local = dpcompare("run", "--nodes", "2", "--device", "cpu", *short, "--run-dir", tmp_path / "local")
+    assert done.json["train_loss"] == pytest.approx(local.json["train_loss"], rel=1e-6)
+
+
+@pytest.mark.root
+@pytest.mark.torch
+def test_a_slower_wire_makes_a_slower_run(tmp_path):
+    """mlp at 32 px has 1.6 million parameters, 6.3 MB of gradients: half a second at 100 Mbit/s, and 50 ms at 1 Gbit/s."""
+    mlp = [*TORCH, "--model", "mlp", *TINY[2:], "--steps", "12", "--warmup-steps", "4", "--json"]
+    seconds = {}
+    for link in ("1gbit", "100mbit"):
+        done = dpcompare("run", *NAMESPACES, "--link", link, *mlp, "--run-dir", tmp_path / link)
+        assert done.code == 0, done.stderr
+        seconds[link] = done.json["step_seconds"]["median"]
+    gradients = 8 * 4 * 1_578_506
+    assert seconds["1gbit"] > 0.5 * gradients / 1e9
+    assert seconds["100mbit"] > 5 * seconds["1gbit"] * 0.5
+
+
+def in_namespace(pid, command):
+    subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", *command.split()], check=True)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", MODES)
+def test_a_wire_that_is_cut_for_good_ends_the_run(tmp_path, mode):
+    run = start(
+        "run", *NAMESPACES, *mode, *TINY, "--steps", "100000", "--progress-timeout", "8", "--run-dir", tmp_path / "run"
+    )
+    tail, pids, trained = EventTail(tmp_path / "run", range(2)), {}, set()
+    while len(trained) < 2:
+        assert run.poll() is None, run.communicate()
+        for event in tail.new_events():
+            if event["kind"] == "start":
+                pids[event["process_rank"]] = event["pid"]
+            if event["kind"] == "train":
+                trained.add(event["process_rank"])
+        time.sleep(0.1)
+    in_namespace(pids[1], "ip link set eth0 down")
+    begin = time.monotonic()
+    _, said = run.communicate(timeout=90)
+    assert run.returncode == 1, said
+    assert time.monotonic() - begin < 60
+    assert "showed no progress for" in said or "process" in said
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+@pytest.mark.root
+def test_a_namespace_is_gone_with_whoever_made_it():
+    with isolated() as network:
+        assert is_alive(network.pid)
+    assert not is_alive(network.pid)
