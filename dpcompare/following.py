@@ -62,6 +62,11 @@ def follow(
                 cause, until = f"no host has begun within {deadlines.start:.0f} s", now
             elif cause is None and begun and now - heard > limit:
                 cause, until = f"nothing was heard of any node for {limit:.0f} s", now
+        if any(end.stopped for end in ends.values()) and not any(end.failed for end in ends.values()):
+            deadline = time.monotonic() + SECONDS_TO_SAY
+            while cause is None and time.monotonic() < deadline:  # the nodes do not know who told them to end
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                cause = still_there()
     for event in tail.new_events():
         observe(event)
     ends = read_ends(run_dir, num_nodes)

@@ -70,10 +70,10 @@ def take_part(run_dir: Path, node_rank: int | None, tell: Callable[[str], None] 
                 ended = _train(config, run_dir, rank, host, address, tell)
                 stopped = bool(ended.others)
             except (RequestError, MeetingError) as error:
-                message = str(error)
+                message, stopped = str(error), False
                 if why_stopped(run_dir, config.cluster.num_nodes, rank):  # another's failure, which that one tells
                     tell(message)
-                    message = None
+                    message, stopped = None, True
     finally:
         with uninterrupted():
             end = NodeEnd(

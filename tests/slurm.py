@@ -72,10 +72,11 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]
     munged += [f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed"]
     with ExitStack() as daemons:
-        for command in (munged, ["slurmctld", "-D"], ["slurmd", "-D", "-N", "node0"], ["slurmd", "-D", "-N", "node1"]):
-            daemons.enter_context(_daemon(command, environment, folder / f"{'-'.join(command[:1] + command[3:4])}.out"))
-            if command is munged:
-                _until((folder / "munge.socket").exists, "munged does not listen")
+        daemons.enter_context(_daemon(munged, environment, folder / "munged.out"))
+        _until((folder / "munge.socket").exists, "munged does not listen")
+        daemons.enter_context(_daemon(["slurmctld", "-D"], environment, folder / "slurmctld.out"))
+        for node in ("node0", "node1"):
+            daemons.enter_context(_daemon(["slurmd", "-D", "-N", node], environment, folder / f"{node}.out"))
         _until(lambda: _states(environment) == {"idle"}, f"the nodes are not idle; see {folder}")
         yield environment
 
