@@ -40,7 +40,7 @@ def tuned(study: Study, study_dir: Path, tell: Callable[[str], None]) -> Study:
                 f"--autotune: {str(study_dir)!r} holds a study that was begun without it; leave it out, or choose another --out"
             )
     else:
-        tried = {arm.name: list(_tries(arm, tell)) for arm in native if arm.ablation_of is None}
+        tried = {arm.name: list(_tries(arm, study_dir, tell)) for arm in native if arm.ablation_of is None}
     best = {name: [one for one in made if one.kept][-1].tune for name, made in tried.items()}
     arms = tuple(_with(arm, best.get(arm.ablation_of or arm.name)) for arm in study.arms)
     return study.model_copy(update={"arms": arms, "tried": tried})
@@ -52,15 +52,15 @@ def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
     return arm.model_copy(update={"config": arm.config.model_copy(update={"tune": tune, "autotuned": True})})
 
 
-def _tries(arm: Arm, tell: Callable[[str], None]) -> Iterator[Tried]:
+def _tries(arm: Arm, study_dir: Path, tell: Callable[[str], None]) -> Iterator[Tried]:
     """The native profile as it is, then every other value of each setting beside the best so far."""
     best, best_speed = dict(arm.config.tune), 0.0
     for change in [{}, *_changes(arm.config)]:
         tune = best | change
-        speed = _speed(arm.config, tune)
+        speed = _speed(arm.config, tune, study_dir, tell)
         least = best_speed * (1 + LEAST_GAIN)
         if change and speed is not None and speed > least:  # a single short run may be lucky
-            speed = min(filter(None, (speed, _speed(arm.config, tune))), default=None)
+            speed = min(filter(None, (speed, _speed(arm.config, tune, study_dir, tell))), default=None)
         kept = not change or (speed is not None and speed > least)
         what = ", ".join(f"{name}={value}" for name, value in change.items()) or "native profile"
         figure = "failed" if speed is None else f"{speed:.1f} images/s"
@@ -77,12 +77,14 @@ def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
             yield from ({name: value} for value in setting.values if value != config.tuning[name])
 
 
-def _speed(config: RunConfig, tune: dict[str, str]) -> float | None:
+def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, tell: Callable[[str], None]) -> float | None:
     """Images per second of a short run; None where it fails."""
     workload = config.workload.model_copy(update={"epochs": None, "steps": STEPS, "warmup_steps": WARMUP_STEPS})
     changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
-    with tempfile.TemporaryDirectory(prefix="dpcompare-autotune-") as folder:
+    study_dir.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the study, since nodes that are machines share that disk with this one.
+    with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
         try:
-            return run(config.model_copy(update=changes), Path(folder) / "run").images_per_second
+            return run(config.model_copy(update=changes), Path(folder) / "run", tell=tell).images_per_second
         except RunFailedError:
             return None

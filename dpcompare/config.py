@@ -243,6 +243,11 @@ class RunConfig(BaseModel):
         return self.cluster.num_nodes * self.processes_per_node
 
     @property
+    def first_of_machines(self) -> list[int]:
+        """Ranks of the first process of each machine; simulated nodes are one machine."""
+        return list(range(0, 1 if self.cluster.simulated else self.num_processes, self.processes_per_node))
+
+    @property
     def replicas_per_process(self) -> int:
         return self.cluster.num_replicas // self.num_processes
 

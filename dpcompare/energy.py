@@ -74,8 +74,8 @@ class EnergyMeter:
         return sum(counter() for counter in self._counters) if self._counters else None
 
 
-def meter_of(device_type: str, devices: Sequence[str], process_rank: int) -> EnergyMeter:
-    """What a training process reads: its own GPUs; on the CPU the first process reads the packages, for all of them."""
+def meter_of(device_type: str, devices: Sequence[str], *, counts_packages: bool) -> EnergyMeter:
+    """What a training process reads: its own GPUs; on the CPU one process of a machine reads the packages, for all."""
     if device_type == "gpu":
         return EnergyMeter(gpu_counters(devices))
-    return EnergyMeter(package_counters() if process_rank == 0 else ())
+    return EnergyMeter(package_counters() if counts_packages else ())

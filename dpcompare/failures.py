@@ -49,7 +49,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: Ended) -> str:
         for node, code in sorted(ended.nodes.items()):
             if code:
                 parts.append(
-                    f"node {node} ended before its work was done{_in_words(code)}\n{_end_of(node_log_path(run_dir, node))}"
+                    f"node {node} ended before its work was done{_in_words(code)}\n{end_of(node_log_path(run_dir, node))}"
                 )
     parts += [reason for reason in ended.others if reason not in parts]
     parts += [f"what process {rank} told is damaged from some point on: its event file" for rank in tail.damaged]
@@ -67,7 +67,7 @@ def _stalled(config: RunConfig, run_dir: Path, stall: Stall) -> str:
     return (
         f"process {stall.process_rank} (node {node}, local rank {local}) showed no progress for {stall.seconds:.0f} s; it "
         f"was {stall.state}. Allow more with --start-timeout or --progress-timeout\n"
-        f"{_end_of(log_path(run_dir, node, local))}"
+        f"{end_of(log_path(run_dir, node, local))}"
     )
 
 
@@ -78,7 +78,7 @@ def _killed_agents(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[s
             if code < 0:
                 yield (
                     f"the torchrun agent of node {node} ended{_in_words(code)}, and its training processes with it: it was "
-                    f"killed, or crashed\n{_end_of(node_log_path(run_dir, node))}"
+                    f"killed, or crashed\n{end_of(node_log_path(run_dir, node))}"
                 )
 
 
@@ -102,7 +102,7 @@ def _vanished(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[str]:
             cause = "it was killed (by a signal, or by the kernel for want of memory) or crashed"
         yield (
             f"process {rank} (node {node}, local rank {local}) ended without a message{_in_words(code)}: {cause}\n"
-            f"{_end_of(log_path(run_dir, node, local))}"
+            f"{end_of(log_path(run_dir, node, local))}"
         )
 
 
@@ -121,6 +121,6 @@ def _in_words(code: int) -> str:
     return f" ({names.get(-code, f'signal {-code}')})"
 
 
-def _end_of(log: Path) -> str:
+def end_of(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     return "\n".join([f"end of {log}:", *lines[-LOG_LINES_SHOWN:]])

@@ -96,6 +96,8 @@ KNOBS: dict[str, Knob] = {
         value=lambda r: r.differing_versions or "none", remedy="the same versions on every node"
     ),
     "dpcompare": Knob(value=lambda r: major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),
+    "engine": Knob(value=lambda r: r.config.get("placement", {}).get("engine", "local"), remedy="same --engine"),
+    "link": Knob(value=lambda r: r.config.get("placement", {}).get("link") or "as it is", remedy="same --link"),
     # What the comparison is about: shown, and never a reason.
     "framework": Knob(value=lambda r: r.framework),
     "mode": Knob(value=lambda r: r.mode),

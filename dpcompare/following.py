@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from dpcompare.config import RunConfig
-from dpcompare.engines import load_engine
+from dpcompare.engines import StillThere, load_engine
 from dpcompare.events import EventTail
 from dpcompare.launcher import Deadlines, Ended, Observer
-from dpcompare.meeting import NodeEnd, open_meeting, read_cards, read_ends, together
+from dpcompare.meeting import SECONDS_BETWEEN_BEATS, NodeEnd, Room, together
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_END = 20.0
@@ -36,44 +37,97 @@ def follow(
     Raises:
         RequestError: the engine will never carry it out.
     """
-    num_nodes = config.cluster.num_nodes
     engine = load_engine(config.placement.engine)
-    open_meeting(run_dir)
+    room = Room.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.num_processes))
-    ends: dict[int, NodeEnd] = {}
-    cause = None
-    heard = time.monotonic()
-    until = float("inf")
-    with engine.started(config, run_dir, tell) as still_there:
-        while len(ends) < num_nodes and time.monotonic() < until:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            for event in tail.new_events():
-                heard = time.monotonic()
-                observe(event)
-            ends = read_ends(run_dir, num_nodes)
-            now = time.monotonic()
-            if any(end.failed for end in ends.values()):
-                until = min(until, now + SECONDS_TO_END)
-            if cause is None and (cause := still_there()):
-                until = min(until, now + SECONDS_TO_SAY)
-            limit = max(deadlines.start, deadlines.progress) + SECONDS_MORE
-            begun = read_cards(run_dir, num_nodes)
-            if cause is None and not begun and now - heard > deadlines.start and not engine.QUEUES:
-                cause, until = f"no host has begun within {deadlines.start:.0f} s", now
-            elif cause is None and begun and now - heard > limit:
-                cause, until = f"nothing was heard of any node for {limit:.0f} s", now
-        if any(end.stopped for end in ends.values()) and not any(end.failed for end in ends.values()):
-            deadline = time.monotonic() + SECONDS_TO_SAY
-            while cause is None and time.monotonic() < deadline:  # the nodes do not know who told them to end
+    watch = _Watch(room, deadlines, queues=engine.QUEUES)
+    with engine.started(config, run_dir, room, tell) as still_there:
+        try:
+            while not watch.over():
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-                cause = still_there()
+                for event in tail.new_events():
+                    watch.hear()
+                    observe(event)
+                watch.look(still_there)
+        except BaseException:
+            room.stop()
+            raise
+        if not all(end.well for end in watch.ends.values()) or len(watch.ends) < room.num_nodes:
+            room.stop()
     for event in tail.new_events():
         observe(event)
-    ends = read_ends(run_dir, num_nodes)
-    ended = together(list(ends.values()))
-    if missing := [rank for rank in range(num_nodes) if rank not in ends]:
-        names = ", ".join(f"node {rank}" for rank in missing)
-        ended.others.append(f"{names} did not say how it ended" + (f"; {cause}" if cause else ""))
-    elif not ended.failed and any(end.stopped for end in ends.values()):
-        ended.others.append(cause or "all nodes were told to stop")
-    return ended
+    return watch.ended()
+
+
+class _Watch:
+    """What is known of the nodes, and whether to wait any longer."""
+
+    def __init__(self, room: Room, deadlines: Deadlines, *, queues: bool) -> None:
+        self._room, self._deadlines, self._queues = room, deadlines, queues
+        self.ends: dict[int, NodeEnd] = {}
+        self._begun: tuple[int, int] = (0, 0)
+        self._began_at: float | None = None
+        self._cause: str | None = None
+        self._heard = self._beaten = time.monotonic()
+        self._until = math.inf
+
+    def hear(self) -> None:
+        self._heard = time.monotonic()
+
+    def over(self) -> bool:
+        if time.monotonic() >= self._until:
+            return True
+        ended = len(self.ends) == self._room.num_nodes
+        # Nodes that were told to end do not know by whom; the engine may.
+        unexplained = any(end.stopped for end in self.ends.values()) and not any(
+            end.failed for end in self.ends.values()
+        )
+        return ended and (not unexplained or self._cause is not None)
+
+    def look(self, still_there: StillThere) -> None:
+        now = time.monotonic()
+        if now - self._beaten > SECONDS_BETWEEN_BEATS:
+            self._beaten = now
+            self._room.beat()
+        self.ends = self._room.ends()
+        begun = (len(self._room.cards()), len(self._room.reached()))
+        if begun != self._begun:
+            self._begun = begun
+            self.hear()
+        if begun[1] == self._room.num_nodes and self._began_at is None:
+            self._began_at = time.time()
+        if not all(end.well for end in self.ends.values()):
+            # Those that have begun end by themselves; others will not begin any more.
+            seconds = SECONDS_TO_SAY if len(self.ends) >= self._begun[0] else SECONDS_TO_END
+            self._until = min(self._until, now + seconds)
+        if self._cause is None:
+            self._ask(still_there, now)
+
+    def _ask(self, still_there: StillThere, now: float) -> None:
+        limit = max(self._deadlines.start, self._deadlines.progress) + SECONDS_MORE
+        self._cause = still_there()
+        if self._cause:
+            self._until = min(self._until, now + SECONDS_TO_SAY)
+        elif not self._begun[0] and not self._queues and now - self._heard > self._deadlines.start:
+            self._cause, self._until = f"no host has begun within {self._deadlines.start:.0f} s", now
+        elif self._begun[0] and now - self._heard > limit:
+            self._cause, self._until = f"nothing was heard of any node for {limit:.0f} s", now
+
+    def ended(self) -> Ended:
+        """How the processes of all nodes ended, as if they had been started on one machine."""
+        self.ends = self._room.ends()
+        ended = together(list(self.ends.values()))
+        ended.began_at = self._began_at
+        missing = [f"node {rank}" for rank in range(self._room.num_nodes) if rank not in self.ends]
+        if missing:
+            ended.others.append(f"{', '.join(missing)} did not say how it ended")
+            if not self._begun[0]:
+                ended.others.append(
+                    "No node wrote anything into the run directory: is it on a disk that the nodes share? Choose one with --run-dir"
+                )
+        stopped = [end for end in self.ends.values() if end.stopped]
+        if stopped and not ended.failed:
+            ended.others.append(", ".join(f"node {end.node_rank} ({end.host}) was told to end" for end in stopped))
+        if ended.failed and self._cause and (missing or stopped):
+            ended.others.append(self._cause)
+        return ended

@@ -48,6 +48,8 @@ class Ended:
     """Training processes that showed no progress for too long."""
     out_of_memory: bool = False
     """Whether the kernel killed a process of this machine for want of memory meanwhile."""
+    began_at: float | None = None
+    """Where the nodes had to meet first: when they had, seconds since the epoch."""
     others: list[str] = field(default_factory=list)
     """What ended it from outside: another machine, or who started the nodes."""
 

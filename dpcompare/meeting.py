@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-import shutil
+import secrets
 import socket
 import struct
 import threading
@@ -15,20 +15,39 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.documents import write_document
+import dpcompare
+from dpcompare.documents import read_document, write_document
+from dpcompare.errors import RequestError
 from dpcompare.launcher import Ended, Stall
 
 NODES_DIR = "nodes"
+ATTEMPT_FILE = "attempt.json"
 STOP_FILE = "stop"
+ALIVE_FILE = "alive"
+SECONDS_BETWEEN_BEATS = 10.0
+SECONDS_WITHOUT_BEAT = 180.0
+"""After which the nodes take it that who began the run is gone. A shared disk may show a change a minute late."""
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_WORDS = 10.0
 SECONDS_TO_CONNECT = 10.0
 _GREETING = b"dpcompare"
 _SIOCGIFADDR = 0x8915  # netdevice(7)
+_ANYWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737)
 
 
 class MeetingError(RuntimeError):
     """The nodes do not come together; nothing was trained. The message says who was waited for."""
+
+
+class Attempt(BaseModel):
+    """attempt.json: which attempt of a run the nodes are to take part in."""
+
+    model_config = ConfigDict(frozen=True)
+
+    id: str
+    """Names the folder of its files: a node that is left of an attempt before writes elsewhere."""
+    dpcompare: str
+    """The release that began it."""
 
 
 class Card(BaseModel):
@@ -70,50 +89,121 @@ class NodeEnd(BaseModel):
     def failed(self) -> bool:
         return bool(self.status or self.stalled or self.message)
 
+    @property
+    def well(self) -> bool:
+        return self.status == 0 and not self.failed
+
 
 Document = TypeVar("Document", bound=BaseModel)
 
 
-def open_meeting(run_dir: Path) -> None:
-    """Make the place where the nodes meet, without anything of an attempt before."""
-    shutil.rmtree(run_dir / NODES_DIR, ignore_errors=True)
-    (run_dir / NODES_DIR).mkdir()
+class Room:
+    """The files of one attempt, nodes/<id>/ in the run directory."""
+
+    def __init__(self, run_dir: Path, attempt: Attempt, num_nodes: int) -> None:
+        self._run_dir = run_dir
+        self.attempt = attempt
+        self.num_nodes = num_nodes
+        self._folder = run_dir / NODES_DIR / attempt.id
+        self._beat: tuple[float, float] | None = None
+        """When the beat was made, by the disk, and first seen, by this machine's own clock."""
+
+    @classmethod
+    def open(cls, run_dir: Path, num_nodes: int) -> Room:
+        """Begin an attempt; nodes that are left of one before end."""
+        room = cls(run_dir, Attempt(id=secrets.token_hex(4), dpcompare=dpcompare.__version__), num_nodes)
+        room._folder.mkdir(parents=True)
+        room.beat()
+        write_document(room.attempt, run_dir / NODES_DIR / ATTEMPT_FILE)
+        return room
+
+    def beat(self) -> None:
+        """Show the nodes that who began the run is there."""
+        (self._folder / ALIVE_FILE).write_text(str(time.time()))
+
+    def stop(self) -> None:
+        """Tell all nodes to end."""
+        (self._folder / STOP_FILE).touch()
+
+    def write_card(self, card: Card) -> None:
+        write_document(card, self._folder / f"card-{card.node_rank}.json")
+
+    def write_end(self, end: NodeEnd) -> None:
+        write_document(end, self._folder / f"end-{end.node_rank}.json")
+
+    def write_reached(self, node_rank: int) -> None:
+        (self._folder / f"reached-{node_rank}").touch()
+
+    def cards(self) -> dict[int, Card]:
+        return self._read(Card, "card")
+
+    def ends(self) -> dict[int, NodeEnd]:
+        return self._read(NodeEnd, "end")
+
+    def reached(self) -> list[int]:
+        names = self._names()
+        return [rank for rank in range(self.num_nodes) if f"reached-{rank}" in names]
+
+    def why_stopped(self, own_rank: int) -> str | None:
+        """What is to end this node: who began all, or another node that has failed or was ended."""
+        if STOP_FILE in self._names():
+            return "all nodes were told to stop"
+        for rank, end in self.ends().items():
+            if rank != own_rank and not end.well:
+                return f"node {rank} ({end.host}) has failed" if end.failed else f"node {rank} ({end.host}) was ended"
+        if read_attempt(self._run_dir).id != self.attempt.id:
+            return "another attempt of this run has begun"
+        beat, now = (self._folder / ALIVE_FILE).stat().st_mtime, time.monotonic()
+        if self._beat is None or self._beat[0] != beat:
+            self._beat = beat, now
+        if now - self._beat[1] > SECONDS_WITHOUT_BEAT:
+            return f"nothing was heard for {SECONDS_WITHOUT_BEAT:.0f} s of the process that began the run"
+        return None
+
+    def _names(self) -> set[str]:
+        # A listing: a shared disk (NFS) remembers for long that a file was not there.
+        return {path.name for path in self._folder.iterdir()}
+
+    def _read(self, kind: type[Document], name: str) -> dict[int, Document]:
+        names = self._names()
+        paths = {rank: self._folder / f"{name}-{rank}.json" for rank in range(self.num_nodes)}
+        return {rank: kind.model_validate_json(path.read_text()) for rank, path in paths.items() if path.name in names}
 
 
-def stop_nodes(run_dir: Path) -> None:
-    """Tell all nodes to end."""
-    (run_dir / NODES_DIR / STOP_FILE).touch()
+def read_attempt(run_dir: Path) -> Attempt:
+    """The present attempt of a run.
+
+    Raises:
+        RequestError: no run waits there for its nodes.
+    """
+    return read_document(
+        Attempt,
+        run_dir / NODES_DIR / ATTEMPT_FILE,
+        kind="an attempt of a run",
+        expected="the directory of a run that `dpcompare run --engine hosts` or `--engine slurm` waits in, on a disk that all its hosts "
+        "share",
+    )
 
 
-def write_card(run_dir: Path, card: Card) -> None:
-    write_document(card, run_dir / NODES_DIR / f"card-{card.node_rank}.json")
+def own_address(name: str) -> str:
+    """The IPv4 address by which others reach this machine, which they know by `name`.
 
+    Where a machine knows its own name as loopback (Debian: 127.0.1.1), it is that of the route out of it; nothing is sent.
 
-def write_end(run_dir: Path, end: NodeEnd) -> None:
-    write_document(end, run_dir / NODES_DIR / f"end-{end.node_rank}.json")
-
-
-def read_cards(run_dir: Path, num_nodes: int) -> dict[int, Card]:
-    return _read(Card, run_dir, "card", num_nodes)
-
-
-def read_ends(run_dir: Path, num_nodes: int) -> dict[int, NodeEnd]:
-    return _read(NodeEnd, run_dir, "end", num_nodes)
-
-
-def _read(kind: type[Document], run_dir: Path, name: str, num_nodes: int) -> dict[int, Document]:
-    paths = {rank: run_dir / NODES_DIR / f"{name}-{rank}.json" for rank in range(num_nodes)}
-    return {rank: kind.model_validate_json(path.read_text()) for rank, path in paths.items() if path.is_file()}
-
-
-def why_stopped(run_dir: Path, num_nodes: int, own_rank: int) -> str | None:
-    """What is to end this node: who started all, or another node that has failed."""
-    if (run_dir / NODES_DIR / STOP_FILE).exists():
-        return "all nodes were told to stop"
-    for rank, end in read_ends(run_dir, num_nodes).items():
-        if rank != own_rank and end.failed:
-            return f"node {rank} ({end.host}) has failed"
-    return None
+    Raises:
+        RequestError: the name cannot be resolved.
+    """
+    try:
+        address = socket.gethostbyname(name)
+        if not address.startswith("127.") or name == address or name == "localhost":
+            return address
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
+            outwards.connect((_ANYWHERE, 9))
+            return str(outwards.getsockname()[0])
+    except OSError as error:
+        raise RequestError(
+            f"hosts: {name!r} cannot be resolved here ({error.strerror}); expected a name or an IPv4 address that all hosts know"
+        ) from None
 
 
 @contextmanager
@@ -153,9 +243,7 @@ def _greet(listener: socket.socket) -> None:
                 continue
 
 
-def meet(
-    run_dir: Path, own: Card, num_nodes: int, seconds: float, tell: Callable[[str], None] = lambda line: None
-) -> Sequence[Card]:
+def meet(room: Room, own: Card, seconds: float, tell: Callable[[str], None] = lambda line: None) -> Sequence[Card]:
     """Wait until all nodes are here and reach each other; returns their cards in the order of the ranks.
 
     Args:
@@ -166,8 +254,8 @@ def meet(
     Raises:
         MeetingError: a node has not come, has failed, cannot be reached, or has another release of dpcompare.
     """
-    write_card(run_dir, own)
-    cards = _wait(run_dir, own, num_nodes, seconds, tell, "to begin", lambda: read_cards(run_dir, num_nodes))
+    room.write_card(own)
+    cards = _wait(room, own, seconds, tell, "to begin", room.cards)
     releases = {card.versions["dpcompare"] for card in cards.values()}
     if len(releases) > 1:
         each = ", ".join(f"node {card.node_rank} ({card.host}) {card.versions['dpcompare']}" for card in cards.values())
@@ -175,38 +263,31 @@ def meet(
     for card in cards.values():
         if card.node_rank != own.node_rank:
             _reach(own, card)
-    (run_dir / NODES_DIR / f"reached-{own.node_rank}").touch()
-    reached = lambda: [r for r in range(num_nodes) if (run_dir / NODES_DIR / f"reached-{r}").exists()]  # noqa: E731
-    _wait(run_dir, own, num_nodes, SECONDS_TO_CONNECT * num_nodes + seconds, tell, "to reach the others", reached)
-    return [cards[rank] for rank in range(num_nodes)]
+    room.write_reached(own.node_rank)
+    _wait(room, own, SECONDS_TO_CONNECT * room.num_nodes + seconds, tell, "to reach the others", room.reached)
+    return [cards[rank] for rank in range(room.num_nodes)]
 
 
 Found = TypeVar("Found", dict[int, Card], list[int])
 
 
 def _wait(
-    run_dir: Path,
-    own: Card,
-    num_nodes: int,
-    seconds: float,
-    tell: Callable[[str], None],
-    what: str,
-    look: Callable[[], Found],
+    room: Room, own: Card, seconds: float, tell: Callable[[str], None], what: str, look: Callable[[], Found]
 ) -> Found:
     begun = told = time.monotonic()
     while True:
         found = look()
-        missing = [rank for rank in range(num_nodes) if rank not in found]
+        missing = [rank for rank in range(room.num_nodes) if rank not in found]
         if not missing:
             return found
-        if reason := why_stopped(run_dir, num_nodes, own.node_rank):
+        if reason := room.why_stopped(own.node_rank):
             raise MeetingError(reason)
         names = ", ".join(f"node {rank}" for rank in missing)
         now = time.monotonic()
         if now - begun > seconds:
             raise MeetingError(
                 f"node {own.node_rank} ({own.host}) has waited {seconds:.0f} s for {names} {what}. Either nothing was started there, "
-                f"or {str(run_dir)!r} is not the same folder there and here: the nodes need one that they share. Allow more with "
+                "or the run directory is not the same folder there and here: the nodes need one that they share. Allow more with "
                 "--start-timeout"
             )
         if now - told > SECONDS_BETWEEN_WORDS:

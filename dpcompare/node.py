@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
+import os
 import socket
 import sys
 import time
@@ -15,23 +16,12 @@ from pathlib import Path
 
 import dpcompare
 from dpcompare.backends import FRAMEWORKS, require_compiler, require_framework
-from dpcompare.cluster import installed_gpus, visible_gpus
+from dpcompare.cluster import available_cores, installed_gpus, visible_gpus
 from dpcompare.config import RunConfig
 from dpcompare.engines import load_engine
 from dpcompare.errors import RequestError
 from dpcompare.launcher import Deadlines, Ended, launch
-from dpcompare.meeting import (
-    NODES_DIR,
-    Card,
-    MeetingError,
-    NodeEnd,
-    interface_of,
-    listening,
-    meet,
-    read_cards,
-    why_stopped,
-    write_end,
-)
+from dpcompare.meeting import Card, MeetingError, NodeEnd, Room, interface_of, listening, meet, read_attempt
 from dpcompare.planning import Meeting, NodeProcess, num_ports, plan
 from dpcompare.processes import terminated_as_interrupted, uninterrupted
 from dpcompare.result import CONFIG_FILE
@@ -40,40 +30,53 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """At what the other nodes say, through a disk that may be slow."""
 
 
-def take_part(run_dir: Path, node_rank: int | None, tell: Callable[[str], None] = lambda line: None) -> bool:
+def take_part(
+    run_dir: Path, node_rank: int | None, attempt_id: str | None = None, tell: Callable[[str], None] = lambda line: None
+) -> bool:
     """Do the part of one node of a run that waits for its nodes; returns whether it went well.
 
     Args:
         run_dir: the run's, which all nodes share.
         node_rank: which node this machine is; None where who started this can tell.
+        attempt_id: of the attempt that this was started for; None for the present one.
         tell: called with a line while it waits for the others.
 
     Raises:
         RequestError: there is no such run, or this machine cannot take part.
         KeyboardInterrupt: it was told to end, and all its processes have.
     """
-    config = RunConfig.load(run_dir / CONFIG_FILE)
-    engine = load_engine(config.placement.engine)
-    rank, address = engine.where_this_is(config, node_rank)
-    if not (run_dir / NODES_DIR).is_dir():
+    attempt = read_attempt(run_dir)
+    if attempt_id not in (None, attempt.id):
+        raise RequestError(f"attempt {attempt_id} of this run is over; expected to take part in {attempt.id}")
+    if attempt.dpcompare != dpcompare.__version__:
         raise RequestError(
-            f"{str(run_dir)!r} waits for no nodes; expected the directory of a run that `dpcompare run --engine "
-            f"{config.placement.engine}` has prepared, on a disk that all hosts share"
+            f"{socket.gethostname()} has dpcompare {dpcompare.__version__}, and the run was begun by {attempt.dpcompare}; install the "
+            "same release on all hosts"
         )
-    if rank in read_cards(run_dir, config.cluster.num_nodes):
+    config = RunConfig.load(run_dir / CONFIG_FILE)
+    rank, address = load_engine(config.placement.engine).where_this_is(config, node_rank)
+    room = Room(run_dir, attempt, config.cluster.num_nodes)
+    if rank in room.cards():
         raise RequestError(f"node {rank} has begun already; expected one process per node: another --node-rank?")
     host = socket.gethostname()
-    ended, message, stopped = Ended(), None, True
+    ended, message, stopped = Ended(), None, False
     try:
         with terminated_as_interrupted():
-            try:
-                ended = _train(config, run_dir, rank, host, address, tell)
-                stopped = bool(ended.others)
-            except (RequestError, MeetingError) as error:
-                message, stopped = str(error), False
-                if why_stopped(run_dir, config.cluster.num_nodes, rank):  # another's failure, which that one tells
-                    tell(message)
-                    message, stopped = None, True
+            ended = _train(config, room, run_dir, rank, host, address, tell)
+            stopped = bool(ended.others)
+    except (RequestError, MeetingError) as error:
+        if reason := room.why_stopped(rank):  # another's failure, which that one tells
+            tell(reason)
+            stopped = True
+        else:
+            message = str(error)
+            tell(message)
+    except KeyboardInterrupt:
+        stopped = True
+        raise
+    except Exception as error:
+        message = f"node {rank} ({host}): {type(error).__name__}: {error}"
+        raise
     finally:
         with uninterrupted():
             end = NodeEnd(
@@ -87,17 +90,17 @@ def take_part(run_dir: Path, node_rank: int | None, tell: Callable[[str], None] 
                 message=message,
                 stopped=stopped,
             )
-            write_end(run_dir, end)
-    if message:
-        tell(message)
-    return end.status == 0 and not end.failed
+            room.write_end(end)
+    return end.well
 
 
-def _train(config: RunConfig, run_dir: Path, rank: int, host: str, address: str, tell: Callable[[str], None]) -> Ended:
+def _train(
+    config: RunConfig, room: Room, run_dir: Path, rank: int, host: str, address: str, tell: Callable[[str], None]
+) -> Ended:
     require_framework(config.framework, config.python)
     require_compiler(config.tuning)
     _require_inputs(config, rank, host)
-    config = _with_own_devices(config, rank, host)
+    config = _on_this_machine(config, rank, host)
     with listening(address) as listener:
         card = Card(
             node_rank=rank,
@@ -106,14 +109,14 @@ def _train(config: RunConfig, run_dir: Path, rank: int, host: str, address: str,
             port=listener.getsockname()[1],
             versions={"dpcompare": dpcompare.__version__, **_versions(config.framework)},
         )
-        cards = meet(run_dir, card, config.cluster.num_nodes, config.start_timeout, tell)
+        cards = meet(room, card, config.start_timeout, tell)
     meeting = Meeting([card.port for card in cards][: num_ports(config)], [card.address for card in cards])
     own = plan(config, run_dir.resolve(), meeting)[rank]
     own = own.model_copy(update={"env": own.env | _interfaces(address)})
-    return _launched(config, run_dir, own)
+    return _launched(config, room, run_dir, own)
 
 
-def _launched(config: RunConfig, run_dir: Path, own: NodeProcess) -> Ended:
+def _launched(config: RunConfig, room: Room, run_dir: Path, own: NodeProcess) -> Ended:
     looked = time.monotonic()
 
     def stopped_by() -> str | None:
@@ -121,7 +124,7 @@ def _launched(config: RunConfig, run_dir: Path, own: NodeProcess) -> Ended:
         if time.monotonic() - looked < SECONDS_BETWEEN_LOOKS:
             return None
         looked = time.monotonic()
-        return why_stopped(run_dir, config.cluster.num_nodes, own.node_rank)
+        return room.why_stopped(own.node_rank)
 
     deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
     return launch([own], run_dir, deadlines, stopped_by=stopped_by)
@@ -137,10 +140,22 @@ def _require_inputs(config: RunConfig, rank: int, host: str) -> None:
             )
 
 
-def _with_own_devices(config: RunConfig, rank: int, host: str) -> RunConfig:
-    """The config with this machine's GPUs in the place of as many unknown ones."""
+def _on_this_machine(config: RunConfig, rank: int, host: str) -> RunConfig:
+    """The config with this machine's GPUs in the place of as many unknown ones.
+
+    Raises:
+        RequestError: it has fewer GPUs or cores than the run takes of each node.
+    """
     cluster = config.cluster
-    if cluster.simulated or cluster.device_type != "gpu":
+    if cluster.simulated:
+        return config
+    cores = cluster.nodes[rank].num_cores
+    if available_cores() < cores:  # a thread more than there are cores costs more than it brings
+        raise RequestError(
+            f"node {rank} ({host}) has {available_cores()} cores for this process, and the run takes {cores} of each node; ask for "
+            "fewer with --cores-per-node, or have more of them given to it"
+        )
+    if cluster.device_type != "gpu":
         return config
     visible = visible_gpus(installed_gpus())
     if len(visible) < cluster.devices_per_node:
@@ -166,18 +181,24 @@ def _versions(framework: str) -> dict[str, str]:
 
 
 def _interfaces(address: str) -> dict[str, str]:
-    """Which network collectives are to use: left alone, they take that of the host's name."""
+    """Which network collectives are to use, unless the user has said so: left alone, they take that of the host's name."""
     interface = interface_of(address)
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface} if interface else {}
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    return {name: interface for name in names if name not in os.environ} if interface else {}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--node-rank", type=int)
+    parser.add_argument("--attempt", help="the one that this is started for; default: the present one")
     arguments = parser.parse_args()
+
+    def tell(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
     try:
-        well = take_part(arguments.run_dir, arguments.node_rank, lambda line: print(line, file=sys.stderr, flush=True))
+        well = take_part(arguments.run_dir, arguments.node_rank, arguments.attempt, tell)
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -394,7 +394,9 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
     seconds = slowest.series["step_seconds"][measured]
     images = sum(slowest.series["global_counts"][measured])
     # On the CPU the first process reads the packages of the machine, for all.
-    metered = processes if config.cluster.device_type == "gpu" else processes[:1]
+    metered = (
+        processes if config.cluster.device_type == "gpu" else [processes[rank] for rank in config.first_of_machines]
+    )
     if all(len(process.series["joules"]) == len(process.series["step_seconds"]) for process in metered):
         figures["joules_per_image"] = sum(sum(process.series["joules"][measured]) for process in metered) / images
     return figures | {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from dpcompare.config import RunConfig
 from dpcompare.data.prepare import Progress
 from dpcompare.engines import load_engine
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.events import Event, read_events
+from dpcompare.events import EVENTS_DIR, Event, read_events
 from dpcompare.failures import why_it_failed
 from dpcompare.following import follow
 from dpcompare.inputs import prepare_inputs, total_steps
@@ -62,8 +63,13 @@ def run(
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
     with terminated_as_interrupted():
         config = prepare_run(config, directory, data_progress)
-        with _hold(directory):
-            return _train(config, directory, observe, tell)
+        try:
+            with _hold(directory):
+                return _train(config, directory, observe, tell)
+        except RequestError:
+            if not (directory / EVENTS_DIR).exists():  # nothing was ever started
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
 
 
 def resume(
@@ -171,6 +177,7 @@ def _attempt(
             ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
         else:
             ended = follow(config, run_dir.resolve(), deadlines, observe, tell)
+        started_at = ended.began_at or started_at  # not the time in a queue
         status = "failed" if ended.failed else "completed"
         error = why_it_failed(config, run_dir, ended) if ended.failed else None
     except BaseException as raised:

@@ -201,6 +201,9 @@ class Watcher:
         """Returns what is called with the events of the run."""
         return lambda event: None
 
+    def run_says(self, line: str) -> None:
+        """An engine has something to tell of the run, such as what to start on its hosts."""
+
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
         """A run has completed or failed."""
 
@@ -228,7 +231,7 @@ def run_study(study: Study, study_dir: Path, watcher: Watcher, *, tell_from: int
                     watcher.run_left_out(number, arm, "its arm has failed")
             else:
                 _set_aside(run_dir, "interrupted")
-                result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir))
+                result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
                 watcher.run_ended(number, arm, result)
                 if result.status == "failed":
                     failed.add(arm.name)
@@ -287,9 +290,9 @@ def add_rounds(
         return study
 
 
-def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None]) -> RunResult:
+def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]) -> RunResult:
     try:
-        return run(arm.config, run_dir, observe=observe)
+        return run(arm.config, run_dir, observe=observe, tell=tell)
     except RunFailedError:
         if not (run_dir / RESULT_FILE).is_file():  # it could not be written
             raise

@@ -61,6 +61,8 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     config = RunConfig.load(run_dir / CONFIG_FILE)
     process_rank = node_rank * config.processes_per_node + local_rank
     devices = config.cluster.nodes[node_rank].devices
+    if config.cluster.device_type == "gpu" and not config.cluster.simulated:
+        devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))  # which they are, the machine itself has said
     share = config.replicas_per_process
     own_devices = devices[local_rank * share : (local_rank + 1) * share]
     place = {"node_rank": node_rank, "local_rank": local_rank}
@@ -89,7 +91,9 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 events,
                 run_dir,
                 traces=run_dir / TRACES_DIR,
-                energy=meter_of(config.cluster.device_type, own_devices, process_rank),
+                energy=meter_of(
+                    config.cluster.device_type, own_devices, counts_packages=process_rank in config.first_of_machines
+                ),
             )
         _record(backend, config, order_sha256, **place).save(run_dir)
         backend.teardown()

@@ -90,8 +90,8 @@ def output(environment: dict[str, str], *command: str) -> str:
 
 
 def jobs(environment: dict[str, str]) -> list[str]:
-    """Ids of jobs that have not ended."""
-    return output(environment, "squeue", "--noheader", "--format=%i").split()
+    """Ids of jobs that have not ended; Slurm may still be clearing up after others (COMPLETING)."""
+    return output(environment, "squeue", "--noheader", "--states=PD,CF,R,S", "--format=%i").split()
 
 
 @contextmanager

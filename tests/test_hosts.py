@@ -13,8 +13,10 @@ import pytest
 
 from dpcompare.engines.hosts import SSH
 from dpcompare.events import EventTail
+from dpcompare.following import _Watch
 from dpcompare.isolation import isolated
-from dpcompare.meeting import Card, MeetingError, listening, meet, open_meeting, write_card
+from dpcompare.launcher import Deadlines
+from dpcompare.meeting import Card, MeetingError, NodeEnd, Room, listening, meet, own_address
 from dpcompare.processes import is_alive
 from tests.command import dpcompare, start
 
@@ -113,7 +115,7 @@ def test_there_is_no_slurm_here(tmp_path):
 def test_a_run_directory_that_waits_for_nobody_is_refused(tmp_path):
     refused = dpcompare("node", tmp_path, "--node-rank", "0")
     assert refused.code == 2
-    assert "holds no readable config.json" in refused.stderr
+    assert "holds no readable attempt.json" in refused.stderr
 
 
 def test_ssh_asks_nothing():
@@ -122,12 +124,12 @@ def test_ssh_asks_nothing():
 
 def both_meet(tmp_path, cards, seconds=10.0):
     """Each node in a thread; returns what came of it."""
-    open_meeting(tmp_path)
+    room = Room.open(tmp_path, len(cards))
     outcomes = {}
 
     def part(own):
         try:
-            outcomes[own.node_rank] = [each.node_rank for each in meet(tmp_path, own, len(cards), seconds)]
+            outcomes[own.node_rank] = [each.node_rank for each in meet(room, own, seconds)]
         except MeetingError as error:
             outcomes[own.node_rank] = str(error)
 
@@ -155,10 +157,10 @@ def test_a_port_that_nobody_answers_on_is_told(tmp_path):
     with socket.socket() as silent:  # bound, so that nobody else takes it, and not listening
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
-        open_meeting(tmp_path)
-        write_card(tmp_path, card(1, port))
+        room = Room.open(tmp_path, 2)
+        room.write_card(card(1, port))
         with listening("127.0.0.1") as own, pytest.raises(MeetingError) as refused:
-            meet(tmp_path, card(0, own.getsockname()[1]), 2, 5.0)
+            meet(room, card(0, own.getsockname()[1]), 5.0)
     assert f"node 0 (h0) cannot reach node 1 (h1) at 127.0.0.1:{port}" in str(refused.value)
     assert "open them between the hosts" in str(refused.value)
 
@@ -169,6 +171,69 @@ def test_an_address_of_another_machine_is_told():
         listening("192.0.2.1"),
     ):
         pass
+
+
+def end(rank, **changes):
+    return NodeEnd(**{"node_rank": rank, "host": f"h{rank}", "time": 1.0, "status": None} | changes)
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (lambda room, run_dir: room.stop(), "all nodes were told to stop"),
+        (lambda room, run_dir: room.write_end(end(1, status=1)), "node 1 (h1) has failed"),
+        (lambda room, run_dir: room.write_end(end(1, stopped=True)), "node 1 (h1) was ended"),
+        (lambda room, run_dir: room.write_end(end(1, status=0)), None),
+        (lambda room, run_dir: Room.open(run_dir, 2), "another attempt of this run has begun"),
+        (lambda room, run_dir: None, None),
+    ],
+    ids=["stop", "failure", "end", "success", "attempt", "nothing"],
+)
+def test_what_ends_a_node(tmp_path, happens, says):
+    room = Room.open(tmp_path, 2)
+    assert room.why_stopped(0) is None
+    happens(room, tmp_path)
+    assert room.why_stopped(0) == says
+
+
+def test_a_node_ends_when_nothing_is_heard_of_who_began_the_run(tmp_path, monkeypatch):
+    room = Room.open(tmp_path, 1)
+    now = time.monotonic()
+    monkeypatch.setattr("dpcompare.meeting.time.monotonic", lambda: now)
+    assert room.why_stopped(0) is None
+    now += 170
+    assert room.why_stopped(0) is None
+    room.beat()
+    now += 20
+    assert room.why_stopped(0) is None
+    now += 200
+    assert room.why_stopped(0) == "nothing was heard for 180 s of the process that began the run"
+
+
+def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr("dpcompare.following.time.monotonic", lambda: now)
+    room = Room.open(tmp_path, 1)
+    watch = _Watch(room, Deadlines(start=1, progress=1), queues=True)
+    now += 10_000
+    watch.look(lambda: None)
+    room.write_card(card(0))
+    for seconds, over in ((1, False), (60, False), (3, True)):
+        now += seconds
+        watch.look(lambda: None)
+        assert watch.over() == over, seconds
+    assert "nothing was heard of any node for 61 s" in watch.ended().others
+
+
+def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
+    monkeypatch.setattr("dpcompare.meeting.socket.gethostbyname", lambda name: "127.0.1.1")
+    assert own_address("127.0.1.1") == "127.0.1.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
+        try:
+            outwards.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no route out of it")
+        assert own_address("myself") == outwards.getsockname()[0]
 
 
 NAMESPACES = ["--engine", "namespaces", "--nodes", "2", "--device", "cpu"]

@@ -22,4 +22,4 @@ def node(run_dir: Path, node_rank: int | None) -> int:
     """
     from dpcompare.node import take_part
 
-    return 0 if take_part(run_dir, node_rank, lambda line: click.echo(line, err=True)) else EXIT_FAILED
+    return 0 if take_part(run_dir, node_rank, tell=lambda line: click.echo(line, err=True)) else EXIT_FAILED

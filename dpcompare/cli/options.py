@@ -232,6 +232,8 @@ RUN_CONFIG_OPTIONS = (
     "progress_timeout",
 )
 
+PLACEMENT_OPTIONS = ("engine", "hosts", "ssh", "link", "partition", "time", "account", "sbatch")
+
 OF_ONE_RUN = ("--framework", "--mode", "--nodes", "--devices-per-node", "--run-dir")
 """What a study has several of."""
 
@@ -382,7 +384,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
             gpus=None if gpus is None else listed(gpus),
         )
     else:
-        cluster = _machines(placement, options)
+        cluster = machines(placement, options)
     chosen: dict[str, Any] = {name: options[name] for name in RUN_CONFIG_OPTIONS if options[name] is not None}
     if options["profile_steps"] is not None:
         chosen["profile_steps"] = _steps(options["profile_steps"])
@@ -414,8 +416,8 @@ def _placement(options: dict[str, Any]) -> Placement:
     return placement
 
 
-def _machines(placement: Placement, options: dict[str, Any]) -> Cluster:
-    """The nodes of an engine other than local."""
+def machines(placement: Placement, options: dict[str, Any]) -> Cluster:
+    """The nodes of an engine whose nodes are machines."""
     from dpcompare.cluster import Cluster, available_cores, installed_gpus
 
     if options["gpus"] is not None:
@@ -423,13 +425,17 @@ def _machines(placement: Placement, options: dict[str, Any]) -> Cluster:
             f"--gpus: received with engine {placement.engine}; each machine has its own: give their number with --devices-per-node"
         )
     device = options["device"]
+    if device == "auto" and placement.engine == "slurm":
+        raise RequestError(
+            f"--device: received auto with engine {placement.engine}, whose nodes are elsewhere; expected cpu or gpu"
+        )
     if device == "auto":
         device = "gpu" if installed_gpus() else "cpu"
     cores = options["cores_per_node"]
     if cores is None and placement.engine == "slurm":
-        from dpcompare.engines.slurm import partition_of
+        from dpcompare.engines.slurm import cores_per_node
 
-        cores = partition_of(placement.partition).cpus_per_node
+        cores = cores_per_node(placement.partition)
     num_nodes = options["nodes"]
     if num_nodes == 1:  # the default: as many as are named
         num_nodes = len(placement.hosts) or num_nodes

@@ -312,6 +312,9 @@ class StudyProgress(Watcher):
             self._say(f"[{self._done + 1}/{self._total}] round {number}: {arm.name} ...")
         return lambda event: None
 
+    def run_says(self, line: str) -> None:
+        self._say(line)
+
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
         speed = f"{result.images_per_second:.1f} images/s" if result.images_per_second else "no speed measured"
         what = f"{speed} in {result.wall_seconds:.0f} s"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.cli.options import RUN_CONFIG_OPTIONS, interpreters, listed, parse_tuning
+from dpcompare.cli.options import PLACEMENT_OPTIONS, RUN_CONFIG_OPTIONS, interpreters, listed, machines, parse_tuning
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
     from dpcompare.cluster import Cluster
-    from dpcompare.config import RunConfig
+    from dpcompare.config import Placement, RunConfig
 
 _MAY_CHANGE = (
     "epochs",
@@ -24,6 +24,8 @@ _MAY_CHANGE = (
     "gpus",
     "python",
     "tune",
+    *PLACEMENT_OPTIONS,
+    "cores_per_node",
     *RUN_CONFIG_OPTIONS,
 )
 """Of a run that goes on from a checkpoint."""
@@ -57,8 +59,9 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         workload = request(Workload, **kept, **changed_workload)
     if "framework" in given and "mode" not in given and options["framework"] != config.framework:
         raise RequestError("--framework: received without --mode; name the mode of the other framework too")
-    if given & {"nodes", "devices_per_node", "device", "gpus"}:
-        cluster = _changed_cluster(cluster, options, given)
+    placement = _changed_placement(config.placement, options, given)
+    if given & {"nodes", "devices_per_node", "device", "gpus", "cores_per_node", "hosts", "engine"}:
+        cluster = _changed_cluster(cluster, placement, options, given)
     framework = options["framework"] if "framework" in given else config.framework
     chosen = {name: options[name] for name in RUN_CONFIG_OPTIONS if name in given}
     mode = options["mode"] if "mode" in given else config.mode
@@ -74,36 +77,47 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         RunConfig,
         **{
             **config.model_dump(
-                exclude={"workload", "cluster", "profile_steps", "resume", "inputs", "framework", "mode"}
+                exclude={"workload", "cluster", "placement", "profile_steps", "resume", "inputs", "framework", "mode"}
             ),
             "framework": framework,
             "mode": mode,
             "workload": workload,
             "cluster": cluster,
+            "placement": placement,
             **chosen,
         },
     )
     return changed
 
 
-def _changed_cluster(cluster: Cluster, options: dict[str, Any], given: set[str]) -> Cluster:
-    from dpcompare.cluster import Cluster
+def _changed_placement(placement: Placement, options: dict[str, Any], given: set[str]) -> Placement:
+    """What was given, and of the rest what the same engine has had."""
+    from dpcompare.config import Placement, request
 
-    if not cluster.simulated:
-        if wrong := given & {"device", "gpus"}:
-            raise RequestError(
-                f"--resume: received {', '.join(sorted(wrong))} for a run on other machines; expected none"
-            )
-        return Cluster.of_machines(
-            options["nodes"] if "nodes" in given else cluster.num_nodes,
-            options["devices_per_node"] if "devices_per_node" in given else cluster.devices_per_node,
-            cluster.device_type,
-            cluster.nodes[0].num_cores,
-        )
+    values = {name: options[name] for name in given & set(PLACEMENT_OPTIONS)}
+    if "hosts" in values:
+        values["hosts"] = listed(values["hosts"])
+    kept = {} if values.get("engine", placement.engine) != placement.engine else placement.model_dump()
+    changed: Placement = request(Placement, **kept | values)
+    return changed
+
+
+def _changed_cluster(cluster: Cluster, placement: Placement, options: dict[str, Any], given: set[str]) -> Cluster:
+    from dpcompare.cluster import Cluster
+    from dpcompare.engines import ENGINES
+
+    if not ENGINES[placement.engine].simulated:
+        had = {
+            "nodes": len(placement.hosts) or cluster.num_nodes,
+            "devices_per_node": cluster.devices_per_node,
+            "device": cluster.device_type,
+            "cores_per_node": None if cluster.simulated else cluster.nodes[0].num_cores,
+        }
+        return machines(placement, {name: options[name] if name in given else had.get(name) for name in (*had, "gpus")})
     gpus = None
     if "gpus" in given:
         gpus = listed(options["gpus"])
-    elif "device" not in given and cluster.device_type == "gpu":
+    elif "device" not in given and cluster.device_type == "gpu" and cluster.simulated:
         gpus = list(cluster.devices)
     device = options["device"] if "device" in given else "auto" if gpus else cluster.device_type
     # GPUs are shared out anew; simulated devices stay as many per node unless asked for.

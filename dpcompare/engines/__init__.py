@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
     from dpcompare.config import RunConfig
+    from dpcompare.meeting import Room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +50,9 @@ class Engine(Protocol):
     def check(self, config: RunConfig) -> None:
         """Raise RequestError where the request cannot be carried out from here."""
 
-    def started(self, config: RunConfig, run_dir: Path, tell: Tell) -> AbstractContextManager[StillThere]:
-        """Start the part of every node, or tell how; what still runs at the end of the context is ended."""
+    def started(self, config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> AbstractContextManager[StillThere]:
+        """Start the part of every node, or tell how; what still runs at the end of the context, where nodes were told to stop,
+        is ended."""
 
     def where_this_is(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
         """On a machine of the run: its rank, and the address by which the others reach it."""

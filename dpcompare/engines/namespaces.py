@@ -12,14 +12,14 @@ from pathlib import Path
 
 from dpcompare.config import RunConfig
 from dpcompare.engines import StillThere, Tell
+from dpcompare.engines.hosts import ended
 from dpcompare.errors import RequestError
 from dpcompare.isolation import Network, isolated
-from dpcompare.meeting import stop_nodes
+from dpcompare.meeting import Room
 from dpcompare.processes import die_with_parent
 from dpcompare.result import LOGS_DIR
 
 QUEUES = False
-SECONDS_TO_END = 10.0
 BURST = "256kb"
 """What tc's token bucket lets through at once: more than the largest packet (64 KiB), or nothing would pass."""
 QUEUE = "50ms"
@@ -39,7 +39,7 @@ def check(config: RunConfig) -> None:
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, tell: Tell) -> Iterator[StillThere]:
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[StillThere]:
     with ExitStack() as stack:
         # Held by processes, not by names: whatever happens to this one, they are gone with it.
         switch = stack.enter_context(isolated())
@@ -55,22 +55,13 @@ def started(config: RunConfig, run_dir: Path, tell: Tell) -> Iterator[StillThere
                 # What a node sends, on its own side; what it gets, on the side of the switch.
                 _in(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst {BURST} latency {QUEUE}")
                 _in(switch, f"tc qdisc add dev wire{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
-        processes = [_start(host, run_dir, rank) for rank, host in enumerate(hosts)]
+        processes = [stack.enter_context(ended(_start(host, run_dir, room, rank))) for rank, host in enumerate(hosts)]
 
         def still_there() -> str | None:
             statuses = [process.poll() for process in processes]
             return None if None in statuses else f"the nodes have ended with {', '.join(map(str, statuses))}"
 
-        try:
-            yield still_there
-        finally:
-            stop_nodes(run_dir)
-            for process in processes:
-                try:
-                    process.wait(SECONDS_TO_END)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
+        yield still_there
 
 
 def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
@@ -84,7 +75,7 @@ def _address(rank: int) -> str:
     return f"198.18.0.{rank + 1}"
 
 
-def _start(host: Network, run_dir: Path, rank: int) -> subprocess.Popen[bytes]:
+def _start(host: Network, run_dir: Path, room: Room, rank: int) -> subprocess.Popen[bytes]:
     parent = os.getpid()
 
     def before_exec() -> None:
@@ -93,7 +84,10 @@ def _start(host: Network, run_dir: Path, rank: int) -> subprocess.Popen[bytes]:
 
     with (run_dir / LOGS_DIR / f"host{rank}.log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "dpcompare.node", str(run_dir), "--node-rank", str(rank)],
+            [
+                *(sys.executable, "-P", "-m", "dpcompare.node", str(run_dir)),
+                *("--node-rank", str(rank), "--attempt", room.attempt.id),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

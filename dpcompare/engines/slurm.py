@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -16,7 +17,9 @@ from pathlib import Path
 from dpcompare.config import RunConfig
 from dpcompare.engines import StillThere, Tell
 from dpcompare.errors import RequestError
-from dpcompare.meeting import stop_nodes
+from dpcompare.failures import end_of
+from dpcompare.meeting import Room, own_address
+from dpcompare.processes import uninterrupted
 from dpcompare.result import LOGS_DIR
 
 QUEUES = True
@@ -29,6 +32,7 @@ ENDED = (
     "BOOT_FAIL",
     "CANCELLED",
     "COMPLETED",
+    "COMPLETING",
     "DEADLINE",
     "FAILED",
     "NODE_FAIL",
@@ -36,15 +40,9 @@ ENDED = (
     "PREEMPTED",
     "TIMEOUT",
 )
-HOPELESS = (
-    "AccountNotAllowed",
-    "BadConstraints",
-    "InvalidAccount",
-    "InvalidQOS",
-    "PartitionDown",
-    "PartitionInactive",
-    "PartitionNodeLimit",
-    "PartitionTimeLimit",
+HOPELESS = re.compile(
+    "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|JobHeld(User|Admin)|"
+    "Partition(Down|Inactive|NodeLimit|TimeLimit)|(QOS|Assoc)Max(?!.*PerUser).*"
 )
 """Reasons (squeue(1)) for which a job waits for ever, where EnforcePartLimits does not refuse it."""
 
@@ -90,35 +88,41 @@ def partition_of(name: str | None) -> Partition:
     raise RequestError(f"--partition: received {name!r}, expected one of {names}")
 
 
-def check(config: RunConfig) -> None:
-    num_nodes = config.cluster.num_nodes
+def cores_per_node(partition: str | None) -> int:
+    """CPUs that a node of the allocation, or of the partition, has for a run."""
     if "SLURM_JOB_ID" in os.environ:
-        allocated = int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))
-        if num_nodes > allocated:
-            raise RequestError(f"--nodes: received {num_nodes}, but this allocation has {allocated}")
-        return
-    partition = partition_of(config.placement.partition)
-    if num_nodes > partition.num_nodes:
+        # Such as 4(x2),8: the least counts.
+        return min(map(int, re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1"))))
+    return partition_of(partition).cpus_per_node
+
+
+def check(config: RunConfig) -> None:
+    num_nodes, cores = config.cluster.num_nodes, config.cluster.nodes[0].num_cores
+    if "SLURM_JOB_ID" in os.environ:
+        allocated, name = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")), "this allocation"
+    else:
+        partition = partition_of(config.placement.partition)
+        allocated, name = partition.num_nodes, f"partition {partition.name}"
+    if num_nodes > allocated:
+        raise RequestError(f"--nodes: received {num_nodes}, but {name} has {allocated}; expected at most as many")
+    if cores > (most := cores_per_node(config.placement.partition)):
         raise RequestError(
-            f"--nodes: received {num_nodes}, but partition {partition.name} has {partition.num_nodes}; expected at most as many"
-        )
-    cores = config.cluster.nodes[0].num_cores
-    if cores > partition.cpus_per_node:
-        raise RequestError(
-            f"--cores-per-node: received {cores}, but nodes of partition {partition.name} have {partition.cpus_per_node}"
+            f"--cores-per-node: received {cores}, but nodes of {name} have {most}; expected at most as many"
         )
 
 
-def srun_command(config: RunConfig, run_dir: Path) -> list[str]:
+def srun_command(config: RunConfig, run_dir: Path, attempt: str | None = None, *options: str) -> list[str]:
     """What starts the part of every node within an allocation."""
     nodes = config.cluster.num_nodes
     return [
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
-        *(config.python, "-m", "dpcompare.node", str(run_dir)),
+        # Not inherited from the job since Slurm 22.05: a task would be bound to one core.
+        *(f"--cpus-per-task={config.cluster.nodes[0].num_cores}", *options),
+        *(config.python, "-P", "-m", "dpcompare.node", str(run_dir), *(("--attempt", attempt) if attempt else ())),
     ]
 
 
-def job_script(config: RunConfig, run_dir: Path) -> str:
+def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> str:
     """A script for sbatch."""
     cluster, placement = config.cluster, config.placement
     options = [
@@ -126,8 +130,9 @@ def job_script(config: RunConfig, run_dir: Path) -> str:
         f"--nodes={cluster.num_nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={cluster.nodes[0].num_cores}",
-        f"--output={run_dir / LOGS_DIR / 'slurm.log'}",
+        f"--output={_log(run_dir)}",
         "--open-mode=append",
+        "--no-requeue",  # who began the run decides whether it begins again
     ]
     if cluster.device_type == "gpu":
         options.append(f"--gpus-per-node={cluster.devices_per_node}")
@@ -135,25 +140,30 @@ def job_script(config: RunConfig, run_dir: Path) -> str:
         if value:
             options.append(f"--{name}={value}")
     lines = "\n".join(f"#SBATCH {option}" for option in [*options, *placement.sbatch])
-    return f"#!/bin/bash\n{lines}\nexec {shlex.join(srun_command(config, run_dir))}\n"
+    return f"#!/bin/bash\n{lines}\nexec {shlex.join(srun_command(config, run_dir, attempt))}\n"
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, tell: Tell) -> Iterator[StillThere]:
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[StillThere]:
     if "SLURM_JOB_ID" in os.environ:
-        with _step(config, run_dir) as still_there:
+        with _step(config, run_dir, room) as still_there:
             yield still_there
         return
-    job = _slurm("sbatch", "--parsable", text=job_script(config, run_dir)).strip().split(";")[0]
-    tell(f"Slurm job {job} was submitted")
+    job = ""
     try:
-        yield _followed(job, tell)
+        with uninterrupted():  # or a job might be submitted whose id nobody knows
+            job = (
+                _slurm("sbatch", "--parsable", text=job_script(config, run_dir, room.attempt.id)).strip().split(";")[0]
+            )
+        tell(f"Slurm job {job} was submitted")
+        yield _followed(job, run_dir, tell)
+        _ended_within(job, SECONDS_TO_END)  # its nodes have ended: it does by itself, unless they did not all
     finally:
-        stop_nodes(run_dir)
-        _cancel(job)
+        if job:
+            _cancel(job, tell)
 
 
-def _followed(job: str, tell: Tell) -> StillThere:
+def _followed(job: str, run_dir: Path, tell: Tell) -> StillThere:
     """Asks for the state of a job now and then, and tells when it changes."""
     told, asked = "", 0.0
 
@@ -167,11 +177,15 @@ def _followed(job: str, tell: Tell) -> StillThere:
         if f"{state}{why}" != told:
             told = f"{state}{why}"
             tell(f"Slurm job {job} is {told}")
-        if state in WAITING and reason in HOPELESS:
+        if state in WAITING and HOPELESS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
-        return f"Slurm job {job} has ended: {told}" if state in ENDED else None
+        return f"Slurm job {job} has ended: {told}\n{end_of(_log(run_dir))}" if state in ENDED else None
 
     return still_there
+
+
+def _log(run_dir: Path) -> Path:
+    return run_dir / LOGS_DIR / "slurm.log"
 
 
 def _state(job: str) -> tuple[str, str]:
@@ -186,7 +200,7 @@ def _state(job: str) -> tuple[str, str]:
     return fields.get("JobState", "UNKNOWN"), fields.get("Reason", "")
 
 
-def _cancel(job: str) -> None:
+def _cancel(job: str, tell: Tell) -> None:
     """End a job that is still there: asked to, then killed."""
     for command in (["scancel", job], ["scancel", "--signal=KILL", "--full", job]):
         if _ended_within(job, 0):
@@ -194,6 +208,7 @@ def _cancel(job: str) -> None:
         subprocess.run(command, capture_output=True, start_new_session=True)
         if _ended_within(job, SECONDS_TO_END):
             return
+    tell(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")
 
 
 def _ended_within(job: str, seconds: float) -> bool:
@@ -206,11 +221,12 @@ def _ended_within(job: str, seconds: float) -> bool:
 
 
 @contextmanager
-def _step(config: RunConfig, run_dir: Path) -> Iterator[StillThere]:
+def _step(config: RunConfig, run_dir: Path, room: Room) -> Iterator[StillThere]:
     """A step of the allocation that this process is in."""
-    with (run_dir / LOGS_DIR / "slurm.log").open("ab") as log:
+    soon = f"--immediate={config.start_timeout:.0f}"  # another step may have the cores
+    with _log(run_dir).open("ab") as log:
         step = subprocess.Popen(
-            srun_command(config, run_dir),
+            srun_command(config, run_dir, room.attempt.id, soon),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -218,12 +234,13 @@ def _step(config: RunConfig, run_dir: Path) -> Iterator[StillThere]:
         )
 
     def still_there() -> str | None:
-        return None if step.poll() is None else f"srun has ended with status {step.returncode}"
+        if step.poll() is None:
+            return None
+        return f"srun has ended with status {step.returncode}\n{end_of(_log(run_dir))}"
 
     try:
         yield still_there
     finally:
-        stop_nodes(run_dir)
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
                 step.send_signal(number)
@@ -241,7 +258,7 @@ def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     described = dict(
         pair.split("=", 1) for pair in _slurm("scontrol", "--oneliner", "show", "node", name).split() if "=" in pair
     )
-    return int(os.environ["SLURM_NODEID"]), described["NodeAddr"]
+    return int(os.environ["SLURM_NODEID"]), own_address(described["NodeAddr"])
 
 
 def _slurm(*command: str, text: str | None = None) -> str:
