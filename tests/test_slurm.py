@@ -156,6 +156,27 @@ def test_within_an_allocation_a_run_is_a_step_of_it(cluster, tmp_path):
 
 
 @pytest.mark.torch
+def test_a_study_is_a_job_per_run(cluster, tmp_path):
+    study = [
+        "compare",
+        *TWO_NODES,
+        "--arm",
+        "torch:ddp",
+        "--repeats",
+        "2",
+        *TINY,
+        "--steps",
+        "4",
+        "--warmup-steps",
+        "0",
+    ]
+    done = dpcompare(*study, "--json", "--out", tmp_path / "study", **cluster)
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("was submitted") == 2
+    assert done.stderr.count("images/s") == 2
+
+
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("asked", "says"),
     [

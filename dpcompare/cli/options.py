@@ -142,7 +142,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {
             "multiple": True,
             "metavar": "NAME=VALUE",
-            "help": "A setting of the native profile, such as compilation=torch.compile; `modes --json` lists them.",
+            "help": "A setting of the native profile, such as compilation=none; `modes --json` lists them.",
         },
     ),
     (
@@ -461,7 +461,7 @@ def parse_tuning(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, separator, value = pair.partition("=")
         if not separator or not name or not value:
-            raise RequestError(f"--tune: received {pair!r}, expected NAME=VALUE such as compilation=torch.compile")
+            raise RequestError(f"--tune: received {pair!r}, expected NAME=VALUE such as compilation=none")
         chosen[name] = value
     return chosen
 
