@@ -118,10 +118,15 @@ class TensorFlowBackend(Backend):
         replicas = self.config.replicas_per_process
         share = len(rows) // replicas
 
-        def of_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
-            rank = context.replica_id_in_sync_group % replicas
+        def of(rank: int) -> tf.Tensor:
             with tf.device(self.local_devices()[rank]):  # TensorFlow itself would put all shares on the first
                 return tf.cast(tf.constant(rows[rank * share : (rank + 1) * share]), dtype)
+
+        if replicas == 1:  # nothing to wrap, which would take as long as the rest
+            return of(0)
+
+        def of_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
+            return of(context.replica_id_in_sync_group % replicas)
 
         return self.strategy.experimental_distribute_values_from_function(of_replica)
 
