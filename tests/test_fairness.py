@@ -3,7 +3,7 @@
 import pytest
 
 from dpcompare.cluster import Cluster
-from dpcompare.config import RunConfig, Workload
+from dpcompare.config import Placement, RunConfig, Workload
 from dpcompare.fairness import KNOBS, compare
 from dpcompare.result import Evaluation, RunResult
 
@@ -21,11 +21,12 @@ SETTINGS = {
 }
 
 
-def result(framework="torch", mode="ddp", *, settings=None, workload=None, **changes):
+def result(framework="torch", mode="ddp", *, settings=None, workload=None, placement=None, **changes):
     config = RunConfig(
         framework=framework,
         mode=mode,
         workload=Workload(**workload or {}),
+        placement=Placement(**placement or {}),
         cluster=Cluster.partition(1 if mode == "single" else 2, device="cpu", num_cores=2),
     )
     layout = "NCHW" if framework == "torch" else "NHWC"
@@ -93,6 +94,16 @@ CHANGES = {
     "devices": ({"device_names": ["NVIDIA H200"], "device_type": "gpu"}, {"device names", "device type"}),
     "release": ({"dpcompare_version": "9.9.1"}, {"dpcompare"}),
     "warm-up": ({"workload": {"warmup_steps": 0}, "measured_steps": 45}, {"warm-up steps", "measured steps"}),
+    "nodes": (
+        {
+            "nodes": [
+                {"node_rank": rank, "host": f"h{rank}", "device_names": ["cpu:0"], "versions": {"torch": version}}
+                for rank, version in enumerate(("2.15.0", "2.14.1"))
+            ]
+        },
+        {"versions that differ between nodes"},
+    ),
+    "engine": ({"placement": {"engine": "namespaces", "link": "1gbit"}}, {"engine", "link"}),
     "optimizer": ({"settings": {"optimizer": {"name": "adam", "epsilon": 1e-8}}}, {"optimizer"}),
 }
 

@@ -251,6 +251,21 @@ def test_hosts_as_namespaces_train_what_simulated_nodes_train(tmp_path, mode):
 
 @pytest.mark.root
 @pytest.mark.torch
+def test_a_run_goes_on_with_another_engine(tmp_path):
+    begun = dpcompare("run", "--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--steps", "8", "--checkpoint-every", "4",
+                      "--run-dir", tmp_path / "run")  # fmt: skip
+    assert begun.code == 0, begun.stderr
+    done = dpcompare(
+        "run", "--resume", tmp_path / "run", "--engine", "namespaces", "--link", "1gbit", "--steps", "12", "--json"
+    )
+    assert done.code == 0, done.stderr
+    assert len(done.json["train_loss"]) == 12
+    assert done.json["config"]["placement"]["link"] == "1gbit"
+    assert [attempt["last_step"] for attempt in done.json["attempts"]] == [8]
+
+
+@pytest.mark.root
+@pytest.mark.torch
 def test_a_slower_wire_makes_a_slower_run(tmp_path):
     """mlp at 32 px has 1.6 million parameters, 6.3 MB of gradients: half a second at 100 Mbit/s, and 50 ms at 1 Gbit/s."""
     mlp = [*TORCH, "--model", "mlp", *TINY[2:], "--steps", "12", "--warmup-steps", "4", "--json"]

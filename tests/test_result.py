@@ -166,3 +166,11 @@ def test_a_loss_that_is_not_finite_is_null_and_can_be_read_back(config, tmp_path
 def test_step_seconds():
     seconds = StepSeconds.of([1.0, 2.0, 3.0, 10.0])
     assert (seconds.median, seconds.mean, seconds.mad) == (2.5, 4.0, 1.0)
+
+
+def test_versions_that_differ_between_nodes_are_told(config, tmp_path):
+    for rank, version in enumerate(("2.15.0", "2.14.1")):
+        record(rank, host=f"h{rank}", versions={"numpy": "2", "torch": version}).save(tmp_path)
+    result = collected(config, tmp_path, [*events(0), *events(1)])
+    assert [(node.node_rank, node.host) for node in result.nodes] == [(0, "h0"), (1, "h1")]
+    assert result.differing_versions == {"torch": ["2.15.0", "2.14.1"]}
