@@ -167,6 +167,10 @@ class Placement(BaseModel):
     account: str | None = None
     sbatch: tuple[str, ...] = ()
     """slurm: more options of sbatch, each with its value, such as --qos=high."""
+    image: str | None = None
+    """kubernetes: the container image of all pods."""
+    volume_claim: str | None = None
+    """kubernetes: the claim of a volume that all pods can write."""
     link: str | None = Field(default=None, pattern=r"^\d+(\.\d+)?[kmg]bit$")
     """namespaces: what the wire of each node lets through per second, such as 1gbit; None: all."""
 
@@ -181,6 +185,15 @@ class Placement(BaseModel):
             problems.append(f"hosts: received with engine {self.engine}; expected engine hosts")
         if self.link and self.engine != "namespaces":
             problems.append(f"link: received with engine {self.engine}; expected engine namespaces")
+        of_kubernetes = {"image": self.image, "volume_claim": self.volume_claim}
+        if self.engine == "kubernetes":
+            problems += [
+                f"{name}: received none; expected one with engine kubernetes"
+                for name, value in of_kubernetes.items()
+                if not value
+            ]
+        elif given := [name for name, value in of_kubernetes.items() if value]:
+            problems.append(f"{', '.join(given)}: received with engine {self.engine}; expected engine kubernetes")
         if self.engine == "hosts" and not self.hosts:
             problems.append("hosts: received none; expected one per node, such as --hosts a,b")
         if len(set(self.hosts)) != len(self.hosts):

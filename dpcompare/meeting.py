@@ -170,6 +170,11 @@ class Room:
         return {rank: kind.model_validate_json(path.read_text()) for rank, path in paths.items() if path.name in names}
 
 
+def is_open(run_dir: Path) -> bool:
+    """Whether a run waits, or has waited, for its nodes."""
+    return (run_dir / NODES_DIR / ATTEMPT_FILE).is_file()
+
+
 def read_attempt(run_dir: Path) -> Attempt:
     """The present attempt of a run.
 

@@ -21,7 +21,7 @@ from dpcompare.config import RunConfig
 from dpcompare.engines import load_engine
 from dpcompare.errors import RequestError
 from dpcompare.launcher import Deadlines, Ended, launch
-from dpcompare.meeting import Card, MeetingError, NodeEnd, Room, interface_of, listening, meet, read_attempt
+from dpcompare.meeting import Card, MeetingError, NodeEnd, Room, interface_of, is_open, listening, meet, read_attempt
 from dpcompare.planning import Meeting, NodeProcess, num_ports, plan
 from dpcompare.processes import terminated_as_interrupted, uninterrupted
 from dpcompare.result import CONFIG_FILE
@@ -191,12 +191,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--node-rank", type=int)
+    parser.add_argument("--wait", type=float, default=0.0, help="seconds for the run to be prepared by another")
     parser.add_argument("--attempt", help="the one that this is started for; default: the present one")
     arguments = parser.parse_args()
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    deadline = time.monotonic() + arguments.wait
+    while not is_open(arguments.run_dir) and time.monotonic() < deadline:
+        time.sleep(SECONDS_BETWEEN_LOOKS)
     try:
         well = take_part(arguments.run_dir, arguments.node_rank, arguments.attempt, tell)
     except RequestError as error:

@@ -251,11 +251,13 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
 
 
 def main() -> None:
-    """`python -m dpcompare.runner prepare RUN_DIR < config.json` and `... collect RUN_DIR STARTED_AT STATUS`."""
+    """`python -m dpcompare.runner prepare|run RUN_DIR < config.json` and `... collect RUN_DIR STARTED_AT STATUS`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     prepare_command = commands.add_parser("prepare", help="write the run directory of a config read from stdin")
     prepare_command.add_argument("run_dir", type=Path)
+    run_command = commands.add_parser("run", help="do the whole sequence with a config read from stdin")
+    run_command.add_argument("run_dir", type=Path)
     collect_command = commands.add_parser("collect", help="write result.json of a run that has ended")
     collect_command.add_argument("run_dir", type=Path)
     collect_command.add_argument("started_at", type=float, help="when it started, seconds since the epoch")
@@ -266,6 +268,12 @@ def main() -> None:
         if arguments.command == "prepare":
             prepare_run(RunConfig.model_validate_json(sys.stdin.read()), run_dir)
             return
+        if arguments.command == "run":
+            run(RunConfig.model_validate_json(sys.stdin.read()), run_dir, tell=lambda line: print(line, flush=True))
+            return
+    except RunFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

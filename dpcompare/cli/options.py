@@ -42,7 +42,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--engine",),
         {
             "help": "local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
-            "nodes that are machines.  [default: local]"
+            "nodes that are machines; kubernetes: only with `plan`.  [default: local]"
         },
     ),
     (("--hosts",), {"metavar": "A,B,...", "help": "With --engine hosts: one per node, in the order of the ranks."}),
@@ -61,6 +61,8 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--sbatch",),
         {"multiple": True, "metavar": "OPTION", "help": "With --engine slurm: one more of sbatch, such as --qos=high."},
     ),
+    (("--image",), {"help": "With --engine kubernetes: of all pods."}),
+    (("--volume-claim",), {"help": "With --engine kubernetes: of a volume that all pods can write."}),
     (
         ("--cores-per-node",),
         {"type": int, "help": "Of machines.  [default: as the partition has, or as this machine]"},
@@ -232,7 +234,18 @@ RUN_CONFIG_OPTIONS = (
     "progress_timeout",
 )
 
-PLACEMENT_OPTIONS = ("engine", "hosts", "ssh", "link", "partition", "time", "account", "sbatch")
+PLACEMENT_OPTIONS = (
+    "engine",
+    "hosts",
+    "ssh",
+    "link",
+    "partition",
+    "time",
+    "account",
+    "sbatch",
+    "image",
+    "volume_claim",
+)
 
 OF_ONE_RUN = ("--framework", "--mode", "--nodes", "--devices-per-node", "--run-dir")
 """What a study has several of."""
@@ -408,7 +421,9 @@ def _placement(options: dict[str, Any]) -> Placement:
     from dpcompare.config import Placement, request
 
     texts = {
-        name: options[name] for name in ("engine", "link", "partition", "time", "account") if options[name] is not None
+        name: options[name]
+        for name in ("engine", "link", "partition", "time", "account", "image", "volume_claim")
+        if options[name] is not None
     }
     placement: Placement = request(
         Placement, **texts, hosts=listed(options["hosts"] or ""), ssh=options["ssh"], sbatch=options["sbatch"]
@@ -425,7 +440,7 @@ def machines(placement: Placement, options: dict[str, Any]) -> Cluster:
             f"--gpus: received with engine {placement.engine}; each machine has its own: give their number with --devices-per-node"
         )
     device = options["device"]
-    if device == "auto" and placement.engine == "slurm":
+    if device == "auto" and placement.engine in ("slurm", "kubernetes"):
         raise RequestError(
             f"--device: received auto with engine {placement.engine}, whose nodes are elsewhere; expected cpu or gpu"
         )

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["text", "json", "sh", "slurm"]),
+    type=click.Choice(["text", "json", "sh", "slurm", "kubernetes"]),
     default="text",
     show_default=True,
-    help="sh: a bash script that does the same when it is run. slurm: what --engine slurm would submit.",
+    help="sh: a bash script that does the same when it is run. slurm: what --engine slurm would submit. kubernetes: what to hand to kubectl.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any) -> None:
@@ -41,7 +41,7 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
     from dpcompare.runner import default_run_dir
 
     run_dir = (run_dir or default_run_dir(config)).resolve()
-    if config.placement.engine != "local" or output_format == "slurm":
+    if config.placement.engine != "local" or output_format in ("slurm", "kubernetes"):
         _print_elsewhere(config, run_dir, "json" if as_json else output_format)
         return
     node_processes = planning.plan(config, run_dir, planning.Meeting(free_ports(planning.num_ports(config))))
@@ -64,12 +64,15 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
 
 def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str) -> None:
     """What an engine would start; addresses and ports are only known there."""
-    from dpcompare.engines import hosts, slurm
+    from dpcompare.engines import hosts, kubernetes, slurm
 
     engine = config.placement.engine
-    if output_format == "sh" or (output_format == "slurm" and engine != "slurm"):
-        expected = "--engine local" if output_format == "sh" else "--engine slurm"
-        raise RequestError(f"--format {output_format}: received with engine {engine}, expected {expected}")
+    needed = {"sh": "local", "slurm": "slurm", "kubernetes": "kubernetes"}.get(output_format, engine)
+    if engine != needed:
+        raise RequestError(f"--format {output_format}: received with engine {engine}, expected --engine {needed}")
+    if engine == "kubernetes":
+        print_json(kubernetes.manifests(config, run_dir.name))
+        return
     script = slurm.job_script(config, run_dir) if engine == "slurm" else None
     commands = hosts.commands(config, run_dir) if engine == "hosts" else []
     if output_format == "json":

@@ -33,6 +33,7 @@ ENGINES = {
     "namespaces": EngineRow(simulated=True, module="dpcompare.engines.namespaces"),
     "hosts": EngineRow(simulated=False, module="dpcompare.engines.hosts"),
     "slurm": EngineRow(simulated=False, module="dpcompare.engines.slurm"),
+    "kubernetes": EngineRow(simulated=False, module="dpcompare.engines.kubernetes"),
 }
 
 Tell = Callable[[str], None]
