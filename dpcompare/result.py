@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 import dpcompare
 from dpcompare.config import RunConfig
@@ -211,6 +211,14 @@ class RunResult(BaseModel):
     nodes: list[NodeRecord] = []
     """Each node's host, devices and versions."""
     config: dict[str, Any]
+
+    @field_validator("config")
+    @classmethod
+    def _has_its_parts(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Not a RunConfig: results of other releases are read too. What is looked up in it must be there."""
+        if not isinstance(config.get("workload"), dict) or not isinstance(config.get("placement", {}), dict):
+            raise ValueError("expected the config of a run, with its workload")
+        return config
 
     @property
     def differing_versions(self) -> dict[str, list[str]]:
