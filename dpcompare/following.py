@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpcompare.config import RunConfig
-from dpcompare.engines import StillThere, load_engine
+from dpcompare.engines import WhyOver, load_engine
 from dpcompare.events import EventTail
 from dpcompare.launcher import Deadlines, Ended, Observer
 from dpcompare.meeting import SECONDS_BETWEEN_BEATS, NodeEnd, Room, together
@@ -41,14 +41,14 @@ def follow(
     room = Room.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.num_processes))
     watch = _Watch(room, deadlines, queues=engine.QUEUES)
-    with engine.started(config, run_dir, room, tell) as still_there:
+    with engine.started(config, run_dir, room, tell) as why_over:
         try:
             while not watch.over():
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 for event in tail.new_events():
                     watch.hear()
                     observe(event)
-                watch.look(still_there)
+                watch.look(why_over)
         except BaseException:
             room.stop()
             raise
@@ -84,7 +84,7 @@ class _Watch:
         )
         return ended and (not unexplained or self._cause is not None)
 
-    def look(self, still_there: StillThere) -> None:
+    def look(self, why_over: WhyOver) -> None:
         now = time.monotonic()
         if now - self._beaten > SECONDS_BETWEEN_BEATS:
             self._beaten = now
@@ -101,11 +101,11 @@ class _Watch:
             seconds = SECONDS_TO_SAY if len(self.ends) >= self._begun[0] else SECONDS_TO_END
             self._until = min(self._until, now + seconds)
         if self._cause is None:
-            self._ask(still_there, now)
+            self._ask(why_over, now)
 
-    def _ask(self, still_there: StillThere, now: float) -> None:
+    def _ask(self, why_over: WhyOver, now: float) -> None:
         limit = max(self._deadlines.start, self._deadlines.progress) + SECONDS_MORE
-        self._cause = still_there()
+        self._cause = why_over()
         if self._cause:
             self._until = min(self._until, now + SECONDS_TO_SAY)
         elif not self._begun[0] and not self._queues and now - self._heard > self._deadlines.start:

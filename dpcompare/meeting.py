@@ -39,7 +39,7 @@ class MeetingError(RuntimeError):
     """The nodes do not come together; nothing was trained. The message says who was waited for."""
 
 
-class Attempt(BaseModel):
+class Invitation(BaseModel):
     """attempt.json: which attempt of a run the nodes are to take part in."""
 
     model_config = ConfigDict(frozen=True)
@@ -100,7 +100,7 @@ Document = TypeVar("Document", bound=BaseModel)
 class Room:
     """The files of one attempt, nodes/<id>/ in the run directory."""
 
-    def __init__(self, run_dir: Path, attempt: Attempt, num_nodes: int) -> None:
+    def __init__(self, run_dir: Path, attempt: Invitation, num_nodes: int) -> None:
         self._run_dir = run_dir
         self.attempt = attempt
         self.num_nodes = num_nodes
@@ -111,7 +111,7 @@ class Room:
     @classmethod
     def open(cls, run_dir: Path, num_nodes: int) -> Room:
         """Begin an attempt; nodes that are left of one before end."""
-        room = cls(run_dir, Attempt(id=secrets.token_hex(4), dpcompare=dpcompare.__version__), num_nodes)
+        room = cls(run_dir, Invitation(id=secrets.token_hex(4), dpcompare=dpcompare.__version__), num_nodes)
         room._folder.mkdir(parents=True)
         room.beat()
         write_document(room.attempt, run_dir / NODES_DIR / ATTEMPT_FILE)
@@ -175,14 +175,14 @@ def is_open(run_dir: Path) -> bool:
     return (run_dir / NODES_DIR / ATTEMPT_FILE).is_file()
 
 
-def read_attempt(run_dir: Path) -> Attempt:
+def read_attempt(run_dir: Path) -> Invitation:
     """The present attempt of a run.
 
     Raises:
         RequestError: no run waits there for its nodes.
     """
     return read_document(
-        Attempt,
+        Invitation,
         run_dir / NODES_DIR / ATTEMPT_FILE,
         kind="an attempt of a run",
         expected="the directory of a run that `dpcompare run --engine hosts` or `--engine slurm` waits in, on a disk that all its hosts "

@@ -22,7 +22,7 @@ from dpcompare.engines import load_engine
 from dpcompare.errors import RequestError
 from dpcompare.launcher import Deadlines, Ended, launch
 from dpcompare.meeting import Card, MeetingError, NodeEnd, Room, interface_of, is_open, listening, meet, read_attempt
-from dpcompare.planning import Meeting, NodeProcess, num_ports, plan
+from dpcompare.planning import Endpoints, NodeProcess, num_ports, plan
 from dpcompare.processes import terminated_as_interrupted, uninterrupted
 from dpcompare.result import CONFIG_FILE
 
@@ -110,8 +110,8 @@ def _train(
             versions={"dpcompare": dpcompare.__version__, **_versions(config.framework)},
         )
         cards = meet(room, card, config.start_timeout, tell)
-    meeting = Meeting([card.port for card in cards][: num_ports(config)], [card.address for card in cards])
-    own = plan(config, run_dir.resolve(), meeting)[rank]
+    endpoints = Endpoints([card.port for card in cards][: num_ports(config)], [card.address for card in cards])
+    own = plan(config, run_dir.resolve(), endpoints)[rank]
     own = own.model_copy(update={"env": own.env | _interfaces(address)})
     return _launched(config, room, run_dir, own)
 
@@ -173,9 +173,7 @@ def _versions(framework: str) -> dict[str, str]:
     for package in FRAMEWORKS[framework].packages:
         try:
             found[package] = importlib.metadata.version(package)
-        except (
-            importlib.metadata.PackageNotFoundError
-        ):  # in the environment of another interpreter, or under another name
+        except importlib.metadata.PackageNotFoundError:  # it belongs to another interpreter, or has another name
             continue
     return found
 

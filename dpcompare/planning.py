@@ -67,7 +67,7 @@ def num_ports(config: RunConfig) -> int:
     return {"plain": 0, "torchrun": 1, "tf_config": config.cluster.num_nodes}[config.mode_row.launch]
 
 
-class Meeting(NamedTuple):
+class Endpoints(NamedTuple):
     """Where the processes of all nodes find each other."""
 
     ports: Sequence[int]
@@ -79,18 +79,18 @@ class Meeting(NamedTuple):
         return self.addresses[node_rank] if self.addresses else LOOPBACK
 
 
-def plan(config: RunConfig, run_dir: Path, meeting: Meeting) -> list[NodeProcess]:
+def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodeProcess]:
     """One node process per node, in the order of the node ranks.
 
     Args:
         config: the run.
         run_dir: where the processes find config.json and leave their results.
-        meeting: with `num_ports(config)` ports that are free.
+        endpoints: with `num_ports(config)` ports that are free.
     """
     start = _STARTERS[config.mode_row.launch]
     node_processes = []
     for node in config.cluster.nodes:
-        argv, env = start(config, node, str(run_dir), meeting)
+        argv, env = start(config, node, str(run_dir), endpoints)
         node_processes.append(
             NodeProcess(
                 node_rank=node.rank,
@@ -142,29 +142,29 @@ def _worker_argv(node: Node, run_dir: str) -> list[str]:
 Start = tuple[list[str], dict[str, str]]
 
 
-def _plain(config: RunConfig, node: Node, run_dir: str, meeting: Meeting) -> Start:
+def _plain(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
     return [config.python, *_worker_argv(node, run_dir)], {}
 
 
-def _torchrun(config: RunConfig, node: Node, run_dir: str, meeting: Meeting) -> Start:
+def _torchrun(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
     """A torchrun agent; static rendezvous keeps the order of the nodes (c10d takes the order of arrival)."""
     agent = [
         *(config.python, "-m", "dpcompare.backends.torch.agent"),
         *("--nnodes", str(config.cluster.num_nodes), "--node-rank", str(node.rank)),
         *("--nproc-per-node", str(config.processes_per_node)),
-        *("--master-addr", meeting.address(0), "--master-port", str(meeting.ports[0])),
-        *("--local-addr", meeting.address(node.rank)),
+        *("--master-addr", endpoints.address(0), "--master-port", str(endpoints.ports[0])),
+        *("--local-addr", endpoints.address(node.rank)),
         # Each training process writes its own log; left out, an empty folder of the agent's stays below /tmp.
         *("--max-restarts", "0", "--log-dir", os.devnull),
     ]
     # All simulated nodes are this machine, whatever its host name resolves to. Where they are not, each knows its interfaces.
-    interface = {} if meeting.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
+    interface = {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
     return [*agent, *_worker_argv(node, run_dir)], interface
 
 
-def _tf_config(config: RunConfig, node: Node, run_dir: str, meeting: Meeting) -> Start:
+def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
     """One TensorFlow worker per node, each with a port of its own since nodes may share a machine."""
-    workers = [f"{meeting.address(rank)}:{port}" for rank, port in enumerate(meeting.ports)]
+    workers = [f"{endpoints.address(rank)}:{port}" for rank, port in enumerate(endpoints.ports)]
     content = {
         "cluster": {"worker": workers},
         "task": {"type": "worker", "index": node.rank},
@@ -172,7 +172,7 @@ def _tf_config(config: RunConfig, node: Node, run_dir: str, meeting: Meeting) ->
     return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)}
 
 
-_STARTERS: dict[str, Callable[[RunConfig, Node, str, Meeting], Start]] = {
+_STARTERS: dict[str, Callable[[RunConfig, Node, str, Endpoints], Start]] = {
     "plain": _plain,
     "torchrun": _torchrun,
     "tf_config": _tf_config,

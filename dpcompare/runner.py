@@ -24,7 +24,7 @@ from dpcompare.failures import why_it_failed
 from dpcompare.following import follow
 from dpcompare.inputs import prepare_inputs, total_steps
 from dpcompare.launcher import Deadlines, Ended, free_ports, launch
-from dpcompare.planning import Meeting, num_ports, plan
+from dpcompare.planning import Endpoints, num_ports, plan
 from dpcompare.processes import only_one, terminated_as_interrupted, uninterrupted
 from dpcompare.result import CONFIG_FILE, LOGS_DIR, RESULT_FILE, RunResult, Status, collect
 
@@ -173,7 +173,7 @@ def _attempt(
     error: str | None = None
     try:
         if config.placement.engine == "local":
-            node_processes = plan(config, run_dir.resolve(), Meeting(free_ports(num_ports(config))))
+            node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
             ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
         else:
             ended = follow(config, run_dir.resolve(), deadlines, observe, tell)

@@ -24,7 +24,7 @@ from statistics import median
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.backends import MODES
 from dpcompare.launcher import free_ports
-from dpcompare.planning import INHERITED_TO_DROP, Meeting, num_ports, plan
+from dpcompare.planning import INHERITED_TO_DROP, Endpoints, num_ports, plan
 from dpcompare.result import RunResult
 from dpcompare.runner import prepare_run
 from scripts.benchmark_overhead import devices_of
@@ -52,7 +52,7 @@ def by_hand(framework: str, mode: str, run_dir: Path) -> float:
     cluster = Cluster.partition(nodes, devices, device="cpu")
     config = prepare_run(RunConfig(framework=framework, mode=mode, workload=WORKLOAD, cluster=cluster), run_dir)
     inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
-    planned = plan(config, run_dir.resolve(), Meeting(free_ports(num_ports(config))))
+    planned = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
     begin = time.perf_counter()
     processes = [
         subprocess.Popen(node.argv, env=inherited | node.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -8,7 +8,7 @@ import pytest
 
 from dpcompare.cluster import Cluster
 from dpcompare.config import RunConfig
-from dpcompare.planning import Meeting, command_line, num_ports, plan, shell_script
+from dpcompare.planning import Endpoints, command_line, num_ports, plan, shell_script
 
 RUN_DIR = Path("/runs/one")
 EIGHT_GPUS = [str(index) for index in range(8)]
@@ -20,7 +20,7 @@ def config(framework, mode, nodes, devices=None, gpus=EIGHT_GPUS, num_cores=16):
 
 
 def test_ddp_is_one_torchrun_agent_per_node():
-    nodes = plan(config("torch", "ddp", 2), RUN_DIR, Meeting([29400]))
+    nodes = plan(config("torch", "ddp", 2), RUN_DIR, Endpoints([29400]))
     assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1,2,3", "4,5,6,7"]
     assert " ".join(nodes[1].argv) == (
         "/env/bin/python -m dpcompare.backends.torch.agent --nnodes 2 --node-rank 1 --nproc-per-node 4 "
@@ -36,14 +36,14 @@ def test_ddp_is_one_torchrun_agent_per_node():
 
 
 def test_eight_gpus_as_four_by_two():
-    nodes = plan(config("torch", "ddp", 4), RUN_DIR, Meeting([29400]))
+    nodes = plan(config("torch", "ddp", 4), RUN_DIR, Endpoints([29400]))
     assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1", "2,3", "4,5", "6,7"]
 
 
 def test_multiworker_is_one_worker_per_node_with_a_tf_config():
     run = config("tensorflow", "multiworker", 2)
     assert num_ports(run) == 2
-    nodes = plan(run, RUN_DIR, Meeting([30001, 30002]))
+    nodes = plan(run, RUN_DIR, Endpoints([30001, 30002]))
     tf_configs = [json.loads(node.env["TF_CONFIG"]) for node in nodes]
     assert [c["task"] for c in tf_configs] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
     assert {tuple(c["cluster"]["worker"]) for c in tf_configs} == {("127.0.0.1:30001", "127.0.0.1:30002")}
@@ -55,7 +55,7 @@ def test_multiworker_is_one_worker_per_node_with_a_tf_config():
 def test_one_node_modes_are_one_process_with_all_devices(mode):
     run = config(*mode, 1)
     assert num_ports(run) == 0
-    (node,) = plan(run, RUN_DIR, Meeting([]))
+    (node,) = plan(run, RUN_DIR, Endpoints([]))
     assert node.argv == ("/env/bin/python", "-m", "dpcompare.worker", "/runs/one", "--node-rank", "0")
     assert node.env["CUDA_VISIBLE_DEVICES"] == ",".join(EIGHT_GPUS)
     assert "TF_CONFIG" not in node.env
@@ -63,18 +63,18 @@ def test_one_node_modes_are_one_process_with_all_devices(mode):
 
 def test_cpu_runs_hide_the_gpus():
     run = RunConfig(framework="torch", mode="single", cluster=Cluster.partition(device="cpu"))
-    (node,) = plan(run, RUN_DIR, Meeting([]))
+    (node,) = plan(run, RUN_DIR, Endpoints([]))
     assert node.env["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(("mode", "nodes", "threads"), [("ddp", 2, "2"), ("ddp", 1, "2"), ("dp", 1, "16")])
 def test_thread_counts_are_set(mode, nodes, threads):
     run = config("torch", mode, nodes)
-    assert {node.env["OMP_NUM_THREADS"] for node in plan(run, RUN_DIR, Meeting([1]))} == {threads}
+    assert {node.env["OMP_NUM_THREADS"] for node in plan(run, RUN_DIR, Endpoints([1]))} == {threads}
 
 
 def test_a_command_line_survives_the_shell():
-    node = plan(config("tensorflow", "multiworker", 2), RUN_DIR / "with 'quotes' and $HOME", Meeting([1, 2]))[0]
+    node = plan(config("tensorflow", "multiworker", 2), RUN_DIR / "with 'quotes' and $HOME", Endpoints([1, 2]))[0]
     printed = subprocess.run(
         ["bash", "-c", command_line(node).replace("/env/bin/python", "printf '%s\\n'")],
         capture_output=True,
@@ -86,6 +86,6 @@ def test_a_command_line_survives_the_shell():
 
 def test_the_shell_script_is_valid_bash():
     run = config("torch", "ddp", 2)
-    script = shell_script(run, RUN_DIR, plan(run, RUN_DIR, Meeting([29400])))
+    script = shell_script(run, RUN_DIR, plan(run, RUN_DIR, Endpoints([29400])))
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert script.count("dpcompare.backends.torch.agent") == 2

@@ -14,7 +14,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from dpcompare.errors import RequestError
 from dpcompare.launcher import free_ports
-from dpcompare.planning import Meeting, num_ports, plan, shell_script
+from dpcompare.planning import Endpoints, num_ports, plan, shell_script
 from dpcompare.result import log_path
 from dpcompare.runner import prepare_run
 
@@ -142,7 +142,7 @@ def test_another_interpreter_can_hold_the_framework(tmp_path):
 def test_the_shell_script_of_a_plan_does_the_same(tmp_path, framework, mode):
     run_dir = tmp_path / "run with spaces"
     request = config(framework, mode)
-    node_processes = plan(request, run_dir, Meeting(free_ports(num_ports(request))))
+    node_processes = plan(request, run_dir, Endpoints(free_ports(num_ports(request))))
     script = shell_script(request, run_dir, node_processes)
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -157,7 +157,7 @@ def test_the_shell_script_of_a_plan_does_the_same(tmp_path, framework, mode):
 def test_an_interrupted_shell_script_stops_its_processes_and_keeps_what_was_measured(tmp_path):
     run_dir = tmp_path / "it's a run"
     request = config(steps=100_000)
-    (tmp_path / "plan.sh").write_text(shell_script(request, run_dir, plan(request, run_dir, Meeting(free_ports(1)))))
+    (tmp_path / "plan.sh").write_text(shell_script(request, run_dir, plan(request, run_dir, Endpoints(free_ports(1)))))
     script = subprocess.Popen(["bash", tmp_path / "plan.sh"], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while len([path for path in run_dir.glob("events/*") if '"train"' in path.read_text()]) < 2:
@@ -175,7 +175,7 @@ def test_an_interrupted_shell_script_stops_its_processes_and_keeps_what_was_meas
 def test_the_shell_script_counts_nodes_that_end_at_once(tmp_path, second, status):
     """`wait -n` of bash forgets one of two jobs that have ended when it looks."""
     request = config()
-    script = shell_script(request, tmp_path, plan(request, tmp_path, Meeting(free_ports(1))))
+    script = shell_script(request, tmp_path, plan(request, tmp_path, Endpoints(free_ports(1))))
     waiting = script[script.index("status=completed") : script.rindex("\n", 0, -1)]
     jobs = f"true & nodes=($!); {second} & nodes+=($!); stop_all() {{ :; }}; sleep() {{ :; }}; command sleep 0.5"
     done = subprocess.run(
@@ -188,7 +188,7 @@ def test_the_shell_script_counts_nodes_that_end_at_once(tmp_path, second, status
 @pytest.mark.torch
 def test_the_shell_script_fails_when_a_process_fails(tmp_path):
     request = config()
-    script = shell_script(request, tmp_path / "run", plan(request, tmp_path / "run", Meeting(free_ports(1))))
+    script = shell_script(request, tmp_path / "run", plan(request, tmp_path / "run", Endpoints(free_ports(1))))
     broken = script.replace("--node-rank 1\n", "--node-rank 9\n").replace("--node-rank 1 \\\n", "--node-rank 9 \\\n")
     assert broken != script
     done = subprocess.run(["bash", "-c", broken], capture_output=True, text=True, timeout=120)

@@ -44,7 +44,7 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
     if config.placement.engine != "local" or output_format in ("slurm", "kubernetes"):
         _print_elsewhere(config, run_dir, "json" if as_json else output_format)
         return
-    node_processes = planning.plan(config, run_dir, planning.Meeting(free_ports(planning.num_ports(config))))
+    node_processes = planning.plan(config, run_dir, planning.Endpoints(free_ports(planning.num_ports(config))))
     if as_json or output_format == "json":
         print_json(
             {
@@ -74,16 +74,15 @@ def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str) -> No
         print_json(kubernetes.manifests(config, run_dir.name))
         return
     script = slurm.job_script(config, run_dir) if engine == "slurm" else None
-    commands = hosts.commands(config, run_dir) if engine == "hosts" else []
+    names = config.placement.hosts or tuple(f"node {node.rank}" for node in config.cluster.nodes)
+    commands = dict(zip(names, hosts.commands(config, run_dir), strict=True))
     if output_format == "json":
-        plan = (
-            {"job_script": script} if script else {"commands": dict(zip(config.placement.hosts, commands, strict=True))}
-        )
+        plan = {"job_script": script} if script else {"commands": commands}
         print_json({"run_dir": str(run_dir), **plan, "config": config.model_dump(mode="json")})
     elif script:
         click.echo(script, nl=False)
     else:
-        for host, command in zip(config.placement.hosts, commands, strict=True):
+        for host, command in commands.items():
             click.echo(f"# on {host}\n{command}")
 
 

@@ -38,7 +38,7 @@ ENGINES = {
 
 Tell = Callable[[str], None]
 
-StillThere = Callable[[], str | None]
+WhyOver = Callable[[], str | None]
 """Says that no node is running any more and how it came, or None while that is not known."""
 
 
@@ -51,7 +51,7 @@ class Engine(Protocol):
     def check(self, config: RunConfig) -> None:
         """Raise RequestError where the request cannot be carried out from here."""
 
-    def started(self, config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> AbstractContextManager[StillThere]:
+    def started(self, config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> AbstractContextManager[WhyOver]:
         """Start the part of every node, or tell how; what still runs at the end of the context, where nodes were told to stop,
         is ended."""
 

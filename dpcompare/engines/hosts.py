@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dpcompare.config import RunConfig
-from dpcompare.engines import StillThere, Tell
+from dpcompare.engines import Tell, WhyOver
 from dpcompare.errors import RequestError
 from dpcompare.meeting import Room, own_address
 
@@ -34,7 +34,7 @@ def commands(config: RunConfig, run_dir: Path, attempt: str | None = None) -> li
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[StillThere]:
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
     hosts = config.placement.hosts
     each = list(zip(hosts, commands(config, run_dir, room.attempt.id), strict=True))
     if not config.placement.ssh:

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpcompare.config import RunConfig
-from dpcompare.engines import StillThere, Tell
+from dpcompare.engines import Tell, WhyOver
 from dpcompare.engines.hosts import ended
 from dpcompare.errors import RequestError
 from dpcompare.meeting import Room
@@ -45,7 +45,7 @@ def check(config: RunConfig) -> None:
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[StillThere]:
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
     """The part of this pod; the others begin by themselves."""
     own = [sys.executable, "-P", "-m", "dpcompare.node", str(run_dir), "--attempt", room.attempt.id]
     with ended(subprocess.Popen(own, stdin=subprocess.DEVNULL, start_new_session=True)):

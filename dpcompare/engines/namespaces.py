@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dpcompare.config import RunConfig
-from dpcompare.engines import StillThere, Tell
+from dpcompare.engines import Tell, WhyOver
 from dpcompare.engines.hosts import ended
 from dpcompare.errors import RequestError
 from dpcompare.isolation import Network, isolated
@@ -39,7 +39,7 @@ def check(config: RunConfig) -> None:
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[StillThere]:
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
     with ExitStack() as stack:
         # Held by processes, not by names: whatever happens to this one, they are gone with it.
         switch = stack.enter_context(isolated())
@@ -57,11 +57,11 @@ def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterato
                 _in(switch, f"tc qdisc add dev wire{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
         processes = [stack.enter_context(ended(_start(host, run_dir, room, rank))) for rank, host in enumerate(hosts)]
 
-        def still_there() -> str | None:
+        def why_over() -> str | None:
             statuses = [process.poll() for process in processes]
             return None if None in statuses else f"the nodes have ended with {', '.join(map(str, statuses))}"
 
-        yield still_there
+        yield why_over
 
 
 def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpcompare.config import RunConfig
-from dpcompare.engines import StillThere, Tell
+from dpcompare.engines import Tell, WhyOver
 from dpcompare.errors import RequestError
 from dpcompare.failures import end_of
 from dpcompare.meeting import Room, own_address
@@ -144,10 +144,10 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[StillThere]:
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
     if "SLURM_JOB_ID" in os.environ:
-        with _step(config, run_dir, room) as still_there:
-            yield still_there
+        with _step(config, run_dir, room) as why_over:
+            yield why_over
         return
     job = ""
     try:
@@ -163,11 +163,11 @@ def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterato
             _cancel(job, tell)
 
 
-def _followed(job: str, run_dir: Path, tell: Tell) -> StillThere:
+def _followed(job: str, run_dir: Path, tell: Tell) -> WhyOver:
     """Asks for the state of a job now and then, and tells when it changes."""
     told, asked = "", 0.0
 
-    def still_there() -> str | None:
+    def why_over() -> str | None:
         nonlocal told, asked
         if time.monotonic() - asked < SECONDS_BETWEEN_LOOKS:
             return None
@@ -181,7 +181,7 @@ def _followed(job: str, run_dir: Path, tell: Tell) -> StillThere:
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
         return f"Slurm job {job} has ended: {told}\n{end_of(_log(run_dir))}" if state in ENDED else None
 
-    return still_there
+    return why_over
 
 
 def _log(run_dir: Path) -> Path:
@@ -221,7 +221,7 @@ def _ended_within(job: str, seconds: float) -> bool:
 
 
 @contextmanager
-def _step(config: RunConfig, run_dir: Path, room: Room) -> Iterator[StillThere]:
+def _step(config: RunConfig, run_dir: Path, room: Room) -> Iterator[WhyOver]:
     """A step of the allocation that this process is in."""
     soon = f"--immediate={config.start_timeout:.0f}"  # another step may have the cores
     with _log(run_dir).open("ab") as log:
@@ -233,13 +233,13 @@ def _step(config: RunConfig, run_dir: Path, room: Room) -> Iterator[StillThere]:
             start_new_session=True,
         )
 
-    def still_there() -> str | None:
+    def why_over() -> str | None:
         if step.poll() is None:
             return None
         return f"srun has ended with status {step.returncode}\n{end_of(_log(run_dir))}"
 
     try:
-        yield still_there
+        yield why_over
     finally:
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
