@@ -1,6 +1,7 @@
 """Hosts that are machines of their own to the processes: by hand, and as network namespaces."""
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import threading
 import time
 
+import numpy
 import pytest
 
 from dpcompare.engines.hosts import SSH
@@ -52,6 +54,25 @@ def test_the_commands_of_two_terminals_make_one_run(tmp_path, mode):
     assert run.returncode == 0, stderr
     assert [terminal.wait(20) for terminal in terminals] == [0, 0]
     assert json.loads(stdout)["num_nodes"] == 2
+
+
+@pytest.mark.torch
+def test_a_run_whose_nodes_differ_in_versions_says_so(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import numpy\nnumpy.__version__ = '0.1'\n")
+    short = ["--steps", "4", "--warmup-steps", "0"]
+    run = start("run", *HERE, *TORCH, *TINY, *short, "--run-dir", tmp_path / "run")
+    environments = [os.environ, os.environ | {"PYTHONPATH": str(tmp_path)}]
+    terminals = [
+        subprocess.Popen(command, env=environment)
+        for command, environment in zip(commands_of(run, 2), environments, strict=True)
+    ]
+    stdout, stderr = run.communicate(timeout=120)
+    assert run.returncode == 0, stderr
+    assert [terminal.wait(20) for terminal in terminals] == [0, 0]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    both = [node["versions"]["numpy"] for node in result["nodes"]]
+    assert both == [numpy.__version__, "0.1"]
+    assert re.search(rf"numpy differs\W+node 0: {both[0]}, node 1: 0.1", stdout)
 
 
 @pytest.mark.torch

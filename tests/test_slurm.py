@@ -24,6 +24,7 @@ TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini
 TWO_NODES = ["--engine", "slurm", "--nodes", "2", "--cores-per-node", "1", "--device", "cpu"]
 TORCH = ["--framework", "torch", "--mode", "ddp"]
 TENSORFLOW = ["--framework", "tensorflow", "--mode", "multiworker"]
+SHORT = ["--steps", "4", "--warmup-steps", "0"]
 LONG = ["--steps", "100000"]
 FRAMEWORKS = [
     pytest.param(TORCH, marks=pytest.mark.torch, id="torch"),
@@ -74,22 +75,12 @@ def test_a_job_trains_what_simulated_nodes_train(cluster, tmp_path, mode):
     assert jobs(cluster) == []
 
 
-@pytest.mark.torch
-def test_efficientnet_b2_as_a_job(cluster, tmp_path):
-    b2 = [
-        "--image-size",
-        "32",
-        "--global-batch-size",
-        "8",
-        "--steps",
-        "2",
-        "--warmup-steps",
-        "0",
-        "--dataset",
-        "synthetic-mini",
-    ]
-    done = dpcompare("run", *TWO_NODES, *TORCH, *b2, "--json", "--run-dir", tmp_path / "job", **cluster)
+@pytest.mark.parametrize("mode", FRAMEWORKS)
+def test_efficientnet_b2_as_a_job(cluster, tmp_path, mode):
+    size = ["--image-size", "32", "--global-batch-size", "8", "--dataset", "synthetic-mini"]
+    done = dpcompare("run", *TWO_NODES, *mode, *size, *SHORT, "--json", "--run-dir", tmp_path / "job", **cluster)
     assert done.code == 0, done.stderr
+    assert done.json["model"] == "efficientnet-b2"
     assert done.json["num_replicas"] == 2
 
 
@@ -131,45 +122,35 @@ def test_a_job_that_somebody_cancels_is_told(cluster, tmp_path):
 
 
 @pytest.mark.torch
-def test_within_an_allocation_a_run_is_a_step_of_it(cluster, tmp_path):
-    run = [
-        sys.executable,
-        "-m",
-        "dpcompare",
-        "run",
-        *TWO_NODES,
-        *TORCH,
-        *TINY,
-        "--steps",
-        "4",
-        "--warmup-steps",
-        "0",
-        "--json",
-    ]
-    run += ["--run-dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        ["salloc", "--nodes=2", "--ntasks-per-node=1", *run],
-        env=os.environ | cluster, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == "completed"
-
-
-@pytest.mark.torch
-def test_a_study_is_a_job_per_run(cluster, tmp_path):
+@pytest.mark.tensorflow
+def test_within_an_allocation_the_runs_of_a_study_are_its_steps(cluster, tmp_path):
     study = [
         "compare",
         *TWO_NODES,
         "--arm",
         "torch:ddp",
+        "--arm",
+        "tensorflow:multiworker",
         "--repeats",
-        "2",
+        "1",
         *TINY,
-        "--steps",
-        "4",
-        "--warmup-steps",
-        "0",
+        *SHORT,
     ]
+    done = subprocess.run(
+        ["salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "dpcompare", *study, "--out", tmp_path / "study"],
+        env=os.environ | cluster, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("images/s") == 2
+    assert "was submitted" not in done.stderr
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "study").rglob("result.json")]
+    assert sorted(run["mode"] for run in runs) == ["ddp", "multiworker"]
+    assert {(run["status"], len(run["nodes"])) for run in runs} == {("completed", 2)}
+
+
+@pytest.mark.torch
+def test_a_study_is_a_job_per_run(cluster, tmp_path):
+    study = ["compare", *TWO_NODES, "--arm", "torch:ddp", "--repeats", "2", *TINY, *SHORT]
     done = dpcompare(*study, "--json", "--out", tmp_path / "study", **cluster)
     assert done.code == 0, done.stderr
     assert done.stderr.count("was submitted") == 2
