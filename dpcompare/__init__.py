@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from dpcompare.config import RunConfig, Workload
     from dpcompare.errors import RequestError, RunFailedError
     from dpcompare.inputs import prepare_inputs
+    from dpcompare.own import OwnModel
     from dpcompare.result import RunResult
     from dpcompare.runner import resume, run
 
 __all__ = [
     "Cluster",
     "Node",
+    "OwnModel",
     "RequestError",
     "RunConfig",
     "RunFailedError",
@@ -35,6 +37,7 @@ __all__ = [
 _DEFINED_IN = {
     "Cluster": "cluster",
     "Node": "cluster",
+    "OwnModel": "own",
     "RequestError": "errors",
     "RunConfig": "config",
     "RunFailedError": "errors",

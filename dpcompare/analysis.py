@@ -321,7 +321,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
         framework=arm.config.framework,
         mode=arm.config.mode,
         num_nodes=arm.config.cluster.num_nodes,
-        num_replicas=arm.config.cluster.num_replicas,
+        num_replicas=arm.config.num_replicas,
         device_type=arm.config.cluster.device_type,
         emulated=arm.config.emulated,
         rounds=len(runs),
@@ -384,7 +384,7 @@ def _curve(run: RunResult | None) -> Curve:
     return Curve(steps=[step + 1 for step in steps], losses=[losses[step] for step in steps])
 
 
-_SCALING_KNOBS = {"replicas", "batch per replica", "emulation"}
+_SCALING_KNOBS = {"devices", "replicas", "batch per replica", "emulation"}
 """What a baseline of one device differs in by its nature."""
 
 
@@ -410,6 +410,6 @@ def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
             kind = "weak"
         ratios = [a / b for a, b in zip(arm.speeds, other.speeds, strict=False) if a and b]
         if kind and ratios:
-            value = float(np.median(ratios)) / run.num_replicas
+            value = float(np.median(ratios)) / len(run.device_names)
             return Efficiency(kind=kind, value=value, suspicious=value > SUSPICIOUS_EFFICIENCY)
     return None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from dpcompare.errors import RequestError
 
-DeviceType = Literal["cpu", "gpu"]
+DeviceType = Literal["cpu", "gpu", "tpu"]
 
 MOST_DEVICES = 512
 """More than anybody simulates; a slip of the finger must not take the memory of the machine."""
@@ -26,13 +26,13 @@ class Node(BaseModel):
     rank: int
     """Position among the nodes, from 0."""
     devices: tuple[str, ...]
-    """GPUs as CUDA_VISIBLE_DEVICES names them (index, UUID or MIG id); CPU devices as `cpu:0`, `cpu:1`, ..."""
+    """GPUs as CUDA_VISIBLE_DEVICES names them (index, UUID or MIG id); CPU devices as `cpu:0`, `cpu:1`, ..., cores of a TPU as `tpu:0`, ..."""
     num_cores: int
     """CPU cores that the processes of this node may use together, at least 1."""
 
 
 class Cluster(BaseModel):
-    """The nodes of a run. Every device holds one replica of the model."""
+    """The nodes of a run, each with as many devices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,7 +50,7 @@ class Cluster(BaseModel):
         return len(self.nodes[0].devices)
 
     @property
-    def num_replicas(self) -> int:
+    def num_devices(self) -> int:
         return self.num_nodes * self.devices_per_node
 
     @property
@@ -90,7 +90,7 @@ class Cluster(BaseModel):
         num_nodes: int = 1,
         devices_per_node: int | None = None,
         *,
-        device: Literal["auto", "cpu", "gpu"] = "auto",
+        device: Literal["auto", "cpu", "gpu", "tpu"] = "auto",
         gpus: Sequence[str] | None = None,
         num_cores: int | None = None,
     ) -> Cluster:
@@ -107,12 +107,12 @@ class Cluster(BaseModel):
             RequestError: the devices cannot be split as asked.
         """
         _refuse_impossible(num_nodes, devices_per_node)
-        if gpus is not None and device == "cpu":
+        if gpus is not None and device in ("cpu", "tpu"):
             raise RequestError(
-                "received both a list of GPUs and the device type cpu; leave one of them out "
+                f"received both a list of GPUs and the device type {device}; leave one of them out "
                 "(--gpus implies --device gpu)"
             )
-        installed = installed_gpus() if device != "cpu" else []
+        installed = installed_gpus() if device not in ("cpu", "tpu") else []
         device_type, devices = _devices_to_split(device, gpus, num_nodes * (devices_per_node or 1), installed)
         per_node = devices_per_node or _even_share(devices, num_nodes)
         if num_nodes * per_node > len(devices):
@@ -146,11 +146,13 @@ def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:
 def _devices_to_split(
     device: str, gpus: Sequence[str] | None, num_cpu_devices: int, installed: Sequence[Gpu]
 ) -> tuple[DeviceType, list[str]]:
-    """The device type and the devices to split; CPU devices are made up, as many as are asked for."""
+    """The device type and the devices to split; CPU devices and cores of a TPU are made up, as many as are asked for."""
     if gpus is not None:
         if not gpus:
             raise RequestError("GPUs: received an empty list, expected device ids such as 0,1,2,3")
         return "gpu", list(gpus)
+    if device == "tpu":
+        return "tpu", [f"tpu:{index}" for index in range(num_cpu_devices)]
     if device != "cpu":
         visible = visible_gpus(installed)
         if visible:

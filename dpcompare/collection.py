@@ -131,7 +131,7 @@ def _config_of(result: RunResult, path: Path) -> RunConfig:
 
 
 def _name(result: RunResult) -> str:
-    return f"{result.framework} {result.mode} {result.num_nodes}x{result.num_replicas // result.num_nodes}"
+    return f"{result.framework} {result.mode} {result.num_nodes}x{result.devices_per_node}"
 
 
 def _last_line(text: str | None) -> str:

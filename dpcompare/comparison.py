@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +28,15 @@ class Arm:
     num_nodes: int
     devices_per_node: int
     accumulate: int = 1
+    stages: int = 1
+    launcher: Literal["torchrun", "spawn"] | None = None
 
     def __str__(self) -> str:
         topology = "" if self.mode == "single" else f" {self.num_nodes}x{self.devices_per_node}"
+        stages = f" in {self.stages} stages" if self.stages > 1 else ""
+        launcher = f" by {self.launcher}" if self.launcher else ""
         parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
-        return f"{self.framework} {self.mode}{topology}{parts}"
+        return f"{self.framework} {self.mode}{topology}{stages}{launcher}{parts}"
 
 
 @dataclass
@@ -143,7 +148,37 @@ def _rows_against_host(side: Side, *names: str) -> float:
 
 def _largest(name: str) -> Difference:
     """The largest difference of an array, relative to its largest value."""
-    return lambda a, b: float(np.abs(a.arrays[name] - b.arrays[name]).max() / np.abs(a.arrays[name]).max())
+
+    def difference(a: Side, b: Side) -> float:
+        if a.arrays[name].shape != b.arrays[name].shape:
+            return float("inf")
+        return float(np.abs(a.arrays[name] - b.arrays[name]).max() / np.abs(a.arrays[name]).max())
+
+    return difference
+
+
+LAYER_DIFFERS = 1e-3
+"""Relative difference from which on a layer's features are called different; rounding in float32 is a hundredth of it."""
+
+
+def first_layer_that_differs(a: Side, b: Side) -> str:
+    """In words, in the order of the first side's layers; empty where all are the same."""
+    of_a, of_b = _activations(a), _activations(b)
+    for name, features in of_a.items():
+        if name not in of_b:
+            return f"{name} is in {a.arm} alone; {b.arm} has {', '.join(of_b)}"
+        if features.shape != of_b[name].shape:
+            return f"the first layer that differs is {name}: {features.shape} in {a.arm}, {of_b[name].shape} in {b.arm}"
+        difference = float(np.abs(features - of_b[name]).max() / (np.abs(features).max() or 1))
+        if not difference < LAYER_DIFFERS:
+            return f"the first layer that differs is {name}: by {difference:.1e} of its largest value"
+    return ""
+
+
+def _activations(side: Side) -> probe.Arrays:
+    """Layer -> features, in the order of the layers."""
+    numbered = sorted(name for name in side.arrays if name.startswith("activation."))
+    return {name.split(".", 2)[2]: side.arrays[name] for name in numbered}
 
 
 def _tensors(side: Side, when: str) -> probe.Arrays:
@@ -166,10 +201,16 @@ def _is_statistic(name: str) -> bool:
 
 
 def _relative(a: probe.Arrays, b: probe.Arrays) -> float:
-    """||b - a|| / ||a|| over all tensors together."""
+    """||b - a|| / ||a|| over all tensors together; infinite where they are not the same tensors."""
+    if not _same_tensors(a, b):
+        return float("inf")
     difference = np.sqrt(sum(float(np.square((b[name] - a[name]).astype(np.float64)).sum()) for name in a))
     norm = np.sqrt(sum(float(np.square(a[name].astype(np.float64)).sum()) for name in a))
     return float(difference / norm) if norm else float(difference)
+
+
+def _same_tensors(a: probe.Arrays, b: probe.Arrays) -> bool:
+    return a.keys() == b.keys() and all(a[name].shape == b[name].shape for name in a)
 
 
 def zero_gradients(names: Iterable[str]) -> set[str]:
@@ -188,6 +229,8 @@ def zero_gradients(names: Iterable[str]) -> set[str]:
 def _gradient_of_each_tensor(a: Side, b: Side) -> float:
     """The worst relative difference of a single tensor's gradient."""
     of_a, of_b = _slots(a, "momentum"), _slots(b, "momentum")
+    if not _same_tensors(of_a, of_b):
+        return float("inf")
     zero = zero_gradients(of_a)
     return _worst(_relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if name not in zero)
 
@@ -195,6 +238,8 @@ def _gradient_of_each_tensor(a: Side, b: Side) -> float:
 def _statistics(a: Side, b: Side) -> float:
     """The largest difference of a running statistic, relative to 1 plus its size; 0 for a model without BatchNorm."""
     of_a, of_b = _tensors(a, "trained"), _tensors(b, "trained")
+    if not _same_tensors(of_a, of_b):
+        return float("inf")
     return _worst(
         float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max())
         for name in of_a

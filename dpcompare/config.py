@@ -15,7 +15,8 @@ from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.documents import read_document, write_document
 from dpcompare.engines import ENGINES
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.models import MODELS
+from dpcompare.models import MODELS, model_of
+from dpcompare.own import is_own
 from dpcompare.tuning import problems_of, tuning_of
 
 Optimizer = Literal["sgd", "adam"]
@@ -27,15 +28,17 @@ BatchNorm = Literal["local", "sync"]
 Regularizing = Literal["off", "shared"]
 
 DEFAULT_EPOCHS = 1
+DEFAULT_BATCHNORM_MOMENTUM = 0.9
 
 
-def _one_of(what: str, known: Iterable[str]) -> Callable[[str], str]:
+def _one_of(what: str, known: Iterable[str], *, or_own: bool = False) -> Callable[[str], str]:
     names = tuple(known)
 
     def check(received: str) -> str:
-        if received not in names:
+        if received not in names and not (or_own and is_own(received)):
             hint = did_you_mean(received, names)
-            raise ValueError(f"unknown {what} {received!r}; expected one of {', '.join(names)}.{hint}")
+            own = ", or package.module:NAME of your own" if or_own else ""
+            raise ValueError(f"unknown {what} {received!r}; expected one of {', '.join(names)}{own}.{hint}")
         return received
 
     return check
@@ -46,11 +49,12 @@ class Workload(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: Annotated[str, AfterValidator(_one_of("model", MODELS))] = "efficientnet-b2"
+    model: Annotated[str, AfterValidator(_one_of("model", MODELS, or_own=True))] = "efficientnet-b2"
+    """A name of `dpcompare.models.MODELS`, or `package.module:NAME` of one of your own; see `dpcompare.own`."""
     weights: str = "random"
     """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
     dataset: str = "digits"
-    """`digits`, `synthetic`, or the path of a prepared store or of a folder of images."""
+    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, or `package.module:NAME` of your own."""
     image_size: int = Field(default=64, ge=1, le=4096)
     """Side of the square input in pixels."""
     global_batch_size: int = Field(default=32, ge=1)
@@ -73,7 +77,7 @@ class Workload(BaseModel):
     """Micro-batches per optimizer step: each replica's share is trained in this many parts, gradients added up."""
     batchnorm: BatchNorm = "local"
     """`local`: each replica normalises by its own share of the batch. `sync`: by the batch of all replicas."""
-    batchnorm_momentum: float = Field(default=0.9, ge=0, lt=1, strict=False)
+    batchnorm_momentum: float = Field(default=DEFAULT_BATCHNORM_MOMENTUM, ge=0, lt=1, strict=False)
     """Share of BatchNorm's running statistics that a step keeps (Keras's sense; torch counts what it takes).
 
     The 0.99 of EfficientNet's reference code needs some 500 steps to forget the initial statistics: until then an
@@ -96,18 +100,22 @@ class Workload(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Workload:
         problems = []
-        smallest = MODELS[self.model].min_image_size
+        if is_own(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
+            problems.append("batchnorm_momentum: received with a model of your own, which has its own; expected none")
+        if is_own(self.dataset) and self.skip_corrupt:
+            problems.append("skip_corrupt: received with a dataset of your own; leave such items out there")
+        smallest = model_of(self.model).min_image_size
         if self.image_size < smallest:
             problems.append(
                 f"image_size: received {self.image_size}, but {self.model} needs at least {smallest} pixels"
             )
-        if self.regularization == "shared" and not MODELS[self.model].drops:
+        if self.regularization == "shared" and not model_of(self.model).drops:
             regularized = [name for name, model in MODELS.items() if model.drops]
             problems.append(
                 f"regularization: received shared, but {self.model} has no dropout and no stochastic depth; expected "
                 f"off, or one of the models {', '.join(regularized)}"
             )
-        if self.weights == "imagenet" and MODELS[self.model].published is None:
+        if self.weights == "imagenet" and model_of(self.model).published is None:
             published = [name for name, model in MODELS.items() if model.published]
             problems.append(
                 f"weights: received imagenet, but none are published for {self.model}; expected random or a file, or "
@@ -125,7 +133,7 @@ class Workload(BaseModel):
 
     def batchnorm_values(self, rows: int) -> int | None:
         """Values per channel in the smallest batch-normalised feature map of `rows` images."""
-        stride = MODELS[self.model].batchnorm_stride
+        stride = model_of(self.model).batchnorm_stride
         return None if stride is None else rows * (-(-self.image_size // stride)) ** 2
 
     @property
@@ -212,6 +220,12 @@ class RunConfig(BaseModel):
     workload: Workload = Field(default_factory=Workload)
     cluster: Cluster
     placement: Placement = Field(default_factory=Placement)
+    launcher: Literal["torchrun", "spawn"] | None = None
+    """How the processes of a torch mode of several are started; None: as the mode usually does."""
+    stages: int = Field(default=1, ge=1)
+    """Devices over which each replica's model is split, layer after layer."""
+    pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
+    """pipeline: `gpipe` goes forward with all micro-batches and then backward, `1f1b` backward as soon as it can; None: gpipe."""
     tune: dict[str, str] = Field(default_factory=dict)
     """Settings of the native profile that are to be others; see `dpcompare.tuning`."""
     autotuned: bool = False
@@ -248,21 +262,43 @@ class RunConfig(BaseModel):
         return MODES[self.framework, self.mode]
 
     @property
+    def launch(self) -> str:
+        """How the processes are started; see `dpcompare.planning`."""
+        return "spawn" if self.launcher == "spawn" else self.mode_row.launch
+
+    @property
     def processes_per_node(self) -> int:
-        return self.cluster.devices_per_node if self.mode_row.process_per == "device" else 1
+        if self.mode_row.process_per == "node":
+            return 1
+        return self.cluster.devices_per_node // (self.stages if self.mode_row.split == "in process" else 1)
 
     @property
     def num_processes(self) -> int:
         return self.cluster.num_nodes * self.processes_per_node
 
     @property
+    def num_trainers(self) -> int:
+        """Processes that run the loop, the first ones; others serve them."""
+        return 1 if self.mode_row.roles else self.num_processes
+
+    @property
     def first_of_machines(self) -> list[int]:
         """Ranks of the first process of each machine; simulated nodes are one machine."""
-        return list(range(0, 1 if self.cluster.simulated else self.num_processes, self.processes_per_node))
+        return list(range(0, 1 if self.cluster.simulated else self.num_trainers, self.processes_per_node))
+
+    @property
+    def num_replicas(self) -> int:
+        without = len(self.mode_row.roles) * self.cluster.devices_per_node
+        return (self.cluster.num_devices - without) // self.stages
+
+    @property
+    def devices_per_process(self) -> int:
+        return self.cluster.num_devices // self.num_processes
 
     @property
     def replicas_per_process(self) -> int:
-        return self.cluster.num_replicas // self.num_processes
+        """1 also where several processes make one replica."""
+        return max(1, self.num_replicas // self.num_processes)
 
     @property
     def threads_per_process(self) -> int:
@@ -284,7 +320,7 @@ class RunConfig(BaseModel):
     @property
     def emulated(self) -> bool:
         """Whether this mode is imitated on this kind of device rather than run by the framework's own code."""
-        return self.cluster.device_type in self.mode_row.emulated_on and self.cluster.num_replicas > 1
+        return self.cluster.device_type in self.mode_row.emulated_on and self.num_replicas > 1
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
@@ -305,9 +341,9 @@ class RunConfig(BaseModel):
                 f"mode {self.mode} of {self.framework} trains on one node, received {cluster.num_nodes} nodes; "
                 f"leave --nodes at 1, or use the multi-node mode {', '.join(elsewhere)}"
             )
-        if cluster.num_replicas > 1 and not self.mode_row.multi_device:
+        if cluster.num_devices > 1 and not self.mode_row.multi_device:
             problems.append(
-                f"mode {self.mode} trains on one device, received {cluster.num_replicas} "
+                f"mode {self.mode} trains on one device, received {cluster.num_devices} "
                 f"({', '.join(cluster.devices)}); name one, or use another mode"
             )
         if self.workload.batchnorm == "sync" and cluster.device_type not in self.mode_row.sync_batchnorm_on:
@@ -323,6 +359,46 @@ class RunConfig(BaseModel):
             problems.append(
                 f"hosts: received {len(self.placement.hosts)} for {cluster.num_nodes} nodes; expected one per node"
             )
+        if cluster.device_type not in self.mode_row.device_types:
+            expected = " or ".join(sorted(self.mode_row.device_types))
+            _raise(
+                [
+                    f"device: received {cluster.device_type} with mode {self.mode} of {self.framework}; expected {expected}"
+                ]
+            )
+        for name, values in self.mode_row.only.items():
+            if (received := getattr(self.workload, name)) not in values:
+                expected = " or ".join(map(str, values))
+                problems.append(f"{name}: received {received} with mode {self.mode}, which can have {expected} only")
+        if roles := self.mode_row.roles:
+            if cluster.num_nodes <= len(roles):
+                problems.append(
+                    f"nodes: received {cluster.num_nodes} with mode {self.mode}; expected at least {len(roles) + 1}: one each for "
+                    f"{' and '.join(roles)}, and one per worker"
+                )
+            if cluster.devices_per_node > 1:
+                problems.append(
+                    f"devices_per_node: received {cluster.devices_per_node} with mode {self.mode}; expected 1"
+                )
+            if problems:
+                _raise(problems)
+        if of_stages := self._problems_of_stages():
+            _raise([*problems, *of_stages])
+        if self.launcher is not None and not self.mode_row.spawnable:
+            spawnable = ", ".join(f"{framework} {mode}" for (framework, mode), row in MODES.items() if row.spawnable)
+            problems.append(
+                f"launcher: received {self.launcher} with mode {self.mode} of {self.framework}; expected one of the modes {spawnable}"
+            )
+        if self.launcher == "spawn" and not cluster.simulated:
+            problems.append(
+                f"launcher: received spawn with engine {self.placement.engine}, whose nodes are machines of their own: a program "
+                "cannot start processes on others; expected torchrun"
+            )
+        if self.placement.ssh and is_own(self.workload.model):
+            problems.append(
+                "ssh: received with a model of your own, which is found from the current directory; run the printed commands in that "
+                "directory of each host instead"
+            )
         if self.isolate and self.placement.engine != "local":
             problems.append(f"isolate: received with engine {self.placement.engine}; expected engine local")
         if ENGINES[self.placement.engine].simulated != cluster.simulated:
@@ -331,11 +407,11 @@ class RunConfig(BaseModel):
             )
         if not self.exchange_gradients and not self.mode_row.exchange_separable:
             problems.append(f"mode {self.mode} of {self.framework} cannot train without its exchange of gradients")
-        parts = cluster.num_replicas * self.workload.accumulate
+        parts = self.num_replicas * self.workload.accumulate
         if batch % parts:
             each = f" in {self.workload.accumulate} micro-batches each" if self.workload.accumulate > 1 else ""
             problems.append(
-                f"global_batch_size: received {batch}, which does not divide evenly among {cluster.num_replicas} "
+                f"global_batch_size: received {batch}, which does not divide evenly among {self.num_replicas} "
                 f"replicas{each}; expected a multiple of {parts}"
             )
         elif self.workload.batchnorm == "local" and self.workload.batchnorm_values(batch // parts) == 1:
@@ -345,6 +421,44 @@ class RunConfig(BaseModel):
             )
         _raise(problems)
         return self
+
+    def _problems_of_stages(self) -> list[str]:
+        over_processes = self.mode_row.split == "over processes"
+        if self.pipeline_schedule and not over_processes:
+            return [
+                f"pipeline_schedule: received {self.pipeline_schedule} with {self.framework} {self.mode}; expected torch pipeline"
+            ]
+        if self.stages == 1 and over_processes:
+            return [f"stages: received 1 with mode {self.mode}; expected at least 2"]
+        if self.stages == 1:
+            return []
+        if self.mode_row.split is None:
+            splitting = ", ".join(f"{framework} {mode}" for (framework, mode), row in MODES.items() if row.split)
+            return [
+                f"stages: received {self.stages} with {self.framework} {self.mode}; expected 1, or one of the modes {splitting}"
+            ]
+        problems = []
+        if self.pipeline_schedule == "1f1b" and self.workload.accumulate < self.stages:
+            problems.append(
+                f"pipeline_schedule: received 1f1b with {self.workload.accumulate} micro-batches and {self.stages} stages; expected "
+                "as many micro-batches at least, or gpipe"
+            )
+        if is_own(self.workload.model):
+            problems.append(
+                f"stages: received {self.stages} with a model of your own; expected one of {', '.join(MODELS)}"
+            )
+            return problems
+        if self.cluster.devices_per_node % self.stages:
+            problems.append(
+                f"stages: received {self.stages} on nodes of {self.cluster.devices_per_node} devices; a replica has its devices "
+                f"on one node: expected a number that divides {self.cluster.devices_per_node}, or other --devices-per-node"
+            )
+        layers = len(model_of(self.workload.model).layers)
+        if self.stages > layers:
+            problems.append(
+                f"stages: received {self.stages}, but {self.workload.model} has {layers} layers to be split between"
+            )
+        return problems
 
     def save(self, path: Path) -> None:
         write_document(self, path)

@@ -66,8 +66,8 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
     gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
     yield from _gpus(gpus)
     if trials:
-        for framework, mode in MODES:
-            if framework in usable:
+        for (framework, mode), row in MODES.items():
+            if framework in usable and row.by_default:
                 yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
         if "torch" in usable:
             # Each pair by itself: two GPUs that cannot reach each other hang every run that has both.

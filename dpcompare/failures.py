@@ -16,6 +16,8 @@ from dpcompare.processes import SIGNALED
 from dpcompare.result import log_path, node_log_path
 
 LOG_LINES_SHOWN = 20
+AGENTS = {"torchrun": "the torchrun agent", "spawn": "the program that spawned the processes"}
+"""What the node processes are that start training processes."""
 FULL = 1 - 1e-3
 """Share of a disk in use from which on it counts as full."""
 
@@ -53,7 +55,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: Ended) -> str:
                 )
     parts += [reason for reason in ended.others if reason not in parts]
     parts += [f"what process {rank} told is damaged from some point on: its event file" for rank in tail.damaged]
-    steps = dict.fromkeys(range(config.num_processes), len(load_history(run_dir).losses))
+    steps = dict.fromkeys(range(config.num_trainers), len(load_history(run_dir).losses))
     for event in events:
         if event["kind"] == "train":
             steps[event["process_rank"]] = event["step"]
@@ -73,18 +75,18 @@ def _stalled(config: RunConfig, run_dir: Path, stall: Stall) -> str:
 
 def _killed_agents(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[str]:
     """An agent that a signal ended takes its training processes with it."""
-    if config.mode_row.launch == "torchrun":
+    if config.launch in AGENTS:
         for node, code in sorted(ended.nodes.items()):
             if code < 0:
                 yield (
-                    f"the torchrun agent of node {node} ended{_in_words(code)}, and its training processes with it: it was "
+                    f"{AGENTS[config.launch]} of node {node} ended{_in_words(code)}, and its training processes with it: it was "
                     f"killed, or crashed\n{end_of(node_log_path(run_dir, node))}"
                 )
 
 
 def _vanished(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[str]:
     """Training processes that ended without a last word, by themselves."""
-    has_agents = config.mode_row.launch == "torchrun"
+    has_agents = config.launch in AGENTS
     for rank in ended.vanished:
         node, local = divmod(rank, config.processes_per_node)
         code = ended.nodes.get(node, 0)

@@ -56,8 +56,12 @@ KNOBS: dict[str, Knob] = {
     # How it is trained.
     "global batch size": Knob(value=lambda r: r.global_batch_size, remedy="same --global-batch-size"),
     "batch per replica": Knob(value=lambda r: r.global_batch_size / r.num_replicas, remedy="same number of replicas"),
-    "replicas": Knob(value=lambda r: r.num_replicas, remedy="same --nodes times --devices-per-node"),
+    "replicas": Knob(value=lambda r: r.num_replicas, remedy="same --nodes times --devices-per-node, and --stages"),
     "micro-batches per step": Knob(value=_workload("accumulate"), remedy="same --accumulate"),
+    "updates": Knob(
+        value=lambda r: r.settings.get("updates", "synchronous") if r.settings else None,
+        remedy="modes that train synchronously; throughput alone may be compared with --subject updates",
+    ),
     "BatchNorm scope": Knob(value=_workload("batchnorm"), remedy="same --batchnorm"),
     "BatchNorm momentum": Knob(value=_workload("batchnorm_momentum"), remedy="same --batchnorm-momentum"),
     "BatchNorm epsilon": Knob(value=_setting("batchnorm_epsilon"), remedy="same release of dpcompare"),
@@ -83,6 +87,9 @@ KNOBS: dict[str, Knob] = {
     "emulation": Knob(value=lambda r: r.emulated, remedy="devices on which the mode runs by itself"),
     # On what, and how it is measured.
     "device type": Knob(value=lambda r: r.device_type, remedy="same --device"),
+    "devices": Knob(
+        value=lambda r: len(r.device_names), remedy="same number of devices: --nodes times --devices-per-node"
+    ),
     "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
@@ -99,6 +106,9 @@ KNOBS: dict[str, Knob] = {
     "engine": Knob(value=lambda r: r.config.get("placement", {}).get("engine", "local"), remedy="same --engine"),
     "link": Knob(value=lambda r: r.config.get("placement", {}).get("link") or "as it is", remedy="same --link"),
     # What the comparison is about: shown, and never a reason.
+    "stages": Knob(value=lambda r: r.config.get("stages", 1)),
+    "pipeline schedule": Knob(value=lambda r: r.config.get("pipeline_schedule") or "none"),
+    "launcher": Knob(value=lambda r: r.config.get("launcher") or "of the mode"),
     "framework": Knob(value=lambda r: r.framework),
     "mode": Knob(value=lambda r: r.mode),
     "nodes": Knob(value=lambda r: r.num_nodes),

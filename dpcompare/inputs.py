@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 from dpcompare.config import Inputs, RunConfig, Workload
@@ -13,6 +15,7 @@ from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
 from dpcompare.data.sources import BUILT_IN, find_images
 from dpcompare.data.store import FORMAT, Store, is_store, open_store
 from dpcompare.errors import RequestError
+from dpcompare.own import is_own, own_dataset, tensor_shapes
 from dpcompare.weights import classifier_of, load_source, prepare_weights
 
 
@@ -54,7 +57,10 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
             "steps only; expected steps of the run"
         )
     num_classes = len(store.manifest.classes)
-    weights = prepare_weights(workload, num_classes, source, cache_dir())
+    own_shapes = None
+    if is_own(workload.model):
+        own_shapes = tensor_shapes(workload.model, config.framework, config.python, workload.image_size, num_classes)
+    weights = prepare_weights(workload, num_classes, source, cache_dir(), own_shapes)
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
@@ -83,6 +89,8 @@ def num_training_images(config: RunConfig) -> int:
     name = config.workload.dataset
     if name in BUILT_IN:
         return len(BUILT_IN[name]().splits["train"][1])
+    if is_own(name):
+        return len(own_dataset(name).splits["train"][1])
     path = Path(name).expanduser()
     if is_store(path):
         return open_store(path.resolve()).manifest.splits["train"].count
@@ -90,6 +98,8 @@ def num_training_images(config: RunConfig) -> int:
 
 
 def _store(workload: Workload, progress: Progress | None) -> Store:
+    if is_own(workload.dataset):
+        return _own_store(workload.dataset, workload.image_size, progress)
     path = Path(workload.dataset).expanduser()
     if workload.dataset not in BUILT_IN and is_store(path):
         store = open_store(path.resolve(), verify=True)
@@ -108,6 +118,19 @@ def _store(workload: Workload, progress: Progress | None) -> Store:
         except RequestError:
             shutil.rmtree(cached)  # ours to make again: a damaged cache is no error of the user's
     return prepare(source, cached, workload.image_size, skip_corrupt=workload.skip_corrupt, progress=progress)
+
+
+@cache
+def _own_store(name: str, image_size: int, progress: Progress | None) -> Store:
+    """Prepared anew by every command, since nobody knows what a user's code gives, and kept by what it gave."""
+    folder = cache_dir() / "stores"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".own-") as temporary:
+        store = prepare(name, Path(temporary) / "store", image_size, progress=progress)
+        kept = folder / f"{name.replace(':', '.')}-{image_size}px-{store.manifest.sha256[:16]}"
+        if not is_store(kept):
+            store.path.replace(kept)
+    return open_store(kept, verify=True)
 
 
 def _store_key(workload: Workload, path: Path) -> str:

@@ -71,6 +71,11 @@ def neutral_layer_name(name: str) -> str:
     return f"blocks.{stage}.{index}.{layers.get(block[3], block[3])}"
 
 
+def tensor_name(variable: str) -> str:
+    """Keras's `gamma` is the neutral `weight`."""
+    return _TENSORS.get(variable, variable)
+
+
 def neutral_name(layer: str, variable: str) -> str:
     """Keras's `stem_bn` and `gamma` are the neutral `bn1.weight`."""
-    return f"{neutral_layer_name(layer)}.{_TENSORS.get(variable, variable)}"
+    return f"{neutral_layer_name(layer)}.{tensor_name(variable)}"

@@ -102,7 +102,8 @@ def launch(
         RequestError: they cannot have one.
     """
     node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
-    watch = _Watch(EventTail(run_dir, node_of), list(node_of), deadlines, observe)
+    trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
+    watch = _Watch(EventTail(run_dir, node_of), trainers, deadlines, observe)
     ended = Ended()
     kills_before = oom_kills()
     with ExitStack() as stack:
@@ -152,7 +153,7 @@ class _Watch:
                 self._pids.pop(rank, None)  # its node process has still to end, within the same limits
             elif event["kind"] == "train":
                 self._started.add(rank)
-            if rank in self._started:
+            if rank in self._started and rank in self._heard:
                 self._heard[rank] = time.monotonic()
             self._observe(event)
         vanished = [rank for rank in gone if rank in self._pids]

@@ -56,9 +56,10 @@ def train(
     split = store.split("train")
     num_steps = total_steps(workload, len(split))
     epoch_steps = steps_per_epoch(len(split), batch_size)
+    share, num_shares = backend.share
     place = {
-        "process_rank": backend.process_rank,
-        "num_processes": backend.num_processes,
+        "process_rank": share,
+        "num_processes": num_shares,
         "replicas_per_process": config.replicas_per_process,
     }
     first_step = _begin(backend)
@@ -89,6 +90,8 @@ def train(
         received = time.perf_counter()
         loss = backend.train_step(batches, rate)
         backend.synchronize()
+        if step % epoch_steps == 0 or step == num_steps:
+            backend.settle()
         end = time.perf_counter()
 
         measured = {

@@ -7,8 +7,9 @@ start from the same file.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +48,8 @@ class Model:
     """Pixels per position of the smallest feature map that is batch-normalised; None without BatchNorm."""
     shapes: Callable[[int, int], dict[str, Shape]]
     """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
+    layers: tuple[tuple[str, ...], ...]
+    """What it can be cut between: by the prefixes of the names of their tensors, in the order of the layers."""
     drops: tuple[Drop, ...] = ()
     """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
     published: str | None = None
@@ -141,6 +144,14 @@ def _efficientnet(width: float, depth: float, num_classes: int) -> Iterator[tupl
     yield from _biased("classifier", (num_classes, head))
 
 
+def _efficientnet_layers(depth: float) -> Iterator[tuple[str, ...]]:
+    yield "conv_stem", "bn1"
+    for i, stage in enumerate(B0_STAGES):
+        yield from ((f"blocks.{i}.{j}",) for j in range(math.ceil(stage.repeats * depth)))
+    yield "conv_head", "bn2"
+    yield ("classifier",)
+
+
 def _efficientnet_drops(width: float, depth: float, dropout_rate: float) -> Iterator[Drop]:
     """Stochastic depth in every block with a residual, and dropout before the classifier.
 
@@ -188,6 +199,7 @@ def _efficientnet_row(scale: str) -> Model:
         min_image_size=32,
         batchnorm_stride=32,
         shapes=lambda image_size, num_classes: dict(_efficientnet(width, depth, num_classes)),
+        layers=tuple(_efficientnet_layers(depth)),
         drops=tuple(_efficientnet_drops(width, depth, dropout_rate)),
         # Trained on ImageNet-1k alone, with these pixel statistics, and there for B0 to B7. Keras's own files come from
         # other checkpoints and are never mixed with these.
@@ -197,11 +209,16 @@ def _efficientnet_row(scale: str) -> Model:
 
 MODELS: dict[str, Model] = {
     **{f"efficientnet-{scale}": _efficientnet_row(scale) for scale in EFFICIENTNET_SCALES},
-    "toy-cnn": Model(min_image_size=32, shapes=lambda size, classes: dict(_toy_cnn(size, classes))),
+    "toy-cnn": Model(
+        min_image_size=32,
+        shapes=lambda size, classes: dict(_toy_cnn(size, classes)),
+        layers=(("conv1",), ("conv2",), ("fc1",), ("fc2",), ("fc3",)),
+    ),
     "toy-bn": Model(
         min_image_size=4,
         batchnorm_stride=4,
         shapes=lambda size, classes: dict(_toy_bn(classes)),
+        layers=(("conv_stem", "bn1"), ("conv_dw", "bn2"), ("conv_pwl", "bn3"), ("classifier",)),
         drops=(
             Drop(name="drop_path", kind="stochastic depth", rate=0.2),
             Drop(name="dropout", kind="dropout", rate=0.25, features=8),
@@ -210,9 +227,29 @@ MODELS: dict[str, Model] = {
     "mlp": Model(
         min_image_size=1,
         shapes=lambda size, classes: dict(_mlp(size, classes)),
+        layers=(("fc1",), ("fc2",)),
         drops=(Drop(name="dropout", kind="dropout", rate=0.5, features=512),),
     ),
 }
+
+
+OWN = Model(min_image_size=1, shapes=lambda size, classes: {}, layers=())
+"""Of a model of a user's own, of which nothing is known but what `dpcompare.own` is told of it."""
+
+
+def model_of(name: str) -> Model:
+    return MODELS.get(name, OWN)
+
+
+def own_weights(shapes: Mapping[str, Shape], seed: int) -> Weights:
+    """As `initial_weights`, but whatever the order of the tensors, which may be another in another framework."""
+    weights = {}
+    for name, shape in shapes.items():
+        entropy = [seed, 0, *hashlib.sha256(name.encode()).digest()]
+        weights[name] = _initial_value(
+            name, shape, np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        )
+    return weights
 
 
 def initial_weights(model: str, image_size: int, num_classes: int, seed: int) -> Weights:

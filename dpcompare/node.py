@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import dpcompare
-from dpcompare.backends import FRAMEWORKS, require_compiler, require_framework
+from dpcompare.backends import FRAMEWORKS, require_compiler, require_mode
 from dpcompare.cluster import available_cores, installed_gpus, visible_gpus
 from dpcompare.config import RunConfig
 from dpcompare.engines import load_engine
@@ -97,7 +97,7 @@ def take_part(
 def _train(
     config: RunConfig, room: Room, run_dir: Path, rank: int, host: str, address: str, tell: Callable[[str], None]
 ) -> Ended:
-    require_framework(config.framework, config.python)
+    require_mode(config.framework, config.mode, config.python)
     require_compiler(config.tuning)
     _require_inputs(config, rank, host)
     config = _on_this_machine(config, rank, host)

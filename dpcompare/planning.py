@@ -48,6 +48,8 @@ class TrainingProcess(BaseModel):
     process_rank: int
     local_rank: int
     devices: tuple[str, ...]
+    trains: bool = True
+    """Whether it runs the loop, or serves those that do."""
 
 
 class NodeProcess(BaseModel):
@@ -64,7 +66,7 @@ class NodeProcess(BaseModel):
 
 def num_ports(config: RunConfig) -> int:
     """How many free ports `plan` needs for this config."""
-    return {"plain": 0, "torchrun": 1, "tf_config": config.cluster.num_nodes}[config.mode_row.launch]
+    return {"plain": 0, "torchrun": 1, "spawn": 1, "tf_config": config.cluster.num_nodes}[config.launch]
 
 
 class Endpoints(NamedTuple):
@@ -87,7 +89,7 @@ def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodePro
         run_dir: where the processes find config.json and leave their results.
         endpoints: with `num_ports(config)` ports that are free.
     """
-    start = _STARTERS[config.mode_row.launch]
+    start = _STARTERS[config.launch]
     node_processes = []
     for node in config.cluster.nodes:
         argv, env = start(config, node, str(run_dir), endpoints)
@@ -103,12 +105,13 @@ def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodePro
 
 
 def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess, ...]:
-    share = config.replicas_per_process
+    share = config.devices_per_process
     return tuple(
         TrainingProcess(
             process_rank=node.rank * config.processes_per_node + local_rank,
             local_rank=local_rank,
             devices=node.devices[local_rank * share : (local_rank + 1) * share],
+            trains=node.rank * config.processes_per_node + local_rank < config.num_trainers,
         )
         for local_rank in range(config.processes_per_node)
     )
@@ -150,31 +153,48 @@ def _torchrun(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints)
     """A torchrun agent; static rendezvous keeps the order of the nodes (c10d takes the order of arrival)."""
     agent = [
         *(config.python, "-m", "dpcompare.backends.torch.agent"),
-        *("--nnodes", str(config.cluster.num_nodes), "--node-rank", str(node.rank)),
-        *("--nproc-per-node", str(config.processes_per_node)),
-        *("--master-addr", endpoints.address(0), "--master-port", str(endpoints.ports[0])),
-        *("--local-addr", endpoints.address(node.rank)),
+        *_world(config, endpoints),
+        *("--node-rank", str(node.rank), "--local-addr", endpoints.address(node.rank)),
         # Each training process writes its own log; left out, an empty folder of the agent's stays below /tmp.
         *("--max-restarts", "0", "--log-dir", os.devnull),
     ]
-    # All simulated nodes are this machine, whatever its host name resolves to. Where they are not, each knows its interfaces.
-    interface = {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
-    return [*agent, *_worker_argv(node, run_dir)], interface
+    return [*agent, *_worker_argv(node, run_dir)], _interface(endpoints)
+
+
+def _spawn(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+    """A program that starts its training processes itself."""
+    program = [config.python, "-m", "dpcompare.backends.torch.spawn", *_world(config, endpoints)]
+    return [*program, run_dir, "--node-rank", str(node.rank)], _interface(endpoints)
+
+
+def _world(config: RunConfig, endpoints: Endpoints) -> list[str]:
+    return [
+        *("--nnodes", str(config.cluster.num_nodes), "--nproc-per-node", str(config.processes_per_node)),
+        *("--master-addr", endpoints.address(0), "--master-port", str(endpoints.ports[0])),
+    ]
+
+
+def _interface(endpoints: Endpoints) -> dict[str, str]:
+    """All simulated nodes are this machine, whatever its host name resolves to. Where they are not, each knows its own."""
+    return {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
-    """One TensorFlow worker per node, each with a port of its own since nodes may share a machine."""
-    workers = [f"{endpoints.address(rank)}:{port}" for rank, port in enumerate(endpoints.ports)]
-    content = {
-        "cluster": {"worker": workers},
-        "task": {"type": "worker", "index": node.rank},
-    }
+    """One TensorFlow task per node, each with a port of its own since nodes may share a machine; workers, but for `roles`."""
+    roles = config.mode_row.roles
+    tasks: dict[str, list[str]] = {}
+    for rank, port in enumerate(endpoints.ports):
+        tasks.setdefault(roles[rank] if rank < len(roles) else "worker", []).append(f"{endpoints.address(rank)}:{port}")
+    own = roles[node.rank] if node.rank < len(roles) else "worker"
+    index = tasks[own].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
+    content = {"cluster": tasks, "task": {"type": own, "index": index}}
     return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)}
 
 
 _STARTERS: dict[str, Callable[[RunConfig, Node, str, Endpoints], Start]] = {
     "plain": _plain,
     "torchrun": _torchrun,
+    "spawn": _spawn,
     "tf_config": _tf_config,
 }
 

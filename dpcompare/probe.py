@@ -15,6 +15,7 @@ from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Store
 from dpcompare.events import EventLog
+from dpcompare.own import is_own
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -30,12 +31,14 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     initial = backend.state()
     split = store.split("train")
     workload = backend.workload
-    reader = BatchReader.for_training(
-        workload, split, process_rank=backend.process_rank, num_processes=backend.num_processes
-    )
+    share, num_shares = backend.share
+    reader = BatchReader.for_training(workload, split, process_rank=share, num_processes=num_shares)
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (first,) = backend.feed(reader.read(order))
     arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}
+    if is_own(workload.model):
+        activations = backend.activations(first)
+        arrays |= {f"activation.{number:04d}.{name}": array for number, (name, array) in enumerate(activations.items())}
     arrays["evaluation_logits"] = backend.logits(first, training=False)
     arrays["training_logits"] = backend.logits(first, training=True)
     backend.load_state(initial)  # the forward pass in training mode has moved BatchNorm's statistics
@@ -64,5 +67,5 @@ def path(run_dir: Path, process_rank: int) -> Path:
 def load(run_dir: Path, num_processes: int) -> Arrays:
     """The arrays of all processes of a probe; rows in the order of the global batch."""
     parts = [load_file(path(run_dir, rank)) for rank in range(num_processes)]
-    rows = [name for name in parts[0] if name.startswith("rows.") or name.endswith("_logits")]
+    rows = [name for name in parts[0] if name.startswith(("rows.", "activation.")) or name.endswith("_logits")]
     return parts[0] | {name: np.concatenate([part[name] for part in parts]) for name in rows}

@@ -221,6 +221,10 @@ class RunResult(BaseModel):
         return config
 
     @property
+    def devices_per_node(self) -> int:
+        return len(self.config["cluster"]["nodes"][0]["devices"])
+
+    @property
     def differing_versions(self) -> dict[str, list[str]]:
         """Package -> its version on every node, of those that are not the same on all."""
         packages = dict.fromkeys(package for node in self.nodes for package in node.versions)
@@ -288,7 +292,7 @@ def collect(
     by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.num_processes)}
     for event in events:
         by_rank[event["process_rank"]].append(event)
-    processes = [Measurements(of_process) for of_process in by_rank.values()]
+    processes = [Measurements(by_rank[rank]) for rank in range(config.num_trainers)]
     records = [
         ProcessRecord.model_validate_json(path.read_text())
         for rank in by_rank
@@ -305,7 +309,7 @@ def collect(
         mode=config.mode,
         num_nodes=cluster.num_nodes,
         num_processes=config.num_processes,
-        num_replicas=cluster.num_replicas,
+        num_replicas=config.num_replicas,
         device_type=cluster.device_type,
         device_names=[name for record in records for name in record.device_names],
         emulated=config.emulated,
@@ -398,14 +402,23 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
     if steps_made <= warmup_steps:
         return figures
     measured = slice(warmup_steps, steps_made)
-    slowest = max(processes, key=lambda process: sum(process.series["step_seconds"][measured]))
-    seconds = slowest.series["step_seconds"][measured]
+
+    def seconds_of(process: Measurements) -> list[float]:
+        steps = process.series["step_seconds"][measured]
+        if not config.mode_row.roles:
+            return steps
+        # Asynchronous steps return before they are made: what they take is waited for between them, where losses are read.
+        return [sum(pair) for pair in zip(steps, process.series["other_seconds"][measured], strict=True)]
+
+    slowest = max(processes, key=lambda process: sum(seconds_of(process)))
+    seconds = seconds_of(slowest)
     images = sum(slowest.series["global_counts"][measured])
     # On the CPU the first process reads the packages of the machine, for all.
     metered = (
         processes if config.cluster.device_type == "gpu" else [processes[rank] for rank in config.first_of_machines]
     )
-    if all(len(process.series["joules"]) == len(process.series["step_seconds"]) for process in metered):
+    everything = config.num_trainers == config.num_processes or config.cluster.simulated
+    if everything and all(len(process.series["joules"]) == len(process.series["step_seconds"]) for process in metered):
         figures["joules_per_image"] = sum(sum(process.series["joules"][measured]) for process in metered) / images
     return figures | {
         "images_per_second": images / sum(seconds),
@@ -425,7 +438,7 @@ def _contradiction(
     """What shows that a run which seemed to complete did not do what was asked."""
     if len(records) != config.num_processes:
         return f"{config.num_processes} processes were planned, {len(records)} left a record"
-    if len({record.sample_order_sha256 for record in records}) != 1:
+    if len({record.sample_order_sha256 for record in records[: config.num_trainers]}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"

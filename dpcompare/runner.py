@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dpcompare.attempts import close_attempt, load_history, result_so_far
-from dpcompare.backends import require_compiler, require_framework
+from dpcompare.backends import require_compiler, require_mode
 from dpcompare.checkpoint import newest_checkpoint, training_id
 from dpcompare.cluster import installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.config import RunConfig
@@ -209,7 +209,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
 
 
 def _require_machine(config: RunConfig) -> None:
-    require_framework(config.framework, config.python)
+    require_mode(config.framework, config.mode, config.python)
     require_compiler(config.tuning)
     if config.placement.engine != "local":
         load_engine(config.placement.engine).check(config)

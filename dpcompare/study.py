@@ -53,7 +53,7 @@ class Arm(BaseModel):
 def ablated(arm: Arm) -> Arm | None:
     """The same arm without the exchange of gradients; None where there is none to leave out."""
     config = arm.config
-    if config.cluster.num_replicas == 1 or not config.mode_row.exchange_separable:
+    if config.num_replicas == 1 or not config.mode_row.exchange_separable:
         return None
     without = config.model_copy(update={"exchange_gradients": False})
     return Arm(name=f"{arm.name} without exchange", config=without, ablation_of=arm.name)

@@ -7,20 +7,29 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from dpcompare import probe
-from dpcompare.backends import MODES
+from dpcompare.backends import MODES, require_mode
 from dpcompare.cluster import Cluster
-from dpcompare.comparison import EACH_ALONE, Arm, Difference, Side, differences, loss_difference
+from dpcompare.comparison import (
+    EACH_ALONE,
+    Arm,
+    Difference,
+    Side,
+    differences,
+    first_layer_that_differs,
+    loss_difference,
+)
 from dpcompare.config import RunConfig, Workload, request
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.errors import RequestError, RunFailedError, did_you_mean
 from dpcompare.inputs import prepare_inputs
-from dpcompare.models import MODELS
+from dpcompare.models import model_of
+from dpcompare.own import is_own
 from dpcompare.runner import run
 
 # What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
@@ -94,21 +103,55 @@ class Group:
         return f"{self.workload.model}, {self.workload.optimizer}{regularized}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A mode run in another way, which must compute the same."""
+
+    mode: str
+    stages: int = 1
+    launcher: Literal["torchrun", "spawn"] | None = None
+
+
+VARIANTS = {"ddp-spawn": Variant(mode="ddp", launcher="spawn"), "ddp-stages": Variant(mode="ddp", stages=2)}
+"""What `verify --modes` knows beside the modes themselves."""
+
+
+def known_modes(model: str) -> list[str]:
+    """All that can be verified with a model; one of the user's own cannot be split."""
+    whole = is_own(model)
+    modes = [
+        mode
+        for (_, mode), row in MODES.items()
+        if not row.unverifiable and not (whole and row.split == "over processes")
+    ]
+    return [*dict.fromkeys(modes), *(name for name, variant in VARIANTS.items() if not (whole and variant.stages > 1))]
+
+
 def usable_arms(frameworks: Sequence[str], modes: Sequence[str], num_replicas: int) -> tuple[Arm, ...]:
     """The chosen modes that can have this many replicas; several nodes where a mode can have them."""
     arms = []
     for (framework, mode), row in MODES.items():
-        if framework not in frameworks or mode not in modes or row.multi_device != (num_replicas > 1):
-            continue
-        num_nodes = 2 if row.multi_node and num_replicas % 2 == 0 else 1
-        arms.append(
-            Arm(
-                framework=framework,
-                mode=mode,
-                num_nodes=num_nodes,
-                devices_per_node=num_replicas // num_nodes,
+        plain = Variant(mode=mode, stages=2 if row.split == "over processes" else 1)
+        for name, variant in {mode: plain, **VARIANTS}.items():
+            if framework not in frameworks or name not in modes or variant.mode != mode:
+                continue
+            if row.roles:  # asynchronous: one worker alone computes what others do
+                if num_replicas == 1:
+                    arms.append(Arm(framework=framework, mode=mode, num_nodes=len(row.roles) + 1, devices_per_node=1))
+                continue
+            if variant.stages == 1 and row.multi_device != (num_replicas > 1):
+                continue
+            num_nodes = 2 if row.multi_node and variant.launcher is None and num_replicas % 2 == 0 else 1
+            arms.append(
+                Arm(
+                    framework=framework,
+                    mode=mode,
+                    num_nodes=num_nodes,
+                    devices_per_node=num_replicas // num_nodes * variant.stages,
+                    stages=variant.stages,
+                    launcher=variant.launcher,
+                )
             )
-        )
     return tuple(arms)
 
 
@@ -128,7 +171,7 @@ def plan_groups(
     Raises:
         RequestError: an unknown mode, or a number of replicas that the batches do not divide by.
     """
-    known = sorted({mode for _, mode in MODES})
+    known = [*dict.fromkeys(mode for _, mode in MODES), *VARIANTS]
     for mode in modes:
         if mode not in known:
             raise RequestError(
@@ -142,6 +185,11 @@ def plan_groups(
             f"--replicas: received {', '.join(map(str, bad))}, but the batch of {batch} images must divide among the replicas "
             f"with at least 2 each; expected some of {', '.join(str(n) for n in range(1, batch // 2 + 1) if batch % (2 * n) == 0)}"
         )
+    reasons = [f"{mode}: {row.unverifiable}" for (_, mode), row in MODES.items() if mode in modes and row.unverifiable]
+    if reasons:
+        raise RequestError(
+            f"--modes: received what cannot be verified: {'; '.join(reasons)}; expected modes without these"
+        )
     groups = []
     for precision in precisions:
         for count in replicas:
@@ -154,7 +202,7 @@ def plan_groups(
                 groups.append(Group(workload=_workload(chosen, optimizer, precision, batch, quick=quick), arms=arms))
             if precision == "float64":
                 regularized = chosen if count == 1 and not (quick and model in _BIG) else "toy-bn"
-                if MODELS[regularized].drops:
+                if model_of(regularized).drops:
                     workload = _workload(regularized, "adam", precision, batch, quick=quick, regularization="shared")
                     groups.append(Group(workload=workload, arms=arms))
         if precision == "float64" or not quick:
@@ -204,7 +252,8 @@ def _accumulation(
     """One batch, the same in 2 micro-batches, and on 2 replicas, with a model without BatchNorm."""
     workload = _workload("mlp", "sgd", precision, batch, quick=False)
     singles = usable_arms(frameworks, modes, 1)
-    in_parts = tuple(replace(arm, accumulate=2) for arm in singles)
+    accumulating = [arm for arm in singles if "accumulate" not in MODES[arm.framework, arm.mode].only]
+    in_parts = tuple(replace(arm, accumulate=2) for arm in accumulating)
     several = usable_arms(frameworks, modes, 2) if 2 in replicas else ()
     return Group(workload=workload, arms=(*singles, *in_parts, *several), kind="accumulation")
 
@@ -300,21 +349,26 @@ def compare_sides(group: Group, sides: Sequence[Side], floor: dict[str, float]) 
 def config_of(arm: Arm, workload: Workload, device: str, interpreters: dict[str, str]) -> RunConfig:
     """The run of one arm."""
     chosen: dict[str, Any] = {"python": interpreters[arm.framework]} if arm.framework in interpreters else {}
-    return RunConfig(
+    config: RunConfig = request(
+        RunConfig,
         framework=arm.framework,
         mode=arm.mode,
         workload=workload.model_copy(update={"accumulate": arm.accumulate}),
         cluster=Cluster.partition(arm.num_nodes, arm.devices_per_node, device=device),  # type: ignore[arg-type]
         task="probe",
+        stages=arm.stages,
+        launcher=arm.launcher,
         **chosen,
     )
+    require_mode(config.framework, config.mode, config.python)
+    return config
 
 
 def run_side(arm: Arm, config: RunConfig, run_dir: Path) -> Side:
     """Run one arm and gather what it left."""
     config = prepare_inputs(config)
     result = run(config, run_dir)
-    return Side(arm=arm, config=config, result=result, arrays=probe.load(run_dir, config.num_processes))
+    return Side(arm=arm, config=config, result=result, arrays=probe.load(run_dir, config.num_trainers))
 
 
 def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], None]) -> dict[str, float]:
@@ -356,4 +410,5 @@ def _compared(name: str, group: Group, sides: Sequence[Side], difference: Differ
         precision=group.workload.precision,
         measured=value,
         tolerance=tolerance,
+        detail="" if value <= tolerance or name in EACH_ALONE else first_layer_that_differs(reference, worst),
     )

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -24,7 +24,7 @@ from dpcompare import keras_layout
 from dpcompare.config import Workload
 from dpcompare.errors import RequestError
 from dpcompare.keras_layout import BATCH_NORM_VARIABLES, neutral_name
-from dpcompare.models import INITIALIZATION, MODELS, Shape, Weights, initial_weights
+from dpcompare.models import INITIALIZATION, MODELS, Shape, Weights, initial_weights, own_weights
 
 HUB = "https://huggingface.co"
 """Where timm publishes; HF_ENDPOINT, as everywhere in its field, names a mirror."""
@@ -97,19 +97,39 @@ def read_source(content: bytes, name: str) -> Source:
     return Source(name=name, sha256=hashlib.sha256(content).hexdigest(), tensors=tensors)
 
 
-def prepare_weights(workload: Workload, num_classes: int, source: Source | None, cache: Path) -> Path:
+def prepare_weights(
+    workload: Workload,
+    num_classes: int,
+    source: Source | None,
+    cache: Path,
+    own_shapes: Mapping[str, Shape] | None = None,
+) -> Path:
     """The file of initial weights of a workload, made now unless the cache has it.
+
+    Args:
+        workload: whose model it is.
+        num_classes: of its dataset.
+        source: the file to take weights from, if any.
+        cache: where it is kept.
+        own_shapes: of the tensors of a model of the user's own.
 
     Raises:
         RequestError: the source's weights are not those of the model.
     """
     shape = f"{workload.image_size}px-{num_classes}classes"
     origin = "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
-    name = f"{workload.model}-{shape}-seed{workload.seed}-v{INITIALIZATION}{origin}.safetensors"
+    model = workload.model
+    if own_shapes is not None:
+        described = json.dumps(sorted(own_shapes.items()))
+        model = f"{model.replace(':', '.')}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
+    name = f"{model}-{shape}-seed{workload.seed}-v{INITIALIZATION}{origin}.safetensors"
     path = cache / "weights" / name
     if path.is_file():
         return path
-    weights = initial_weights(workload.model, workload.image_size, num_classes, workload.seed)
+    if own_shapes is not None:
+        weights = own_weights(own_shapes, workload.seed)
+    else:
+        weights = initial_weights(workload.model, workload.image_size, num_classes, workload.seed)
     classifier = "drawn"
     if source is not None:
         weights, classifier = fit(source, weights, workload.model)

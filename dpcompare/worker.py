@@ -20,6 +20,7 @@ import threading
 import time
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 import PIL
 
@@ -30,8 +31,10 @@ from dpcompare.backends.base import Backend
 from dpcompare.config import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.energy import meter_of
-from dpcompare.events import EventLog
+from dpcompare.events import LAST_EVENTS, EventLog, EventTail
 from dpcompare.result import CONFIG_FILE, TRACES_DIR, ProcessRecord, log_path
+
+SECONDS_BETWEEN_LOOKS = 0.2
 
 
 def main() -> None:
@@ -39,10 +42,15 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--node-rank", type=int, required=True)
     arguments = parser.parse_args()
+    work(arguments.run_dir, arguments.node_rank)
+
+
+def work(run_dir: Path, node_rank: int) -> NoReturn:
+    """Be the training process of a node whose local rank the environment says; this ends the process."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
-    _write_output_to(log_path(arguments.run_dir, arguments.node_rank, local_rank))
+    _write_output_to(log_path(run_dir, node_rank, local_rank))
     faulthandler.enable(all_threads=False)  # tells where it was, if it crashes in native code
-    status = _work(arguments.run_dir, arguments.node_rank, local_rank)
+    status = _work(run_dir, node_rank, local_rank)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit(): TensorFlow's shutdown of a worker hung for up to 98 seconds after its work was done.
@@ -63,7 +71,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     devices = config.cluster.nodes[node_rank].devices
     if config.cluster.device_type == "gpu" and not config.cluster.simulated:
         devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))  # which they are, the machine itself has said
-    share = config.replicas_per_process
+    share = config.devices_per_process
     own_devices = devices[local_rank * share : (local_rank + 1) * share]
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
@@ -82,7 +90,9 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         _check_against_plan(backend, config, process_rank)
         assert config.inputs is not None
         store = open_store(config.inputs.store)
-        if config.task == "probe":
+        if backend.serves:
+            order_sha256 = _serve(events, run_dir)
+        elif config.task == "probe":
             order_sha256 = probe.run(backend, store, events, run_dir)
         else:
             order_sha256 = loop.train(
@@ -110,6 +120,15 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     return 0
 
 
+def _serve(events: EventLog, run_dir: Path) -> str:
+    """Be there until the first process, which trains, has ended."""
+    events.append("alive", time=time.time())
+    tail = EventTail(run_dir, [0])
+    while not any(event["kind"] in LAST_EVENTS for event in tail.new_events()):
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return ""
+
+
 def _say_when_stopped(events: EventLog) -> None:
     """Wait for SIGTERM, which the parent sends when another process has failed, and end.
 
@@ -124,7 +143,7 @@ def _say_when_stopped(events: EventLog) -> None:
 def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) -> None:
     """The framework must see the devices that were planned, before anything is measured."""
     seen = (backend.process_rank, backend.num_processes, backend.num_replicas)
-    planned = (process_rank, config.num_processes, config.cluster.num_replicas)
+    planned = (process_rank, config.num_processes, config.num_replicas)
     if seen != planned:
         raise RuntimeError(
             f"{config.framework} {config.mode} sees (process_rank, num_processes, num_replicas) = {seen}, the plan "

@@ -1,8 +1,9 @@
 """What the input costs: preparing a store, and reading batches from it, against the frameworks' loaders over JPEG files.
 
-    python -m scripts.benchmark_input PHOTOS [--image-size 64 ...] [--rounds 5] [--write FILE]
+    python -m scripts.benchmark_input PHOTOS [--image-size 64 ...] [--enlarge 1 ...] [--rounds 5] [--write FILE]
 
-PHOTOS is a folder of images, one folder per class. Everything runs on one core, in a process of its own, and in every round
+PHOTOS is a folder of images, one folder per class; with `--enlarge` so many times as wide and high, since the photographs of
+public datasets are often smaller than a camera's. Everything runs on one core, in a process of its own, and in every round
 each contestant runs once; images per second, the median over the rounds and the range.
 """
 
@@ -17,7 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import median
 
@@ -30,7 +31,7 @@ from dpcompare.data.order import training_batches
 from dpcompare.data.prepare import prepare
 from dpcompare.data.sources import find_images
 from dpcompare.data.store import open_store
-from scripts.sections import write_section
+from scripts.sections import commit, write_section
 
 BATCH = 32
 NUM_BATCHES = 40
@@ -39,7 +40,7 @@ NUM_PREPARED = 600
 
 def photos(folder: Path, count: int) -> list[Path]:
     """The first images of the training split."""
-    return [path for path, _ in find_images(folder).splits["train"][:count]]
+    return [path for path, _ in islice(find_images(folder).splits["train"], count)]
 
 
 def linked(folder: Path, temporary: Path) -> Path:
@@ -51,6 +52,19 @@ def linked(folder: Path, temporary: Path) -> Path:
     return temporary / "photos"
 
 
+def enlarged(folder: Path, factor: int, temporary: Path) -> Path:
+    """A folder with the photographs that are prepared, so many times as wide and high, in two classes."""
+    for number, path in enumerate(photos(folder, NUM_PREPARED)):
+        target = temporary / "enlarged" / f"class-{number % 2}" / f"{number}.jpg"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            larger = image.convert("RGB").resize(
+                (image.width * factor, image.height * factor), Image.Resampling.BICUBIC
+            )
+            larger.save(target, quality=90)
+    return temporary / "enlarged"
+
+
 def prepare_ours(folder: Path, size: int) -> float:
     with tempfile.TemporaryDirectory() as temporary:
         source = linked(folder, Path(temporary))
@@ -60,12 +74,16 @@ def prepare_ours(folder: Path, size: int) -> float:
 
 
 def prepare_pillow(folder: Path, size: int) -> float:
-    """The loop that everybody writes."""
+    """The loop that everybody writes, and the file that it is written for."""
+    paths = photos(folder, NUM_PREPARED)
     begin = time.perf_counter()
-    for path in photos(folder, NUM_PREPARED):
+    pixels = []
+    for path in paths:
         with Image.open(path) as image:
-            np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC))
-    return len(photos(folder, NUM_PREPARED)) / (time.perf_counter() - begin)
+            pixels.append(np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)))
+    with tempfile.TemporaryFile() as file:
+        np.save(file, np.stack(pixels))
+    return len(paths) / (time.perf_counter() - begin)
 
 
 def read_ours(folder: Path, size: int, augment: tuple[str, ...] = ()) -> float:
@@ -119,7 +137,7 @@ def _speed(batches: Iterator[object]) -> float:
 
 OVER_FILES = {
     "prepare a store": prepare_ours,
-    "a plain Pillow loop": prepare_pillow,
+    "a plain loop of Pillow and np.save": prepare_pillow,
     "torch DataLoader over files": read_torch,
     "tf.data over files": read_tensorflow,
 }
@@ -145,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
     parser.add_argument("--image-size", type=int, action="append")
+    parser.add_argument("--enlarge", type=int, action="append", help="so many times as wide and high; default: 1 and 6")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=[*OVER_FILES, *OVER_STORE], help="one contestant, once, in this process")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
@@ -152,18 +171,27 @@ def main() -> None:
     if arguments.only:
         print(json.dumps((OVER_FILES | OVER_STORE)[arguments.only](arguments.photos, arguments.image_size[0])))
         return
-    lines = ["| image size | what, on one core | images/s | range |", "|--:|---|--:|--:|"]
-    for size in arguments.image_size or [64, 128, 260]:
+    lines = [
+        f"`python -m scripts.benchmark_input PHOTOS {' '.join(sys.argv[2:])}` at {commit()}, {arguments.rounds} rounds:",
+        "",
+        "| photographs | image size | what, on one core | images/s | range |",
+        "|---|--:|---|--:|--:|",
+    ]
+    for factor, size in product(arguments.enlarge or [1, 6], arguments.image_size or [64, 128, 260]):
         found = defaultdict(list)
         with tempfile.TemporaryDirectory() as temporary:
             store = prepare(linked(arguments.photos, Path(temporary)), Path(temporary) / "store", size).path
+            files = arguments.photos if factor == 1 else enlarged(arguments.photos, factor, Path(temporary))
+            with Image.open(photos(files, 1)[0]) as image:
+                pixels = f"{image.width} x {image.height}"
             for _ in range(arguments.rounds):
                 for name in OVER_FILES:
-                    found[name].append(in_a_process(name, arguments.photos, size))
-                for name in OVER_STORE:
+                    found[name].append(in_a_process(name, files, size))
+                for name in OVER_STORE if factor == 1 else ():
                     found[name].append(in_a_process(name, store, size))
         for name, speeds in found.items():
-            lines.append(f"| {size} | {name} | {median(speeds):,.0f} | {min(speeds):,.0f} to {max(speeds):,.0f} |")
+            speed = f"{median(speeds):,.0f} | {min(speeds):,.0f} to {max(speeds):,.0f}"
+            lines.append(f"| {pixels} | {size} | {name} | {speed} |")
             print(lines[-1], file=sys.stderr)
     print("\n".join(lines))
     if arguments.write:

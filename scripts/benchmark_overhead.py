@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dpcompare.backends import MODES
+from dpcompare.backends import MODES, modes_by_default
 from dpcompare.launcher import free_ports
 from dpcompare.planning import INHERITED_TO_DROP, KEPT_MEMORY
 from scripts.sections import commit, write_section
@@ -192,7 +192,7 @@ def main() -> None:
     arguments = parser.parse_args()
     options = ["--model", arguments.model, "--image-size", str(arguments.image_size), "--global-batch-size", "32"]
     options += ["--steps", str(arguments.steps), "--warmup-steps", str(arguments.warmup_steps)]
-    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else list(MODES)
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
     lines = [
         f"`python -m scripts.benchmark_overhead {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
         "",

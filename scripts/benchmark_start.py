@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.backends import MODES
+from dpcompare.backends import MODES, modes_by_default
 from dpcompare.launcher import free_ports
 from dpcompare.planning import INHERITED_TO_DROP, Endpoints, num_ports, plan
 from dpcompare.result import RunResult
@@ -103,7 +103,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
-    modes = [(mode.split(":")[0], mode.split(":")[1]) for mode in arguments.mode] if arguments.mode else list(MODES)
+    modes = (
+        [(mode.split(":")[0], mode.split(":")[1]) for mode in arguments.mode] if arguments.mode else modes_by_default()
+    )
     helped = [seconds_of([sys.executable, "-m", "dpcompare", "--help"]) for _ in range(2 * arguments.rounds)]
     nothing = [seconds_of([sys.executable, "-c", ""]) for _ in range(2 * arguments.rounds)]
     lines = [

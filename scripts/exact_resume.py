@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dpcompare.backends import MODES
+from dpcompare.backends import modes_by_default
 from dpcompare.checkpoint import checkpoint_paths, decode
 from scripts.fault_kinds import before_a_step
 from scripts.injection import write_sitecustomize
@@ -167,7 +167,7 @@ def main() -> None:
         return
     steps = range(1, arguments.steps)
     chain = [1 + number * arguments.steps // arguments.chain for number in range(arguments.chain)]
-    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else list(MODES)
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
     lines = [
         f"| mode, killed after step | {' | '.join(map(str, steps))} | chain of {len(chain)} | sha256 |",
         f"|---|{'--|' * len(steps)}--|---|",

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpcompare.backends import MODES
+from dpcompare.backends import modes_by_default
 from scripts.fault_kinds import FAULTS
 from scripts.sections import commit, write_section
 from scripts.trials import go_on, trial_of
@@ -93,7 +93,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in the background of a shell
         signal.signal(number, signal.default_int_handler)
     generator = random.Random(arguments.seed)
-    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else list(MODES)
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
     cells = [
         (name, framework, mode)
         for name in arguments.fault or FAULTS

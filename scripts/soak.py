@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, resume, run
-from dpcompare.backends import MODES
+from dpcompare.backends import MODES, modes_by_default
 from dpcompare.checkpoint import checkpoint_paths, load_checkpoint, training_id
 from dpcompare.events import Event, read_events
 from dpcompare.processes import is_alive
@@ -149,7 +149,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
     generator, counts, problems, settled = random.Random(arguments.seed), Counter[str](), [], 0
     for number in range(1, arguments.runs + 1):
-        framework, mode = list(MODES)[number % len(MODES)]
+        framework, mode = modes_by_default()[number % len(modes_by_default())]
         before = left_behind()
         with tempfile.TemporaryDirectory(prefix="dpcompare-soak-") as folder:
             try:

@@ -1,11 +1,12 @@
 """The door to the frameworks, and the rule of who may import whom."""
 
+import dataclasses
 import subprocess
 import sys
 
 import pytest
 
-from dpcompare.backends import FRAMEWORKS, MODES, load_backend, missing_packages, require_framework
+from dpcompare.backends import FRAMEWORKS, MODES, load_backend, missing_packages, require_framework, require_mode
 from dpcompare.errors import RequestError
 
 CORE_MODULES = [
@@ -64,10 +65,8 @@ except SystemExit as ended:
     ],
 )
 def test_the_frameworks_never_load_each_other(framework, others):
-    modes = [mode for known, mode in MODES if known == framework]
-    code = "from dpcompare import load_backend\n" + "\n".join(
-        f"load_backend({framework!r}, {mode!r})" for mode in modes
-    )
+    modules = {row.target.split(":")[0] for (known, _), row in MODES.items() if known == framework}
+    code = "\n".join(f"import dpcompare.backends.{module}" for module in sorted(modules))
     assert not others & set(imported_frameworks(code))
 
 
@@ -91,6 +90,15 @@ def test_every_mode_belongs_to_a_known_framework_and_says_what_it_is():
 def test_an_unknown_mode_is_refused_with_a_hint():
     with pytest.raises(RequestError, match="Did you mean 'torch ddp'"):
         load_backend("torch", "ddpp")
+
+
+@pytest.mark.torch
+def test_a_mode_whose_extra_is_missing_names_it(monkeypatch):
+    row = dataclasses.replace(MODES["torch", "fabric"], packages=("no_such_package",))
+    monkeypatch.setitem(MODES, ("torch", "fabric"), row)
+    with pytest.raises(RequestError, match=r"torch fabric is not usable: no_such_package.*'dpcompare\[torch,fabric\]'"):
+        require_mode("torch", "fabric")
+    require_mode("torch", "ddp")
 
 
 @pytest.mark.parametrize("python", ["/does/not/exist", "/bin/false"])

@@ -91,7 +91,7 @@ CHANGES = {
         {"regularization", "dropout", "stochastic depth"},
     ),
     "weights": ({"weights_sha256": "other"}, {"initial weights"}),
-    "devices": ({"device_names": ["NVIDIA H200"], "device_type": "gpu"}, {"device names", "device type"}),
+    "devices": ({"device_names": ["NVIDIA H200"], "device_type": "gpu"}, {"devices", "device names", "device type"}),
     "release": ({"dpcompare_version": "9.9.1"}, {"dpcompare"}),
     "warm-up": ({"workload": {"warmup_steps": 0}, "measured_steps": 45}, {"warm-up steps", "measured steps"}),
     "nodes": (

@@ -23,8 +23,8 @@ def test_ddp_is_one_torchrun_agent_per_node():
     nodes = plan(config("torch", "ddp", 2), RUN_DIR, Endpoints([29400]))
     assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1,2,3", "4,5,6,7"]
     assert " ".join(nodes[1].argv) == (
-        "/env/bin/python -m dpcompare.backends.torch.agent --nnodes 2 --node-rank 1 --nproc-per-node 4 "
-        "--master-addr 127.0.0.1 --master-port 29400 --local-addr 127.0.0.1 --max-restarts 0 "
+        "/env/bin/python -m dpcompare.backends.torch.agent --nnodes 2 --nproc-per-node 4 "
+        "--master-addr 127.0.0.1 --master-port 29400 --node-rank 1 --local-addr 127.0.0.1 --max-restarts 0 "
         "--log-dir /dev/null -m dpcompare.worker /runs/one --node-rank 1"
     )
     assert [(p.process_rank, p.local_rank, p.devices) for p in nodes[1].processes] == [

@@ -55,8 +55,9 @@ def sockets_of(request, run_dir, then=lambda found: None):
 
 
 @pytest.mark.torch
-def test_torch_listens_on_loopback_only(tmp_path):
-    found = sockets_of(config("torch", "ddp", 2), tmp_path / "run")
+@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+def test_torch_listens_on_loopback_only(tmp_path, launcher):
+    found = sockets_of(config("torch", "ddp", 2, launcher=launcher), tmp_path / "run")
     assert found
     assert {address for address, _ in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 

@@ -12,6 +12,7 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from dpcompare.attempts import close_attempt
+from dpcompare.backends import MODES
 from dpcompare.checkpoint import checkpoint_paths, decode
 from dpcompare.config import RunConfig as Config
 from dpcompare.errors import RequestError
@@ -19,12 +20,7 @@ from dpcompare.result import CONFIG_FILE
 from dpcompare.runner import resume
 from scripts.injection import write_sitecustomize
 from tests.command import dpcompare, start
-from tests.test_modes import ALL_MODES
-
-
-def with_mark(arm, mark):
-    return pytest.param(*arm.values, id=arm.id, marks=[*arm.marks, mark])
-
+from tests.test_modes import ALL_MODES, with_mark
 
 # The others take about half a minute each.
 DEFAULT_AND_SLOW_MODES = [
@@ -38,8 +34,15 @@ WORKLOAD = Workload(
 
 def config(framework="torch", mode="single", nodes=1, devices=1, every=1, workload=WORKLOAD, **changes):
     cluster = Cluster.partition(nodes, devices, device="cpu")
+    stages = 2 if MODES[framework, mode].split == "over processes" else 1
     return RunConfig(
-        framework=framework, mode=mode, workload=workload, cluster=cluster, checkpoint_every=every, **changes
+        framework=framework,
+        mode=mode,
+        workload=workload,
+        cluster=cluster,
+        stages=stages,
+        checkpoint_every=every,
+        **changes,
     )
 
 

@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpcompare.errors import RequestError, did_you_mean
 
@@ -35,7 +36,11 @@ class Mode:
     summary: str
     launch: Literal["plain", "torchrun", "tf_config"] = "plain"
     """How its processes are started and find each other; see dpcompare.planning."""
+    spawnable: bool = False
+    """Whether its processes may also be started from inside a program, by torch.multiprocessing."""
     process_per: Literal["node", "device"] = "node"
+    split: Literal["in process", "over processes"] | None = None
+    """Whether a replica can be split into stages on several devices, and where they are."""
     multi_device: bool = True
     multi_node: bool = False
     collective: Mapping[str, str] = field(default_factory=dict)
@@ -44,8 +49,19 @@ class Mode:
     """Device types where BatchNorm can use the batch of all replicas."""
     exchange_separable: bool = True
     """Whether a step can be made without the exchange of gradients, to measure what it costs."""
+    roles: tuple[str, ...] = ()
+    """What the first nodes are where they hold no replica: TensorFlow's names of their tasks."""
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Field of a workload -> the values that it can have, where that is not all."""
     emulated_on: frozenset[str] = frozenset()
     """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
+    device_types: frozenset[str] = frozenset({"cpu", "gpu"})
+    unverifiable: str = ""
+    """Why it cannot be compared with others as closely as `verify` does."""
+    by_default: bool = True
+    """Whether `compare` takes it where no arms are named."""
+    packages: tuple[str, ...] = ()
+    """Import names that it needs beside those of its framework; the extra of dpcompare has the mode's name."""
 
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -71,9 +87,54 @@ MODES: dict[tuple[str, str], Mode] = {
         target="torch.ddp:DistributedDataParallel",
         summary="DistributedDataParallel under torchrun: one process per device, any number of nodes",
         launch="torchrun",
+        spawnable=True,
+        process_per="device",
+        split="in process",
+        multi_node=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
+    ),
+    ("torch", "fsdp"): Mode(
+        target="torch.fsdp:FullyShardedDataParallel",
+        summary="fully_shard (FSDP2) under torchrun: one process per device, which keeps a part of the parameters",
+        launch="torchrun",
+        spawnable=True,
         process_per="device",
         multi_node=True,
         collective={"cpu": "gloo", "gpu": "nccl"},
+        exchange_separable=False,  # parts of gradients are all that the optimizer of a process can use
+        by_default=False,
+    ),
+    ("torch", "pipeline"): Mode(
+        target="torch.pipeline:Pipeline",
+        summary="torch.distributed.pipelining: each replica's layers in several processes, micro-batches passed along",
+        launch="torchrun",
+        spawnable=True,
+        process_per="device",
+        split="over processes",
+        multi_node=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
+        exchange_separable=False,  # what stages send each other is the training itself
+        by_default=False,
+    ),
+    ("torch", "fabric"): Mode(
+        target="torch.fabric:Fabric",
+        summary="Lightning Fabric around DistributedDataParallel: the same, to tell what the wrapper costs",
+        launch="torchrun",
+        process_per="device",
+        multi_node=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
+        by_default=False,
+        packages=("lightning",),
+    ),
+    ("torch", "accelerate"): Mode(
+        target="torch.accelerate:Accelerate",
+        summary="Hugging Face Accelerate around DistributedDataParallel: the same, to tell what the wrapper costs",
+        launch="torchrun",
+        process_per="device",
+        multi_node=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
+        by_default=False,
+        packages=("accelerate",),
     ),
     ("tensorflow", "single"): Mode(
         target="tensorflow.single:SingleDevice",
@@ -92,6 +153,38 @@ MODES: dict[tuple[str, str], Mode] = {
         multi_node=True,
         collective={"cpu": "ring", "gpu": "nccl"},
     ),
+    ("tensorflow", "parameter-server"): Mode(
+        target="tensorflow.parameter_server:ParameterServer",
+        summary="ParameterServerStrategy: a coordinator, a node that keeps the parameters, and asynchronous workers",
+        launch="tf_config",
+        multi_node=True,
+        roles=("chief", "ps"),
+        only={"accumulate": (1,), "batchnorm": ("local",)},
+        collective={"cpu": "grpc", "gpu": "grpc"},
+        exchange_separable=False,  # the parameters are elsewhere
+        by_default=False,
+    ),
+    ("tensorflow", "keras-fit"): Mode(
+        target="tensorflow.keras_fit:KerasFit",
+        summary="Keras's own fit under MirroredStrategy, to tell what it costs",
+        # Keras keeps the learning rate inside SGD's momentum, and adds up micro-batches by a rule of its own.
+        only={"optimizer": ("adam",), "accumulate": (1,)},
+        collective={"cpu": "ring", "gpu": "nccl"},
+        exchange_separable=False,
+        unverifiable="Keras rounds the constants of its optimizers to float32, also in a float64 run",
+        by_default=False,
+    ),
+    ("tensorflow", "tpu"): Mode(
+        target="tensorflow.tpu:Tpu",
+        summary="TPUStrategy: one process that drives the cores of a TPU; never run by dpcompare's authors",
+        only={"precision": ("float32", "bfloat16")},
+        device_types=frozenset({"tpu"}),
+        collective={"tpu": "interconnect"},
+        sync_batchnorm_on=frozenset({"tpu"}),
+        exchange_separable=False,
+        unverifiable="there has been none to try it on",
+        by_default=False,
+    ),
 }
 
 
@@ -107,7 +200,7 @@ def load_backend(framework: str, mode: str) -> type[Backend]:
         raise RequestError(
             f"unknown mode {received!r}; expected one of {', '.join(known)}.{did_you_mean(received, known)}"
         )
-    require_framework(framework)
+    require_mode(framework, mode)
     module, name = MODES[framework, mode].target.split(":")
     backend: type[Backend] = getattr(import_module(f"dpcompare.backends.{module}"), name)
     return backend
@@ -119,7 +212,10 @@ def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
     Raises:
         RequestError: there is no such interpreter.
     """
-    packages = FRAMEWORKS[framework].packages
+    return _missing(framework, FRAMEWORKS[framework].packages, python)
+
+
+def _missing(framework: str, packages: Sequence[str], python: str) -> list[str]:
     if python == sys.executable:
         return [package for package in packages if find_spec(package) is None]
     packages = ("dpcompare", *packages)
@@ -154,3 +250,27 @@ def require_framework(framework: str, python: str = sys.executable) -> None:
             f"{framework} is not usable: {', '.join(missing)} not installed for {python}; "
             f"install the extra with: {python} -m pip install 'dpcompare[{framework}]'"
         )
+
+
+def require_mode(framework: str, mode: str, python: str = sys.executable) -> None:
+    """Raise RequestError, naming the extra to install, unless `python` has all that a mode needs."""
+    require_framework(framework, python)
+    if (
+        MODES[framework, mode].device_types == {"tpu"}
+        and "TPU_NAME" not in os.environ
+        and not any(Path("/dev").glob("accel*"))
+    ):
+        raise RequestError(
+            f"{framework} {mode} is not usable: there is no TPU here (no /dev/accel*, and TPU_NAME is not set); expected a TPU "
+            "machine, or the name of a TPU in TPU_NAME"
+        )
+    if missing := _missing(framework, MODES[framework, mode].packages, python):
+        raise RequestError(
+            f"{framework} {mode} is not usable: {', '.join(missing)} not installed for {python}; "
+            f"install the extra with: {python} -m pip install 'dpcompare[{framework},{mode}]'"
+        )
+
+
+def modes_by_default() -> list[tuple[str, str]]:
+    """(framework, mode) of those that are taken where none is named."""
+    return [key for key, row in MODES.items() if row.by_default]

@@ -18,7 +18,8 @@ from dpcompare.cluster import available_cores
 from dpcompare.config import Inputs, RunConfig
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.errors import RequestError
-from dpcompare.models import MODELS
+from dpcompare.models import model_of
+from dpcompare.own import is_own
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -42,6 +43,8 @@ class Backend(ABC):
     process_rank: int = 0
     """Rank of this process among `num_processes`, from 0."""
     num_processes: int = 1
+    serves: bool = False
+    """Whether this process only serves those that run the loop, from `setup` until it ends."""
     num_replicas: int = 1
     """Replicas over all processes, as the framework itself counts them after `setup`."""
 
@@ -59,9 +62,15 @@ class Backend(ABC):
         self.inputs: Inputs = config.inputs
 
     @property
+    def share(self) -> tuple[int, int]:
+        """Which share of every global batch this process reads, and of how many: its own, unless several make one replica."""
+        return self.process_rank, self.num_processes
+
+    @property
     def collective(self) -> str:
         """What carries the gradients between the replicas of this run."""
-        if self.config.cluster.num_replicas == 1:
+        row = self.config.mode_row
+        if self.config.num_replicas == 1 and not row.roles and row.split != "over processes":
             return "none"
         return self.config.mode_row.collective[self.config.cluster.device_type]
 
@@ -96,6 +105,11 @@ class Backend(ABC):
         With `training` BatchNorm normalises by the batch and updates its running statistics; all processes must call it.
         """
 
+    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        """What each layer with tensors of its own makes of this process's rows in evaluation, by its neutral name, in the order
+        of the layers; features are (rows, height, width, channels)."""
+        raise NotImplementedError(f"{type(self).__name__} does not tell what its layers make")
+
     @abstractmethod
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         """images, labels, weights and any factors of this process's rows as they are on its devices, in a HostBatch's layout."""
@@ -103,6 +117,9 @@ class Backend(ABC):
     @abstractmethod
     def synchronize(self) -> None:
         """Wait until the device has finished what it was given."""
+
+    def settle(self) -> None:  # noqa: B027 (most have nothing to wait for)
+        """Wait until every step is made, where a step may return before it is."""
 
     @abstractmethod
     def read(self, handles: Sequence[Any]) -> npt.NDArray[np.float64]:
@@ -149,7 +166,7 @@ class Backend(ABC):
             "compilation": "none",
             **self.config.tuning,
             "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
-            "batchnorm_epsilon": BATCH_NORM_EPSILON,
+            "batchnorm_epsilon": "of the model" if is_own(self.workload.model) else BATCH_NORM_EPSILON,
             "dropout": self._drop_rate("dropout"),
             "stochastic_depth": self._drop_rate("stochastic depth"),
             "tf32": self.workload.profile == "native",
@@ -161,7 +178,7 @@ class Backend(ABC):
 
     def _drop_rate(self, kind: str) -> float:
         """The highest rate of a kind of regularization that this run trains with."""
-        drops = MODELS[self.workload.model].drops if self.workload.regularization == "shared" else ()
+        drops = model_of(self.workload.model).drops if self.workload.regularization == "shared" else ()
         return max((drop.rate for drop in drops if drop.kind == kind), default=0.0)
 
     def devices(self) -> list[str]:

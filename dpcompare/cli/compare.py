@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli.options import Numbers, build_config, interpreters, read_config_file, study_options
+from dpcompare.cli.options import (
+    DEFAULT_PIPELINE_STAGES,
+    Numbers,
+    build_config,
+    interpreters,
+    read_config_file,
+    study_options,
+)
 from dpcompare.cli.output import EXIT_FAILED
 from dpcompare.errors import RequestError, RunFailedError, did_you_mean
 
@@ -219,7 +226,7 @@ def _arms(
     skip_unusable: bool,
 ) -> tuple[Any, ...]:
     """The arms on all their topologies; all that cannot run are named at once."""
-    from dpcompare.backends import FRAMEWORKS, MODES, require_compiler, require_framework
+    from dpcompare.backends import FRAMEWORKS, MODES, require_compiler, require_framework, require_mode
     from dpcompare.study import Arm
 
     chosen = interpreters(options["python"])
@@ -231,7 +238,7 @@ def _arms(
             missing[framework] = str(error)
     by_default = not specifications
     if by_default:
-        specifications = [f"{framework}:{mode}" for framework, mode in MODES]
+        specifications = [f"{framework}:{mode}" for (framework, mode), row in MODES.items() if row.by_default]
     arms: dict[str, Arm] = {}
     problems: list[str] = []
     wrong: list[str] = []
@@ -248,6 +255,7 @@ def _arms(
                     | {"nodes": topology[0], "devices_per_node": topology[1], "run_dir": None}
                 )  # fmt: skip
                 require_compiler(config.tuning)
+                require_mode(framework, mode, config.python)
             except RequestError as error:
                 refused.append(f"{text} on {topology[0]}x{topology[1]}: {error}")
                 continue
@@ -328,10 +336,12 @@ def _topologies(
     if not row.multi_device:
         return [(1, 1)]
     if nodes is None and devices_per_node is None:
-        devices = DEFAULT_REPLICAS
+        devices, stages = DEFAULT_REPLICAS, options["stages"] or 1
+        if row.split == "over processes":
+            return [(1, options["stages"] or DEFAULT_PIPELINE_STAGES)]
         if options["device"] != "cpu" and (gpus := visible_gpus(installed_gpus())):
             devices = min(devices, len(gpus))
-        return [(devices, 1) if row.multi_node else (1, devices)]
+        return [(devices + len(row.roles), stages) if row.multi_node else (1, devices)]
     pairs = [(n, d) for n in nodes or (1,) for d in devices_per_node or (1,)]
     return [(n, d) for n, d in pairs if n == 1 or row.multi_node]
 

@@ -15,7 +15,7 @@ from dpcompare.cli.output import print_json, stdout_console
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def modes(python: tuple[str, ...], as_json: bool) -> None:
     """List every mode and whether it is usable here, or why not."""
-    from dpcompare.backends import MODES, require_framework
+    from dpcompare.backends import MODES, require_mode
     from dpcompare.cluster import installed_gpus, visible_gpus
     from dpcompare.errors import RequestError
     from dpcompare.tuning import settings_of
@@ -23,21 +23,19 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
     device_type = "gpu" if visible_gpus(installed_gpus()) else "cpu"
     chosen_pythons = interpreters(python)
     rows: list[dict[str, Any]] = []
-    reasons: dict[str, str | None] = {}
     for (framework, name), mode in MODES.items():
-        if framework not in reasons:
-            chosen = {"python": chosen_pythons[framework]} if framework in chosen_pythons else {}
-            try:
-                require_framework(framework, **chosen)
-                reasons[framework] = None
-            except RequestError as error:
-                reasons[framework] = str(error)
+        chosen = {"python": chosen_pythons[framework]} if framework in chosen_pythons else {}
+        reason = None
+        try:
+            require_mode(framework, name, **chosen)
+        except RequestError as error:
+            reason = str(error)
         rows.append(
             {
                 "framework": framework,
                 "mode": name,
-                "usable": reasons[framework] is None,
-                "reason": reasons[framework],
+                "usable": reason is None,
+                "reason": reason,
                 "summary": mode.summary,
                 "multi_device": mode.multi_device,
                 "multi_node": mode.multi_node,
@@ -65,5 +63,5 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
             row["summary"],
         )
     stdout_console().print(table)
-    for reason in sorted({reason for reason in reasons.values() if reason}):
+    for reason in dict.fromkeys(row["reason"] for row in rows if row["reason"]):
         click.echo(reason)

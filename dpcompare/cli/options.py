@@ -33,7 +33,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (
         ("--device",),
         {
-            "type": click.Choice(["auto", "cpu", "gpu"]),
+            "type": click.Choice(["auto", "cpu", "gpu", "tpu"]),
             "default": "auto",
             "help": "auto: GPUs where there are any. cpu: simulated devices.  [default: auto]",
         },
@@ -107,7 +107,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         },
     ),
     (
-        ("--accumulate",),
+        ("--accumulate", "--microbatches"),
         {"type": int, "help": "Micro-batches per step and replica, gradients added up.  [default: 1]"},
     ),
     (
@@ -169,6 +169,21 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         },
     ),
     (
+        ("--stages",),
+        {"type": int, "help": "Devices over which each replica's model is split.  [default: 1; 2 with pipeline]"},
+    ),
+    (
+        ("--pipeline-schedule",),
+        {"type": click.Choice(["gpipe", "1f1b"]), "help": "Of pipeline.  [default: gpipe]"},
+    ),
+    (
+        ("--launcher",),
+        {
+            "type": click.Choice(["torchrun", "spawn"]),
+            "help": "Of ddp and fsdp. spawn: the processes are started from inside a program.  [default: torchrun]",
+        },
+    ),
+    (
         ("--profile-steps",),
         {"metavar": "A:B", "help": "Keep a trace of steps A to B of every process, for Chrome's or Perfetto's viewer."},
     ),
@@ -224,7 +239,12 @@ _WORKLOAD_OPTIONS = (
 )
 
 
+DEFAULT_PIPELINE_STAGES = 2
+
 RUN_CONFIG_OPTIONS = (
+    "launcher",
+    "stages",
+    "pipeline_schedule",
     "checkpoint_every",
     "keep_checkpoints",
     "on_nan",
@@ -363,7 +383,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     Raises:
         RequestError: they make no run.
     """
-    from dpcompare.cluster import Cluster
+    from dpcompare.cluster import Cluster, installed_gpus, visible_gpus
     from dpcompare.config import RunConfig, Workload, request
     from dpcompare.engines import ENGINES
 
@@ -384,7 +404,16 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     devices_per_node = options["devices_per_node"]
     if options["mode"] == "single" and devices_per_node is None and gpus is None:
         devices_per_node = 1  # the baseline is one device, however many are visible
+    device = options["device"]
+    if device == "auto" and options["mode"] == "tpu":
+        device = "tpu"
+    stages = options["stages"]
+    if stages is None and options["mode"] == "pipeline":
+        stages = DEFAULT_PIPELINE_STAGES
     placement = _placement(options)
+    on_gpus = device == "gpu" or gpus is not None or (device == "auto" and bool(visible_gpus(installed_gpus())))
+    if stages is not None and devices_per_node is None and not (on_gpus and ENGINES[placement.engine].simulated):
+        devices_per_node = stages  # one replica per node
     if ENGINES[placement.engine].simulated:
         if options["cores_per_node"] is not None:
             raise RequestError(
@@ -393,12 +422,14 @@ def build_config(options: dict[str, Any]) -> RunConfig:
         cluster = Cluster.partition(
             options["nodes"],
             devices_per_node,
-            device=options["device"],
+            device=device,
             gpus=None if gpus is None else listed(gpus),
         )
     else:
-        cluster = machines(placement, options)
+        cluster = machines(placement, options | {"devices_per_node": devices_per_node})
     chosen: dict[str, Any] = {name: options[name] for name in RUN_CONFIG_OPTIONS if options[name] is not None}
+    if stages is not None:
+        chosen["stages"] = stages
     if options["profile_steps"] is not None:
         chosen["profile_steps"] = _steps(options["profile_steps"])
     if options["tune"]:

@@ -109,7 +109,7 @@ class RunProgress:
         self._run_dir = run_dir
         self._bar = _bar() if is_animated() else None
         self._console = self._bar.console if self._bar else stderr_console()
-        self._state = RunState(config.num_processes)
+        self._state = RunState(config.num_trainers)
         self._line_at = float("-inf")
 
     def __enter__(self) -> RunProgress:
@@ -264,7 +264,7 @@ class StudyView:
             self._running = (
                 file,
                 EventTail(run_dir, range(arm.config.num_processes)),
-                RunState(arm.config.num_processes),
+                RunState(arm.config.num_trainers),
             )
         _, tail, state = self._running
         for event in tail.new_events():

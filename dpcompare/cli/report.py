@@ -160,7 +160,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     from dpcompare.report.formats import MIB, figure
 
     emulated = " (emulated: not the framework's own code for this mode)" if result.emulated else ""
-    topology = f"{result.num_nodes} nodes x {result.num_replicas // result.num_nodes} {result.device_type} devices"
+    topology = f"{result.num_nodes} nodes x {result.devices_per_node} {result.device_type} devices"
     rows = {
         "mode": f"{result.framework} {result.mode}{emulated}, exchange: {result.collective}",
         "devices": f"{topology}, {result.num_processes} processes, {result.num_replicas} replicas",

@@ -5,7 +5,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.cli.options import PLACEMENT_OPTIONS, RUN_CONFIG_OPTIONS, interpreters, listed, machines, parse_tuning
+from dpcompare.cli.options import (
+    DEFAULT_PIPELINE_STAGES,
+    PLACEMENT_OPTIONS,
+    RUN_CONFIG_OPTIONS,
+    interpreters,
+    listed,
+    machines,
+    parse_tuning,
+)
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -65,6 +73,12 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
     framework = options["framework"] if "framework" in given else config.framework
     chosen = {name: options[name] for name in RUN_CONFIG_OPTIONS if name in given}
     mode = options["mode"] if "mode" in given else config.mode
+    if (
+        (framework, mode) in MODES
+        and MODES[framework, mode].split == "over processes"
+        and (framework, mode) != (config.framework, config.mode)
+    ):
+        chosen.setdefault("stages", DEFAULT_PIPELINE_STAGES)
     asked = parse_tuning(options["tune"]) if "tune" in given else {}
     known = settings_of(framework, mode) if (framework, mode) in MODES else {}
     kept = {name: value for name, value in config.tune.items() if name in known and value in known[name].values}
@@ -73,11 +87,24 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
         chosen["python"] = python
     elif framework != config.framework:
         chosen["python"] = sys.executable
+    of_mode = (
+        {"launcher", "stages", "pipeline_schedule"} if (framework, mode) != (config.framework, config.mode) else set()
+    )
     changed: RunConfig = request(
         RunConfig,
         **{
             **config.model_dump(
-                exclude={"workload", "cluster", "placement", "profile_steps", "resume", "inputs", "framework", "mode"}
+                exclude={
+                    *of_mode,
+                    "workload",
+                    "cluster",
+                    "placement",
+                    "profile_steps",
+                    "resume",
+                    "inputs",
+                    "framework",
+                    "mode",
+                }
             ),
             "framework": framework,
             "mode": mode,

@@ -17,7 +17,12 @@ def _listed(value: str) -> list[str]:
 
 @click.command()
 @click.option("--frameworks", default="torch,tensorflow", show_default=True, help="By commas.")
-@click.option("--modes", default="single,dp,ddp,mirrored,multiworker", show_default=True, help="By commas.")
+@click.option(
+    "--modes",
+    default="single,dp,ddp,mirrored,multiworker",
+    show_default=True,
+    help="By commas; also fsdp, pipeline, fabric, accelerate, parameter-server, ddp-spawn, ddp-stages, or all.",
+)
 @click.option("--model", default="efficientnet-b2", show_default=True)
 @click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
 @click.option("--precision", default="float32,float64", show_default=True, help="By commas.")
@@ -37,7 +42,7 @@ def verify(
     as_json: bool,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array. Exit code 3: a check failed."""
-    from dpcompare.verification import plan_groups
+    from dpcompare.verification import known_modes, plan_groups
     from dpcompare.verification import verify as run_checks
 
     chosen = interpreters(python)
@@ -45,7 +50,7 @@ def verify(
     present = _usable(_listed(frameworks), chosen)
     groups = plan_groups(
         present,
-        _listed(modes),
+        known_modes(model) if modes == "all" else _listed(modes),
         model=_known_model(model),
         replicas=_numbers(replicas),
         precisions=_known_precisions(_listed(precision)),

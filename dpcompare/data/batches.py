@@ -16,7 +16,7 @@ from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.order import GlobalBatch, OrderDigest
 from dpcompare.data.regularization import Factors, Regularization
 from dpcompare.data.store import Split
-from dpcompare.models import MODELS
+from dpcompare.models import model_of
 
 # The usual per-channel statistics of ImageNet, for pixels in 0..1 (red, green, blue).
 PIXEL_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -89,7 +89,7 @@ class BatchReader:
         augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
         regularization = None
         if workload.regularization == "shared":
-            regularization = Regularization(MODELS[workload.model].drops, seed=workload.seed)
+            regularization = Regularization(model_of(workload.model).drops, seed=workload.seed)
         return cls(split, augmentation, regularization, **place)
 
     def read(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostBatch]:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-import joblib
 import numpy as np
 import numpy.typing as npt
 import PIL
-from joblib.externals.loky import get_reusable_executor
 from PIL import Image, ImageOps
 
 from dpcompare.cluster import available_cores
-from dpcompare.data.sources import BUILT_IN, ImageArrays, ImageFiles, find_images
+from dpcompare.data.sources import BUILT_IN, ImageArrays, ImageFiles, ImageList, find_images
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
+from dpcompare.own import is_own, own_dataset
 
 RESIZE_RULE = "centre square, then bicubic (Pillow) to image_size; JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
 DECODER = f"Pillow {PIL.__version__}"
@@ -26,8 +27,9 @@ Progress = Callable[[int, int], None]
 
 
 def resize(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
-    """RESIZE_RULE: an upright RGB square of shape (size, size, 3)."""
-    upright = ImageOps.exif_transpose(image).convert("RGB")
+    """RESIZE_RULE: an upright RGB square of shape (size, size, 3); `image` itself is turned upright."""
+    ImageOps.exif_transpose(image, in_place=True)  # otherwise it copies what is upright already
+    upright = image if image.mode == "RGB" else image.convert("RGB")
     side = min(upright.size)
     left, top = ((length - side) // 2 for length in upright.size)
     # Cut before resizing: with ImageOps.fit the pixels outside the square leak into its edges.
@@ -64,6 +66,8 @@ def prepare(
     with StoreWriter(destination, image_size) as writer:
         if str(source) in BUILT_IN:
             return _write_arrays(writer, str(source), BUILT_IN[str(source)](), image_size)
+        if is_own(str(source)):
+            return _write_own(writer, str(source), image_size, progress)
         files = find_images(Path(source))
         return _write_files(writer, files, image_size, skip_corrupt, num_processes or available_cores(), progress)
 
@@ -75,6 +79,31 @@ def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays, image_
             pixels[row] = resize(image, image_size)
     labels = {split: labels for split, (_, labels) in dataset.splits.items()}
     return writer.finish(labels, source=source, classes=dataset.classes, resize=RESIZE_RULE, decoder=DECODER)
+
+
+def _write_own(writer: StoreWriter, source: str, image_size: int, progress: Progress) -> Store:
+    dataset = own_dataset(source)
+    total = sum(len(indices) for _, indices in dataset.splits.values())
+    labels: dict[str, npt.NDArray[np.int32]] = {}
+    done = 0
+    for split, (samples, indices) in dataset.splits.items():
+        pixels = writer.images(split, len(indices))
+        labels[split] = np.zeros(len(indices), np.int32)
+        for row, index in enumerate(indices):
+            try:
+                image, label = samples[index]
+                pixels[row] = resize(image if isinstance(image, Image.Image) else Image.fromarray(image), image_size)
+                if not 0 <= int(label) < len(dataset.class_names):
+                    raise ValueError(f"class index {label} of {len(dataset.class_names)} classes")
+            except Exception as error:  # whatever a user's dataset does
+                raise RequestError(
+                    f"dataset: item {index} of {source!r} ({split}) cannot be taken ({type(error).__name__}: {error}); expected "
+                    "(image of Pillow or array of uint8, (height, width, 3); class index)"
+                ) from None
+            labels[split][row] = int(label)
+            done += 1
+            progress(done, total)
+    return writer.finish(labels, source=source, classes=dataset.class_names, resize=RESIZE_RULE, decoder=DECODER)
 
 
 def _write_files(
@@ -91,26 +120,23 @@ def _write_files(
     labels = {}
     for split, images in files.splits.items():
         writer.images(split, len(images))
-        broken: dict[int, str] = {}
-        for count, errors in _decode_all(
-            writer.images_path(split), [path for path, _ in images], image_size, num_processes
-        ):
-            broken |= errors
-            if broken and not skip_corrupt:
-                row = min(broken)
-                raise RequestError(
-                    f"image {str(images[row][0])!r} cannot be decoded: {broken[row]}; replace or remove it, or pass "
-                    "--skip-corrupt to leave such images out and count them"
-                )
-            done += count
+        good = np.ones(len(images), bool)
+        for decoded in _decode_all(writer.images_path(split), images, image_size, num_processes):
+            for row, (path, error) in decoded.broken.items():
+                if not skip_corrupt:
+                    raise RequestError(
+                        f"image {str(path)!r} cannot be decoded: {error}; replace or remove it, or pass "
+                        "--skip-corrupt to leave such images out and count them"
+                    )
+                good[row] = False
+                corrupt.append(str(path.relative_to(files.root)))
+            done += decoded.count
             progress(done, total)
-        good = np.array([row for row in range(len(images)) if row not in broken], np.int64)
-        if not len(good):
+        if not good.any():
             raise RequestError(f"no image of the {split} split of {str(files.root)!r} can be decoded")
-        if broken:
-            writer.keep_rows(split, good)
-            corrupt += [str(images[row][0].relative_to(files.root)) for row in sorted(broken)]
-        labels[split] = np.array([images[row][1] for row in good], np.int32)
+        if not good.all():
+            writer.keep_rows(split, np.flatnonzero(good))
+        labels[split] = images.labels[good]
     return writer.finish(
         labels,
         source=str(files.root),
@@ -121,16 +147,26 @@ def _write_files(
     )
 
 
-def _decode_all(
-    target: Path, paths: Sequence[Path], image_size: int, num_processes: int
-) -> Iterator[tuple[int, dict[int, str]]]:
-    """Decode image i into row i of `target`; yields (images done, row -> error) task by task."""
-    starts = range(0, len(paths), IMAGES_PER_TASK)
-    tasks = ((target, start, paths[start : start + IMAGES_PER_TASK], image_size) for start in starts)
+@dataclass(frozen=True)
+class _Decoded:
+    count: int
+    broken: dict[int, tuple[Path, str]]
+    """By row: the image, and what was raised."""
+
+
+def _decode_all(target: Path, images: ImageList, image_size: int, num_processes: int) -> Iterator[_Decoded]:
+    """Decode image i into row i of `target`, task by task in their order."""
+    starts = range(0, len(images), IMAGES_PER_TASK)
+    paths = (path for path, _ in images)
+    tasks = ((target, start, list(islice(paths, IMAGES_PER_TASK)), image_size) for start in starts)
     if num_processes == 1 or len(starts) == 1:
         yield from map(_decode, tasks)
         return
-    # joblib's processes, unlike multiprocessing's, neither fork a threaded parent nor run the caller's script again.
+    # joblib's processes, unlike multiprocessing's, neither fork a threaded parent nor run the caller's script again. Imported
+    # here, since it would be a tenth of what every run's start adds, and few runs prepare a dataset.
+    import joblib
+    from joblib.externals.loky import get_reusable_executor
+
     with joblib.Parallel(min(num_processes, len(starts)), return_as="generator", batch_size=1) as parallel:
         try:
             yield from parallel(joblib.delayed(_decode)(task) for task in tasks)
@@ -138,10 +174,10 @@ def _decode_all(
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
-def _decode(task: tuple[Path, int, Sequence[Path], int]) -> tuple[int, dict[int, str]]:
+def _decode(task: tuple[Path, int, Sequence[Path], int]) -> _Decoded:
     target, start, paths, image_size = task
     rows = np.load(target, mmap_mode="r+")
-    errors = {}
+    broken = {}
     for row, path in enumerate(paths, start):
         try:
             with Image.open(path) as image:
@@ -149,5 +185,5 @@ def _decode(task: tuple[Path, int, Sequence[Path], int]) -> tuple[int, dict[int,
                 image.draft("RGB", (2 * image_size, 2 * image_size))
                 rows[row] = resize(image, image_size)
         except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
-            errors[row] = f"{type(error).__name__}: {error}"
-    return len(paths), errors
+            broken[row] = path, f"{type(error).__name__}: {error}"
+    return _Decoded(len(paths), broken)

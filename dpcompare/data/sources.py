@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +27,41 @@ LAYOUTS = (
 )
 
 
+@dataclass(frozen=True)
+class ImageList:
+    """(path, class index) of the images of a split, listed anew whenever they are read: a million paths take 600 MiB."""
+
+    labels: npt.NDArray[np.int32]
+    paths: Callable[[], Iterable[Path]]
+    """Lists as many as there are labels, in their order."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Iterator[tuple[Path, int]]:
+        """
+        Raises:
+            RequestError: there are fewer or more images than there were.
+        """
+        listed = 0
+        for path in self.paths():
+            if listed < len(self):
+                yield path, int(self.labels[listed])
+            listed += 1
+        if listed != len(self):
+            raise RequestError(
+                f"the images of a split were {len(self)} and became {listed} while they were read; try again when "
+                "nothing writes to the dataset"
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageFiles:
-    """The image files of a dataset: for each split, (path, class index) of every image."""
+    """The image files of a dataset, split by split."""
 
     root: Path
     classes: tuple[str, ...]
-    splits: dict[str, list[tuple[Path, int]]]
+    splits: dict[str, ImageList]
 
 
 def find_images(root: Path) -> ImageFiles:
@@ -47,14 +77,14 @@ def find_images(root: Path) -> ImageFiles:
         found = _stanford_dogs(root)
     else:
         found = _image_folder(root)
-    if not any(found.splits.values()):
+    if not any(map(len, found.splits.values())):
         raise RequestError(f"dataset {str(root)!r} holds no images; {LAYOUTS}")
     if len(found.classes) < 2:
         raise RequestError(
             f"dataset {str(root)!r} has one class only ({found.classes[0]!r}); expected at least 2; {LAYOUTS}"
         )
     for split, images in found.splits.items():
-        if not images:
+        if not len(images):
             raise RequestError(
                 f"dataset {str(root)!r} has no images in its {split} split; expected at least one per split"
             )
@@ -65,8 +95,27 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
+def _image_names(folder: Path | str) -> Iterator[str]:
+    try:
+        listed = os.scandir(folder)
+    except OSError as error:
+        raise RequestError(
+            f"folder {str(folder)!r} of the dataset cannot be listed ({error.strerror}); make it readable, or move it away"
+        ) from None
+    with listed as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _image_names(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():  # noqa: PTH122 (faster)
+                yield entry.path
+
+
 def _images_below(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
+    return sorted(map(Path, _image_names(folder)))
+
+
+def _count_images(folder: Path) -> int:
+    return sum(1 for _ in _image_names(folder))
 
 
 def _first_named(folders: list[Path], names: Iterable[str]) -> Path | None:
@@ -74,13 +123,11 @@ def _first_named(folders: list[Path], names: Iterable[str]) -> Path | None:
     return next((by_name[name] for name in names if name in by_name), None)
 
 
-def _by_class(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
-    return [
-        (path, label)
-        for label, name in enumerate(classes)
-        if (folder / name).is_dir()
-        for path in _images_below(folder / name)
-    ]
+def _by_class(counts: Mapping[Path, int], choose: Callable[[list[Path]], list[Path]] = list) -> ImageList:
+    """So many images of each folder, which is a class: those that `choose` chooses of all of it."""
+    labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
+    listed = [folder for folder, count in counts.items() if count]
+    return ImageList(labels, lambda: (path for folder in listed for path in choose(_images_below(folder))))
 
 
 def _image_folder(root: Path) -> ImageFiles:
@@ -88,39 +135,43 @@ def _image_folder(root: Path) -> ImageFiles:
     train = _first_named(folders, TRAIN_NAMES)
     validation = _first_named(folders, VALIDATION_NAMES) if train else None
     base = train or root
-    classes = tuple(folder.name for folder in _subfolders(base) if _images_below(folder))
+    counts = {folder: count for folder in _subfolders(base) if (count := _count_images(folder))}
+    classes = tuple(folder.name for folder in counts)
     if not classes:
-        stray = len(_images_below(base))
+        stray = _count_images(base)
         detail = f"{stray} images but no folder per class" if stray else "no images"
         raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
-    images = _by_class(base, classes)
     if validation is None:
-        return ImageFiles(root=root, classes=classes, splits=_hold_out(images, len(classes)))
+        return ImageFiles(root=root, classes=classes, splits=_hold_out(counts))
     unknown = [
-        folder.name for folder in _subfolders(validation) if folder.name not in classes and _images_below(folder)
+        folder.name for folder in _subfolders(validation) if folder.name not in classes and _count_images(folder)
     ]
     if unknown:
         raise RequestError(
             f"{str(validation)!r} has classes that {str(base)!r} lacks: {', '.join(map(repr, unknown))}; expected "
             "the same class folders in both"
         )
+    of_class = [validation / name for name in classes]
+    held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in of_class}
     return ImageFiles(
-        root=root, classes=classes, splits={"train": images, "validation": _by_class(validation, classes)}
+        root=root, classes=classes, splits={"train": _by_class(counts), "validation": _by_class(held_out)}
     )
 
 
-def _hold_out(images: list[tuple[Path, int]], num_classes: int) -> dict[str, list[tuple[Path, int]]]:
+def _hold_out(counts: Mapping[Path, int]) -> dict[str, ImageList]:
     """Hold out VALIDATION_SHARE of each class, chosen by a fixed permutation of its sorted files."""
-    splits: dict[str, list[tuple[Path, int]]] = {"train": [], "validation": []}
-    classes: list[list[tuple[Path, int]]] = [[] for _ in range(num_classes)]
-    for image in images:
-        classes[image[1]].append(image)
-    for of_class in classes:
-        shuffled = [of_class[i] for i in epoch_order(0, 0, len(of_class))]
-        held_out = round(len(of_class) * VALIDATION_SHARE)
-        splits["validation"] += sorted(shuffled[:held_out])
-        splits["train"] += sorted(shuffled[held_out:])
-    return splits
+
+    def chosen(paths: list[Path], *, held_out: bool) -> list[Path]:
+        order = epoch_order(0, 0, len(paths))
+        border = round(len(paths) * VALIDATION_SHARE)
+        return [paths[row] for row in np.sort(order[:border] if held_out else order[border:])]
+
+    held = {folder: round(count * VALIDATION_SHARE) for folder, count in counts.items()}
+    kept = {folder: count - held[folder] for folder, count in counts.items()}
+    return {
+        "train": _by_class(kept, partial(chosen, held_out=False)),
+        "validation": _by_class(held, partial(chosen, held_out=True)),
+    }
 
 
 def _stanford_dogs(root: Path) -> ImageFiles:
@@ -146,7 +197,7 @@ def _stanford_dogs(root: Path) -> ImageFiles:
         if outside:
             raise RequestError(f"{str(root / file)!r} names a file outside Images/: {str(outside[0])!r}")
         names |= {label: Path(relative).parts[0] for relative, label in zip(files, labels, strict=True)}
-        splits[split] = list(zip(paths, labels, strict=True))
+        splits[split] = ImageList(np.array(labels, np.int32), partial(iter, paths))
     if sorted(names) != list(range(len(names))):
         raise RequestError(f"{str(root)!r}: labels {sorted(names)} of the lists are not 1 to {len(names)} without gaps")
     return ImageFiles(root=root, classes=tuple(names[label] for label in sorted(names)), splits=splits)

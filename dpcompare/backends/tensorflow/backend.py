@@ -15,7 +15,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dpcompare.backends.base import Backend, State
-from dpcompare.backends.tensorflow.model import MappedVariable, build_model, mapped_variables
+from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 
@@ -210,6 +210,15 @@ class TensorFlowBackend(Backend):
         self._enter(training=training)
         function = self._training_logits if training else self._evaluation_logits
         return self._local_rows(function(batch.images, batch.factors))
+
+    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        return self._activations(self._local_rows(batch.images))
+
+    def _activations(self, images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        self._enter(training=False)
+        own = {layer_name(self.model, layer): layer.output for layer in self.model.layers if layer.weights}
+        features = keras.Model(self.model.inputs, own)(images, training=False)
+        return {name: np.asarray(value) for name, value in features.items()}
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}

@@ -11,6 +11,7 @@ import keras
 from dpcompare.arithmetic import BATCH_NORM_EPSILON
 from dpcompare.config import Workload
 from dpcompare.data.regularization import columns
+from dpcompare.errors import RequestError
 from dpcompare.keras_layout import (
     AS_IT_IS,
     CONVOLUTION,
@@ -18,14 +19,17 @@ from dpcompare.keras_layout import (
     DEPTHWISE,
     Layout,
     neutral_layer_name,
-    neutral_name,
+    tensor_name,
 )
 from dpcompare.models import IMAGE_CHANNELS, MODELS, Drop
+from dpcompare.own import is_own, own_model
 
 
 def build_model(workload: Workload, num_classes: int) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits."""
     shape = (workload.image_size, workload.image_size, IMAGE_CHANNELS)
+    if is_own(workload.model):
+        return _own(workload.model, workload.image_size, num_classes, synchronized=workload.batchnorm == "sync")
     if workload.model == "toy-cnn":
         return _toy_cnn(shape, num_classes)
     if workload.model == "mlp":
@@ -33,6 +37,46 @@ def build_model(workload: Workload, num_classes: int) -> keras.Model:
     if workload.model == "toy-bn":
         return _aligned(_toy_bn(shape, num_classes), workload)
     return _aligned(_efficientnet(workload, shape, num_classes), workload)
+
+
+def _own(name: str, image_size: int, num_classes: int, *, synchronized: bool = False) -> keras.Model:
+    """A user's own, whose layers get the names of their twins in torch."""
+    own = own_model(name)
+    model = own.build("tensorflow", image_size, num_classes)
+    if not isinstance(model, keras.Model):
+        raise RequestError(
+            f"model: the tensorflow factory of {name!r} gave a {type(model).__name__}; expected a keras.Model"
+        )
+    for in_torch, in_keras in own.layer_names.items():
+        model.get_layer(in_keras).name = in_torch
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.synchronized = synchronized
+    model.has_own_names = True
+    return model
+
+
+def layer_name(model: keras.Model, layer: keras.layers.Layer) -> str:
+    """The framework-neutral name of a layer: of a user's own model, its name as it is."""
+    return layer.name if getattr(model, "has_own_names", False) else neutral_layer_name(layer.name)
+
+
+def own_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a user's own model, in the framework-neutral layouts."""
+    model = _own(name, image_size, num_classes)
+    if tuple(model.output_shape) != (None, num_classes):
+        raise RequestError(
+            f"model: {name!r} gives {model.output_shape} in tensorflow; expected logits (None, {num_classes})"
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    for mapped in mapped_variables(model):
+        if mapped.name in shapes:
+            raise RequestError(
+                f"model: {name!r} has several tensors called {mapped.name} in tensorflow; expected layers that are no models and hold "
+                "each kind of tensor once"
+            )
+        shapes[mapped.name] = mapped.layout.to_neutral(mapped.variable.numpy()).shape
+    return shapes
 
 
 def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
@@ -148,7 +192,7 @@ def mapped_variables(model: keras.Model) -> Iterator[MappedVariable]:
             layout = AS_IT_IS
             if variable.name != "bias":
                 layout = next((known for kind, known in _LAYOUTS if isinstance(layer, kind)), AS_IT_IS)
-            yield MappedVariable(neutral_name(layer.name, variable.name), variable, layout)
+            yield MappedVariable(f"{layer_name(model, layer)}.{tensor_name(variable.name)}", variable, layout)
 
 
 _LAYOUTS = (

@@ -21,22 +21,26 @@ from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 from dpcompare.processes import AGENT_PID, SIGNALED
 
 
-def _store(host: str, port: int, world_size: int, is_master: bool, *arguments: Any, **options: Any) -> TCPStore:
-    """In the place of TCPStore, as the rendezvous calls it."""
+def bound_store(
+    host_name: str, port: int, world_size: int, is_master: bool, *arguments: Any, **options: Any
+) -> TCPStore:
+    """In the place of TCPStore, as a rendezvous calls it."""
     if not is_master:
-        return TCPStore(host, port, world_size, is_master, *arguments, **options)
+        return TCPStore(host_name, port, world_size, is_master, *arguments, **options)
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    bound.bind((host, port))
+    bound.bind((host_name, port))
     bound.listen(128)
     # The store takes the descriptor for its own. One store per agent here, so it is not to be found by its port again.
     options["multi_tenant"] = False
-    return TCPStore(host, port, world_size, is_master, *arguments, master_listen_fd=os.dup(bound.fileno()), **options)
+    return TCPStore(
+        host_name, port, world_size, is_master, *arguments, master_listen_fd=os.dup(bound.fileno()), **options
+    )
 
 
 if __name__ == "__main__":
     os.environ[AGENT_PID] = str(os.getpid())
-    static_tcp_rendezvous.TCPStore = _store
+    static_tcp_rendezvous.TCPStore = bound_store
     try:
         run.main()
     except ChildFailedError as failed:

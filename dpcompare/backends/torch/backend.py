@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,7 @@ class Computation(nn.Module):
 class TorchBackend(Backend):
     """One process that trains on `self.device`; the modes say how replicas are made and connected."""
 
-    packages = ("torch", "timm")
+    packages: ClassVar[tuple[str, ...]] = ("torch", "timm")
 
     device: torch.device
     model: nn.Module
@@ -63,6 +63,14 @@ class TorchBackend(Backend):
         """Join the other processes and choose `self.device`."""
         self.device = torch.device("cuda" if self.config.cluster.device_type == "gpu" else "cpu")
 
+    @property
+    def parameter_layout(self) -> torch.memory_format:
+        return self._memory_format
+
+    def split(self, model: nn.Module) -> nn.Module:
+        """The model as it computes where a replica has several devices."""
+        return model
+
     def replicate(self, model: nn.Module) -> nn.Module:
         """The model on all devices of this mode."""
         return model
@@ -73,6 +81,29 @@ class TorchBackend(Backend):
 
     def broadcast_buffers(self) -> None:
         """Give every replica the BatchNorm statistics of replica 0."""
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        """Of the model as it is replicated."""
+        return build_optimizer(self.workload.optimizer, self.model.parameters(), self.optimizer_kernels)
+
+    @property
+    def optimizer_kernels(self) -> str:
+        return self.config.tuning["optimizer_kernels"]
+
+    def backward(self, loss: torch.Tensor) -> None:
+        loss.backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of the model or the optimizer, put together where replicas share it out; all must call it."""
+        return tensor.detach()
+
+    def fill(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
+        """Replace what a tensor, whole or shared out, holds."""
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(values))
 
     def exchanging(self, gradients: bool) -> AbstractContextManager[None]:
         """Whether a backward pass exchanges gradients: only the last micro-batch of a step does."""
@@ -98,22 +129,23 @@ class TorchBackend(Backend):
         model = model.to(self._dtype)
         channels_last = tuning["memory_layout"] == "NHWC"
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
-        self.model = model.to(self.device, memory_format=self._memory_format)
+        self.model = model.to(self.device, memory_format=self.parameter_layout)
         if workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
         size = (1, IMAGE_CHANNELS, workload.image_size, workload.image_size)
         image = torch.zeros(size, dtype=self._dtype, device=self.device)
-        self._running_variance = RunningVariance(self.model, image)
+        computed = self.split(self.model)
+        self._running_variance = RunningVariance(computed, image)
         if (initial := self.initial_state()) is not None:
             self.load_state(initial)
-        self._computing = Computation(self.model, self.device.type, enabled=workload.precision == "bfloat16")
+        self._computing = Computation(computed, self.device.type, enabled=workload.precision == "bfloat16")
         training = self._computing
         if tuning.get("compilation") == "torch.compile":
             # Its own default is below /tmp; EfficientNet-B2 takes two minutes to compile on two cores.
             os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
             training = torch.compile(self._computing)
         self.replicated = self.replicate(training)
-        self.optimizer = build_optimizer(workload.optimizer, self.model.parameters(), tuning["optimizer_kernels"])
+        self.optimizer = self.build_optimizer()
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
         return prefetch(batches, self._to_device)
@@ -141,12 +173,12 @@ class TorchBackend(Backend):
         for number, batch in enumerate(batches, start=1):
             with self.exchanging(number == len(batches)):
                 loss_sum = self._losses(self.replicated, batch)[1].sum()
-                (loss_sum * (self.gradient_average_over / batch.global_count)).backward()
+                self.backward(loss_sum * (self.gradient_average_over / batch.global_count))
             self._running_variance.count_update(self._rows_of_replica(batch))
             loss_sums.append(loss_sum.detach())
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        self.optimizer.step()
+        self.step()
         return sum(loss_sums)
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
@@ -167,6 +199,27 @@ class TorchBackend(Backend):
 
     def _rows_of_replica(self, batch: DeviceBatch) -> int:
         return len(batch.labels) // self.config.replicas_per_process
+
+    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        self._enter(training=False)
+        found: dict[str, torch.Tensor] = {}
+        own = {
+            name: module
+            for name, module in self.model.named_modules()
+            if any(True for _ in module.parameters(recurse=False))
+        }
+        hooks = [
+            module.register_forward_hook(lambda module, inputs, output, name=name: found.setdefault(name, output))
+            for name, module in own.items()
+        ]
+        with torch.no_grad():
+            self._computing(batch.images)
+        for hook in hooks:
+            hook.remove()
+        return {
+            name: (features.permute(0, 2, 3, 1) if features.dim() == 4 else features).cpu().numpy()
+            for name, features in found.items()
+        }
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         images = batch.images.permute(0, 2, 3, 1).contiguous()
@@ -202,14 +255,14 @@ class TorchBackend(Backend):
 
     def state(self) -> State:
         self._enter(training=False)
-        return {name: tensor.detach().cpu().numpy().copy() for name, tensor in self._tensors().items()}
+        return {name: self.whole(tensor).cpu().numpy().copy() for name, tensor in self._tensors().items()}
 
     def optimizer_state(self) -> State:
         slots = {}
         for name, parameter in self.model.named_parameters():
             for slot, value in self.optimizer.state[parameter].items():
                 if slot in SLOTS:
-                    slots[f"{SLOTS[slot]}.{name}"] = value.detach().cpu().numpy().copy()
+                    slots[f"{SLOTS[slot]}.{name}"] = self.whole(value).cpu().numpy().copy()
         return slots
 
     def load_state(self, state: State) -> None:
@@ -219,15 +272,14 @@ class TorchBackend(Backend):
                 f"state does not fit {self.workload.model}: missing {sorted(tensors.keys() - state.keys())}, "
                 f"unknown {sorted(state.keys() - tensors.keys())}"
             )
-        with torch.no_grad():
-            for name, tensor in tensors.items():
-                tensor.copy_(torch.from_numpy(state[name]))
+        for name, tensor in tensors.items():
+            self.fill(tensor, state[name])
         self._running_variance.restart()
         self._training = None
 
     def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
         parameters = dict(self.model.named_parameters())
-        load_slots(self.optimizer, parameters, slots, steps_taken)
+        load_slots(self.optimizer, parameters, slots, steps_taken, self.fill)
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         # num_batches_tracked counts steps and has no twin in TensorFlow.

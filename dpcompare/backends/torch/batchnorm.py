@@ -32,6 +32,13 @@ class RunningVariance:
         self._rows = 0
         self.restart()
 
+    def keep(self, model: nn.Module) -> None:
+        """Look after the layers of this part of the model alone."""
+        kept = set(batch_norms(model).values())
+        pairs = [pair for pair in zip(self._norms, self._positions, strict=True) if pair[0] in kept]
+        self._norms, self._positions = [norm for norm, _ in pairs], [positions for _, positions in pairs]
+        self.restart()
+
     def restart(self) -> None:
         """Start to count updates from the present values, which follow the shared rule."""
         self._start = [norm.running_var.clone() for norm in self._norms]

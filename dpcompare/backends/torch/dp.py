@@ -16,9 +16,7 @@ class DataParallel(TorchBackend):
 
     def connect(self) -> None:
         super().connect()
-        self.num_replicas = (
-            torch.cuda.device_count() if self.device.type == "cuda" else self.config.cluster.num_replicas
-        )
+        self.num_replicas = torch.cuda.device_count() if self.device.type == "cuda" else self.config.num_replicas
         if self.device.type == "cuda":
             self.device = torch.device("cuda", 0)  # where DataParallel scatters from and gathers to
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -11,11 +12,15 @@ from torch.nn import functional
 from dpcompare.arithmetic import BATCH_NORM_EPSILON
 from dpcompare.config import Workload
 from dpcompare.data.regularization import columns
+from dpcompare.errors import RequestError
 from dpcompare.models import IMAGE_CHANNELS, MODELS
+from dpcompare.own import is_own, own_model
 
 
 def build_model(workload: Workload, num_classes: int) -> nn.Module:
     """A model whose weights are still to be loaded."""
+    if is_own(workload.model):
+        return own_model(workload.model).build("torch", workload.image_size, num_classes)
     if workload.model == "toy-cnn":
         return ToyCnn(workload.image_size, num_classes)
     if workload.model == "mlp":
@@ -31,6 +36,26 @@ def build_model(workload: Workload, num_classes: int) -> nn.Module:
     # timm's own dropout is a function call between pooling and classifier, not a layer that could be replaced.
     model.global_pool = nn.Sequential(OrderedDict(pool=model.global_pool, dropout=nn.Identity()))
     return _aligned(model, workload)
+
+
+def own_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
+    """Of the tensors of a user's own model, which is tried too."""
+    model = own_model(name).build("torch", image_size, num_classes)
+    if not isinstance(model, nn.Module):
+        raise RequestError(
+            f"model: the torch factory of {name!r} gave a {type(model).__name__}; expected a torch.nn.Module"
+        )
+    with torch.no_grad():
+        logits = model.eval()(torch.zeros(2, IMAGE_CHANNELS, image_size, image_size))
+    if tuple(logits.shape) != (2, num_classes):
+        raise RequestError(
+            f"model: {name!r} gives {tuple(logits.shape)} for 2 images in torch; expected logits (2, {num_classes})"
+        )
+    return {
+        key: tuple(tensor.shape)
+        for key, tensor in model.state_dict().items()
+        if not key.endswith("num_batches_tracked")
+    }
 
 
 def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
@@ -59,7 +84,7 @@ class SharedDrop(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if not self.training or self.factors is None:
             return features
-        own = self.factors[:, self._columns].to(features.dtype)
+        own = self.factors[:, self._columns].to(features)
         return features * own.reshape(*own.shape, *[1] * (features.dim() - 2))
 
 
@@ -74,7 +99,37 @@ def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d]:
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
 
 
-class ToyCnn(nn.Module):
+Layer = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Layered(nn.Module):
+    """A model that is its layers one after the other."""
+
+    def layers(self) -> list[Layer]:
+        """In the order of `dpcompare.models.Model.layers`."""
+        raise NotImplementedError
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = images
+        for layer in self.layers():
+            x = layer(x)
+        return x
+
+
+def layers_of(model: nn.Module) -> list[Layer]:
+    """What a model does, cut between the layers of `dpcompare.models.Model.layers`."""
+    if isinstance(model, Layered):
+        return model.layers()
+    blocks = [block for blocks in model.blocks for block in blocks]  # timm's EfficientNet
+    return [
+        lambda images: model.bn1(model.conv_stem(images)),
+        *blocks,
+        lambda x: model.bn2(model.conv_head(x)),
+        lambda x: model.classifier(model.global_pool(x)),
+    ]
+
+
+class ToyCnn(Layered):
     """conv(5)-pool-conv(5)-pool and three dense layers, with valid padding."""
 
     def __init__(self, image_size: int, num_classes: int) -> None:
@@ -86,11 +141,14 @@ class ToyCnn(nn.Module):
         self.fc2 = nn.Linear(120, 84)
         self.fc3 = nn.Linear(84, num_classes)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = functional.max_pool2d(functional.relu(self.conv1(images)), 2)
-        x = functional.max_pool2d(functional.relu(self.conv2(x)), 2)
-        x = functional.relu(self.fc1(_flatten(x)))
-        return self.fc3(functional.relu(self.fc2(x)))
+    def layers(self) -> list[Layer]:
+        return [
+            lambda images: functional.max_pool2d(functional.relu(self.conv1(images)), 2),
+            lambda x: functional.max_pool2d(functional.relu(self.conv2(x)), 2),
+            lambda x: functional.relu(self.fc1(_flatten(x))),
+            lambda x: functional.relu(self.fc2(x)),
+            self.fc3,
+        ]
 
 
 class Conv2dSame(nn.Conv2d):
@@ -105,7 +163,7 @@ class Conv2dSame(nn.Conv2d):
         return super().forward(functional.pad(images, padding))
 
 
-class ToyBn(nn.Module):
+class ToyBn(Layered):
     """Two strided convolutions with TensorFlow's "same" padding, a residual, BatchNorm, and a dense layer."""
 
     def __init__(self, num_classes: int) -> None:
@@ -120,14 +178,16 @@ class ToyBn(nn.Module):
         self.dropout = nn.Identity()
         self.classifier = nn.Linear(8, num_classes)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        x = functional.relu(self.bn1(self.conv_stem(images)))
-        x = functional.relu(self.bn2(self.conv_dw(x)))
-        x = x + self.drop_path(self.bn3(self.conv_pwl(x)))
-        return self.classifier(self.dropout(x.mean((2, 3))))
+    def layers(self) -> list[Layer]:
+        return [
+            lambda images: functional.relu(self.bn1(self.conv_stem(images))),
+            lambda x: functional.relu(self.bn2(self.conv_dw(x))),
+            lambda x: x + self.drop_path(self.bn3(self.conv_pwl(x))),
+            lambda x: self.classifier(self.dropout(x.mean((2, 3)))),
+        ]
 
 
-class Mlp(nn.Module):
+class Mlp(Layered):
     """One hidden layer of 512 units on the flattened pixels."""
 
     def __init__(self, image_size: int, num_classes: int) -> None:
@@ -136,8 +196,11 @@ class Mlp(nn.Module):
         self.dropout = nn.Identity()
         self.fc2 = nn.Linear(512, num_classes)
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.dropout(functional.relu(self.fc1(_flatten(images)))))
+    def layers(self) -> list[Layer]:
+        return [
+            lambda images: functional.relu(self.fc1(_flatten(images))),
+            lambda x: self.fc2(self.dropout(x)),
+        ]
 
 
 def _flatten(features: torch.Tensor) -> torch.Tensor:

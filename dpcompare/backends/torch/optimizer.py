@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -52,8 +52,17 @@ def load_slots(
     parameters: Mapping[str, torch.nn.Parameter],
     slots: Mapping[str, npt.NDArray[Any]],
     steps_taken: int,
+    fill: Callable[[torch.Tensor, npt.NDArray[Any]], None],
 ) -> None:
-    """Give an optimizer the memory that another had after some steps; `slots` are named `<slot>.<parameter>`."""
+    """Give an optimizer the memory that another had after some steps.
+
+    Args:
+        optimizer: whose memory is replaced.
+        parameters: by their names.
+        slots: named `<slot>.<parameter>`.
+        steps_taken: how many.
+        fill: puts values into a tensor like the parameter.
+    """
     torchs_names = {neutral: own for own, neutral in SLOTS.items()}
     optimizer.state.clear()
     for name, value in slots.items():
@@ -61,7 +70,8 @@ def load_slots(
         parameter = parameters[parameter_name]
         memory = optimizer.state[parameter]
         # In the layout of the parameter, as the optimizer itself makes it.
-        memory[torchs_names[slot]] = torch.empty_like(parameter).copy_(torch.from_numpy(value))
+        memory[torchs_names[slot]] = torch.empty_like(parameter, requires_grad=False)
+        fill(memory[torchs_names[slot]], value)
     if isinstance(optimizer, Adam):
         optimizer.steps_taken = steps_taken
         for parameter, memory in optimizer.state.items():

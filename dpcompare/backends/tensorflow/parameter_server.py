@@ -1,0 +1,158 @@
+"""tensorflow parameter-server: ParameterServerStrategy, whose workers update parameters that a server keeps, each when it is done."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from dpcompare.backends.base import State
+from dpcompare.backends.tensorflow.backend import TensorFlowBackend
+from dpcompare.data.batches import DeviceBatch, HostBatch
+
+STEPS_PER_WORKER = 2
+"""That are given out at once: one that it makes, and one that it has next."""
+
+
+class ParameterServer(TensorFlowBackend):
+    """Node 0 coordinates, node 1 keeps the parameters, the others are workers: TF_CONFIG says who is who.
+
+    The coordinator runs the loop. Each worker's part of a global batch is an update of its own, by the mean of its own rows, made
+    with the parameters as they were when it began; how many updates of others came between is its staleness.
+    """
+
+    def setup(self) -> None:
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+        tasks = {job: len(addresses) for job, addresses in resolver.cluster_spec().as_dict().items()}
+        first_rank = {"chief": 0, "ps": 1, "worker": 2}
+        self.process_rank = first_rank[resolver.task_type] + resolver.task_id
+        self.num_processes, self.num_replicas = sum(tasks.values()), tasks["worker"]
+        self.serves = resolver.task_type != "chief"
+        if self.serves:
+            threads = self.config.threads_per_process
+            self._server = tf.distribute.Server(
+                resolver.cluster_spec(),
+                job_name=resolver.task_type,
+                task_index=resolver.task_id,
+                protocol="grpc",
+                config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=threads),
+            )
+            return
+        self._resolver = resolver
+        num_replicas = self.num_replicas
+        super().setup()
+        self.num_replicas = num_replicas  # TensorFlow counts one, since nothing is in sync
+        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(self.strategy)
+        with self.strategy.scope():
+            self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
+        self._update_once = tf.function(self._update_of_worker, autograph=False)
+        self._given_out: deque[Any] = deque()
+        self._staleness: list[int] = []
+
+    def make_strategy(self) -> tf.distribute.Strategy:
+        return tf.distribute.ParameterServerStrategy(self._resolver)
+
+    @property
+    def share(self) -> tuple[int, int]:
+        return 0, 1
+
+    def _to_device(self, batch: HostBatch) -> DeviceBatch:
+        """As many parts as workers; they stay on the host, since it is not known yet who takes which."""
+
+        def parts(rows: npt.NDArray[Any], dtype: tf.DType) -> list[npt.NDArray[Any]]:
+            return np.split(rows.astype(dtype.as_numpy_dtype), self.num_replicas)
+
+        return DeviceBatch(
+            images=parts(batch.images, self._dtype),
+            labels=parts(batch.labels, tf.int32),
+            weights=parts(batch.weights, self._dtype),
+            global_count=batch.global_count,
+            factors=None if batch.factors is None else parts(batch.factors, self._dtype),
+        )
+
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+        self._enter(training=True)
+        (batch,) = batches
+        losses = []
+        for number in range(self.num_replicas):
+            weights = batch.weights[number]
+            if not weights.any():  # rows that only fill up
+                continue
+            self._step += 1
+            constants = np.array(self.optimizer.step_constants(self._step, learning_rate), np.float64)
+            factors = None if batch.factors is None else tf.constant(batch.factors[number])
+            part = (batch.images[number], batch.labels[number], weights)
+            while len(self._given_out) >= STEPS_PER_WORKER * self.num_replicas:
+                self._given_out.popleft().fetch()
+            update = self._coordinator.schedule(
+                self._update_once,
+                (*map(tf.constant, part), factors, tf.constant(weights.sum()), tf.constant(constants)),
+            )
+            self._given_out.append(update)
+            losses.append(update)
+        return losses
+
+    def _update_of_worker(
+        self, images: Any, labels: Any, weights: Any, factors: Any, count: Any, constants: Any
+    ) -> Any:
+        """Returns the sum of losses and the staleness."""
+        before = self._updates.read_value()
+        with tf.control_dependencies([before]):
+            loss_sum, gradients = self._gradients(images, labels, weights, factors, count)
+        self.optimizer.apply(gradients, constants)
+        after = self._updates.assign_add(1, read_value=True)
+        return tf.stack([tf.cast(loss_sum, tf.float64), tf.cast(after - 1 - before, tf.float64)])
+
+    def settle(self) -> None:
+        self._coordinator.join()
+
+    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
+        super().load_optimizer_state(slots, steps_taken)
+        self._step = steps_taken * self.num_replicas  # every worker's part is an update
+
+    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        return self._activations(np.concatenate(batch.images))
+
+    def read(self, handles: Sequence[Any]) -> npt.NDArray[np.float64]:
+        if isinstance(handles[0], tf.Tensor):
+            return super().read(handles)
+        values = [np.array([update.fetch() for update in step]) for step in handles]
+        self._staleness += [int(staleness) for step in values for staleness in step[:, 1]]
+        return np.array([step[:, 0].sum() for step in values], np.float64)
+
+    def evaluate_step(self, batch: DeviceBatch) -> Any:
+        self._enter(training=False)
+        return self._evaluate(*(np.concatenate(parts) for parts in (batch.images, batch.labels, batch.weights)))
+
+    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+        self._enter(training=training)
+        function = self._training_logits if training else self._evaluation_logits
+        factors = None if batch.factors is None else np.concatenate(batch.factors)
+        return function(np.concatenate(batch.images), factors).numpy()
+
+    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
+        if batch.factors is not None:
+            arrays["factors"] = batch.factors
+        return {name: np.concatenate(parts) for name, parts in arrays.items()}
+
+    def _enter(self, *, training: bool) -> None:
+        """Wait for the workers, whose updates are all of one copy of the parameters."""
+        if training != self._training:
+            self._training = training
+            self._coordinator.join()
+
+    def settings(self) -> dict[str, Any]:
+        if self.serves:
+            return super().settings()
+        staleness = {"mean": float(np.mean(self._staleness)), "max": max(self._staleness)} if self._staleness else None
+        updates = "asynchronous" if self.num_replicas > 1 else "synchronous"
+        return super().settings() | {"updates": updates, "staleness": staleness}
+
+    def teardown(self) -> None:
+        if not self.serves:
+            self._coordinator.join()

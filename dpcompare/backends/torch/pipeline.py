@@ -1,0 +1,246 @@
+"""torch pipeline: the layers of each replica in several processes, which pass micro-batches along (torch.distributed.pipelining)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.nn import functional
+
+from dpcompare.backends.base import State
+from dpcompare.backends.torch.backend import Computation
+from dpcompare.backends.torch.ddp import DistributedDataParallel
+from dpcompare.backends.torch.model import Layer, layers_of
+from dpcompare.data.batches import DeviceBatch
+from dpcompare.models import IMAGE_CHANNELS, MODELS
+
+SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class Pipeline(DistributedDataParallel):
+    """Processes (replica, stage) in this order of ranks; the same stages of all replicas add up their gradients.
+
+    Micro-batches are those of `Workload.accumulate`: the pipeline trains what accumulation over as many would.
+    """
+
+    def connect(self) -> None:
+        super().connect()
+        self.num_replicas, self.gradient_average_over = self.num_processes // self.config.stages, 1
+        self._replica, self._number = divmod(self.process_rank, self.config.stages)
+        mesh = init_device_mesh(
+            self.device.type, (self.num_replicas, self.config.stages), mesh_dim_names=("replicas", "stages")
+        )
+        self.replicas_group, self._stages_group = mesh.get_group("replicas"), mesh.get_group("stages")
+        self._is_first, self._is_last = self._number == 0, self._number == self.config.stages - 1
+
+    @property
+    def share(self) -> tuple[int, int]:
+        return self._replica, self.num_replicas
+
+    def split(self, model: nn.Module) -> nn.Module:
+        return model  # first whole, as it is loaded; see replicate
+
+    def replicate(self, model: nn.Module) -> nn.Module:
+        layers = MODELS[self.workload.model].layers
+        borders = (0, *self.cuts_of(self.model), len(layers))
+        begin, end = borders[self._number], borders[self._number + 1]
+        self._entering, self._leaving = self._features_at(begin), self._features_at(end)
+        _keep(self.model, {name for own in layers[begin:end] for name in own}, set(chain.from_iterable(layers)))
+        self._running_variance.keep(self.model)
+        self._schedules: dict[int, Any] = {}
+        own = _Stage(self.model, layers_of(self.model)[begin:end])
+        enabled = self.workload.precision == "bfloat16"
+        self._own = _Computing(Computation(own, self.device.type, enabled=enabled), self._memory_format)
+        return self._own
+
+    def _features_at(self, layer: int) -> torch.Tensor:
+        """What the layers before this one make of one image, which is passed from one stage to the next; holds no values."""
+        size = (1, IMAGE_CHANNELS, self.workload.image_size, self.workload.image_size)
+        images = torch.zeros(size, dtype=self._dtype, device=self.device)
+        before = Computation(
+            _Stage(self.model, layers_of(self.model)[:layer]),
+            self.device.type,
+            enabled=self.workload.precision == "bfloat16",
+        )
+        training = self.model.training
+        with torch.no_grad():
+            features = before.eval()(images)
+        before.train(training)
+        return features.to("meta")
+
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+        self._enter(training=True)
+        self.optimizer.zero_grad(set_to_none=True)
+        rows = len(batches[0].labels)
+        schedule = self._schedule(len(batches), rows)
+        self._own.factors = iter([batch.factors for batch in batches])
+        self._loss_sums: list[torch.Tensor] = []
+        self._global_count = batches[0].global_count
+        given = [torch.cat([batch.images for batch in batches])] if self._is_first else []
+        # One tensor, since that is what is cut into micro-batches: labels and weights side by side.
+        target = torch.stack(
+            [
+                torch.cat([batch.labels for batch in batches]).to(self._dtype),
+                torch.cat([batch.weights for batch in batches]),
+            ],
+            1,
+        )
+        schedule.step(*given, **({"target": target} if self._is_last else {}))
+        for _ in batches:
+            self._running_variance.count_update(rows)
+        self._add_up_gradients()
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.optimizer.step()
+        return torch.stack(self._loss_sums).sum() if self._is_last else torch.zeros((), dtype=self._dtype)
+
+    def _schedule(self, num_micro_batches: int, rows: int) -> Any:
+        if num_micro_batches not in self._schedules:
+            # With what enters and leaves told, since it would try by a forward pass that moves running statistics.
+            stage = PipelineStage(
+                self._own,
+                self._number,
+                self.config.stages,
+                self.device,
+                input_args=(_rows_of(self._entering, rows).requires_grad_(not self._is_first),),
+                output_args=(_rows_of(self._leaving, rows).requires_grad_(),),
+                group=self._stages_group,
+            )
+            kind = SCHEDULES[self.config.pipeline_schedule or "gpipe"]
+            self._schedules[num_micro_batches] = kind(stage, num_micro_batches, loss_fn=self._loss, scale_grads=False)
+        return self._schedules[num_micro_batches]
+
+    def _loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """This micro-batch's part of the mean loss over the global batch."""
+        labels, weights = target[:, 0].long(), target[:, 1]
+        loss_sum = (functional.cross_entropy(logits.to(weights.dtype), labels, reduction="none") * weights).sum()
+        self._loss_sums.append(loss_sum.detach())
+        return loss_sum / self._global_count
+
+    def _add_up_gradients(self) -> None:
+        if self.num_replicas == 1:
+            return
+        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat, group=self.replicas_group)
+        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+    def evaluate_step(self, batch: DeviceBatch) -> Any:
+        self._enter(training=False)
+        logits = self._pass_along(batch)
+        if not self._is_last:
+            return torch.zeros(3, dtype=self._dtype, device=self.device)
+        logits = logits.to(self._dtype)
+        losses = functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
+        correct = (logits.argmax(1) == batch.labels) * batch.weights
+        return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
+
+    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+        self._enter(training=training)
+        logits = self._pass_along(batch).to(self._dtype)
+        if training:
+            self._running_variance.count_update(len(batch.labels))
+        return logits.cpu().numpy() if self._is_last else np.empty((0, self.inputs.num_classes))
+
+    @torch.no_grad()
+    def _pass_along(self, batch: DeviceBatch) -> torch.Tensor:
+        """What this stage makes of a whole share, forward only; the last stage's are the logits."""
+        rows = len(batch.labels)
+        features = batch.images
+        if not self._is_first:
+            features = torch.empty_like(_rows_of(self._entering, rows), device=self.device)
+            distributed.recv(features, src=self.process_rank - 1)
+        self._own.factors = iter([batch.factors])
+        features = self._own(features)
+        if not self._is_last:
+            distributed.send(features, dst=self.process_rank + 1)
+        return features
+
+    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        """A replica's rows are told by its last stage alone."""
+        arrays = super().to_host(batch)
+        return arrays if self._is_last else {name: array[:0] for name, array in arrays.items()}
+
+    def broadcast_buffers(self) -> None:
+        for buffer in self.model.buffers():
+            distributed.broadcast(buffer, src=self._number, group=self.replicas_group)
+
+    def state(self) -> State:
+        return self._of_all_stages(super().state())
+
+    def optimizer_state(self) -> State:
+        return self._of_all_stages(super().optimizer_state())
+
+    def _of_all_stages(self, own: State) -> State:
+        parts: list[Any] = [None] * self.config.stages
+        distributed.all_gather_object(parts, own, group=self._stages_group)
+        return {name: array for part in parts for name, array in part.items()}
+
+    def load_state(self, state: State) -> None:
+        super().load_state({name: state[name] for name in self._tensors()})
+
+    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
+        own = {name for name, _ in self.model.named_parameters()}
+        mine = {name: array for name, array in slots.items() if name.partition(".")[2] in own}
+        super().load_optimizer_state(mine, steps_taken)
+
+
+class _Stage(nn.Module):
+    """Some consecutive layers of a model."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self.model = model
+        self._layers = layers
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        x = features
+        for layer in self._layers:
+            x = layer(x)
+        return x
+
+
+class _Computing(nn.Module):
+    """A stage that multiplies each micro-batch, which come in their order, by the factors of its rows."""
+
+    factors: Iterator[torch.Tensor | None]
+
+    def __init__(self, computation: Computation, layout: torch.memory_format) -> None:
+        super().__init__()
+        self.computation = computation
+        self._layout = layout
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        entering = _Entering.apply(features, self._layout if features.dim() == 4 else torch.contiguous_format)
+        return self.computation(entering, next(self.factors)).contiguous()
+
+
+class _Entering(torch.autograd.Function):
+    """Into the layout that a stage computes in, and gradients back into the only one that gloo sends."""
+
+    @staticmethod
+    def forward(context: Any, features: torch.Tensor, layout: torch.memory_format) -> torch.Tensor:
+        return features.contiguous(memory_format=layout)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradient.contiguous(), None
+
+
+def _rows_of(features: torch.Tensor, rows: int) -> torch.Tensor:
+    return features.expand(rows, *features.shape[1:]).contiguous()
+
+
+def _keep(model: nn.Module, own: set[str], of_all: set[str]) -> None:
+    """Take the layers of other stages out of a model, whose names stay."""
+    for name in of_all - own:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, nn.Identity())

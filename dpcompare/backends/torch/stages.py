@@ -1,0 +1,64 @@
+"""Models split into stages: their layers timed, and a model whose stages are on several devices of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from dpcompare.backends.torch.model import Layer, layers_of
+from dpcompare.stages import seconds_of
+
+
+def seconds_of_layers(model: nn.Module, images: torch.Tensor, synchronize: Callable[[], None]) -> list[float]:
+    """How long each layer takes, forward and backward; by the running statistics, which therefore stay as they are."""
+    training = model.training
+    model.eval()
+    calls: list[Callable[[], None]] = []
+    features = images
+    for layer in layers_of(model):
+        calls.append(_there_and_back(layer, features.detach().requires_grad_()))
+        with torch.no_grad():
+            features = layer(features)
+    seconds = seconds_of(calls, synchronize)
+    model.train(training)
+    model.zero_grad(set_to_none=True)
+    return seconds
+
+
+def _there_and_back(layer: Layer, features: torch.Tensor) -> Callable[[], None]:
+    return lambda: layer(features).sum().backward()
+
+
+class StagedModel(nn.Module):
+    """A model whose layers are on several devices of this process; takes images on the first and gives logits there."""
+
+    def __init__(
+        self, model: nn.Module, prefixes: Sequence[Sequence[str]], cuts: Sequence[int], devices: Sequence[torch.device]
+    ) -> None:
+        """Args:
+        model: all of whose layers are moved.
+        prefixes: of the names of each layer's tensors.
+        cuts: indices of the layers with which the second and all later stages begin.
+        devices: one per stage.
+        """
+        super().__init__()
+        self.model = model
+        self._stages = [
+            (device, range(begin, end))
+            for device, (begin, end) in zip(devices, pairwise([0, *cuts, len(prefixes)]), strict=True)
+        ]
+        for device, layers in self._stages:
+            for name in (name for layer in layers for name in prefixes[layer]):
+                model.get_submodule(name).to(device)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        layers = layers_of(self.model)
+        x = images
+        for device, own in self._stages:
+            x = x.to(device)
+            for number in own:
+                x = layers[number](x)
+        return x.to(images.device)
