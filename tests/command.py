@@ -48,5 +48,10 @@ def python(*arguments: str) -> None:
 
 def dpcompare(*arguments: str, **environment: str) -> Finished:
     process = start(*arguments, **environment)
-    stdout, stderr = process.communicate(timeout=240)
+    try:
+        stdout, stderr = process.communicate(timeout=240)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # it ends what it has started
+        print(*process.communicate(timeout=60), sep="\n")
+        raise
     return Finished(process.returncode, stdout, stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Any
 
 import keras
@@ -19,7 +20,7 @@ from dpcompare.data.batches import HostBatch, prefetch
 
 
 class KerasFit(TensorFlowBackend):
-    """`fit` runs in a thread of its own, which gets each batch when the loop has it and tells when its step is done."""
+    """`fit` runs in a thread of its own; each step the loop gives it a batch, lets it go on, and waits for it to be done."""
 
     def make_strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(self.local_devices())
@@ -36,9 +37,8 @@ class KerasFit(TensorFlowBackend):
             name: [variable.value for variable in variables]
             for name, variables in (("exp_avg", self._adam._momentums), ("exp_avg_sq", self._adam._velocities))
         }
-        self._batches: queue.SimpleQueue[tuple[Any, Any, Any] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
-        self._iterators = 0
+        self._turns = _Turns()
+        self._looked_at = False
         self._fitting: threading.Thread | None = None
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
@@ -48,47 +48,49 @@ class KerasFit(TensorFlowBackend):
     def train_step(self, batches: Sequence[Any], learning_rate: float) -> Any:
         self._enter(training=True)
         (batch,) = batches
-        if self._fitting is None:
-            self._fitting = threading.Thread(target=self._fit, args=(batch,), name="fit", daemon=True)
-            self._fitting.start()
         self._adam.learning_rate.assign(np.float64(learning_rate))  # a number of Python's would be rounded to float32
         images: Any = self._in_precision(batch.images)
         if batch.factors is not None:
             images = (images, self._in_precision(batch.factors))
-        self._batches.put((images, batch.labels, batch.weights / np.float64(batch.global_count)))
-        if (error := self._done.get()) is not None:
-            raise error
+        given = (images, batch.labels, batch.weights / np.float64(batch.global_count))
+        if self._fitting is None:
+            arrays = tf.nest.flatten(given)
+            self._given = tf.queue.FIFOQueue(1, [array.dtype for array in arrays], [array.shape for array in arrays])
+            self._fitting = threading.Thread(target=self._fit, args=(given,), name="fit", daemon=True)
+        self._given.enqueue(tf.nest.flatten(given))
+        if self._fitting.is_alive():
+            self._turns.go_on()
+        else:
+            self._fitting.start()
+        self._turns.wait()
         return self._loss.total.read_value() * tf.cast(batch.global_count, self._dtype)
 
     def _in_precision(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return array.astype(self._dtype.as_numpy_dtype, copy=False)
 
-    def _fit(self, first: HostBatch) -> None:
-        def spec(array: Any, dtype: tf.DType) -> tf.TensorSpec:
-            return tf.TensorSpec(array.shape, dtype)
+    def _fit(self, like: Any) -> None:
+        """Keras's `fit` on batches of the shapes and types of `like`."""
 
-        images: Any = spec(first.images, self._dtype)
-        if first.factors is not None:
-            images = (images, spec(first.factors, self._dtype))
-        signature = (images, spec(first.labels, tf.int32), spec(first.weights, tf.float64))
-        dataset = tf.data.Dataset.from_generator(lambda: self._given(signature), output_signature=signature)
+        def nothing() -> list[tf.Tensor]:
+            return [tf.zeros(array.shape, array.dtype) for array in tf.nest.flatten(like)]
+
+        # A generator of Python's that waited for batches would keep one of TensorFlow's few threads from the step.
+        dataset = tf.data.Dataset.from_generator(self._iterator, output_signature=tf.TensorSpec((), tf.bool)).map(
+            lambda looked_at: tf.nest.pack_sequence_as(like, tf.cond(looked_at, nothing, self._given.dequeue))
+        )
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         try:
-            self.model.fit(dataset.with_options(options), epochs=1, verbose=0, callbacks=[_AfterEachBatch(self._done)])
-            self._done.put(
-                RuntimeError("Keras ended its fit by itself")
-            )  # nobody waits for it where all batches were given
+            self.model.fit(dataset.with_options(options), epochs=1, verbose=0, callbacks=[self._turns])
         except Exception as error:  # raised where the step is waited for
-            self._done.put(error)
+            self._turns.fail(error)
 
-    def _given(self, signature: Any) -> Iterator[Any]:
-        """The batches, but not to the first iterator: Keras looks at what one gives, throws it away, and begins anew."""
-        self._iterators += 1
-        if self._iterators == 1:
-            yield tf.nest.map_structure(lambda spec: np.zeros(spec.shape, spec.dtype.as_numpy_dtype), signature)
-        else:
-            yield from iter(self._batches.get, None)
+    def _iterator(self) -> Iterator[bool]:
+        """Whether what it gives is only looked at: Keras does so with a first iterator, throws it away, and begins anew."""
+        if self._looked_at:
+            yield from repeat(False)
+        self._looked_at = True
+        yield True
 
     def evaluate_step(self, batch: Any) -> Any:
         return super().evaluate_step(self._to_device(batch))
@@ -111,7 +113,8 @@ class KerasFit(TensorFlowBackend):
 
     def teardown(self) -> None:
         if self._fitting is not None:
-            self._batches.put(None)
+            self._given.close()
+            self._turns.end()
             self._fitting.join()
 
 
@@ -137,10 +140,32 @@ class _WeightedLoss(keras.losses.Loss):
         return total
 
 
-class _AfterEachBatch(keras.callbacks.Callback):
-    def __init__(self, done: queue.SimpleQueue[BaseException | None]) -> None:
+class _Turns(keras.callbacks.Callback):
+    """The loop and `fit` in turns: while the one works, the other waits.
+
+    `fit` waits here, after a step, and not for data inside the next one: that step's function would read variables, such as
+    the learning rate, before its batch comes, and its collectives would meet those of the loop's own functions, for ever.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._done = done
+        self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._more: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._done.put(None)
+        self.model.stop_training = not self._more.get()
+
+    def wait(self) -> None:
+        """Until `fit` has made a step; raises what it raised."""
+        if (error := self._done.get()) is not None:
+            raise error
+
+    def fail(self, error: Exception) -> None:
+        self._done.put(error)
+
+    def go_on(self) -> None:
+        self._more.put(True)
+
+    def end(self) -> None:
+        self._more.put(False)

@@ -1,0 +1,32 @@
+"""Keras's own `fit`, which runs in a thread beside the loop."""
+
+import numpy as np
+import pytest
+
+from dpcompare import Cluster, RunConfig, Workload, run
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
+
+
+def trained(mode, run_dir, workload, **changes):
+    cluster = Cluster.partition(1, 2, device="cpu")
+    return run(RunConfig(framework="tensorflow", mode=mode, workload=workload, cluster=cluster, **changes), run_dir)
+
+
+def test_each_step_has_its_own_learning_rate(tmp_path):
+    """Where `fit` waits for data inside a step, the step has read the rate of the step before: the third loss is off by 0.06."""
+    workload = Workload(
+        model="toy-cnn", image_size=32, global_batch_size=16, dataset="synthetic-mini", steps=10, warmup_steps=0,
+        learning_rate=0.01, schedule="cosine", lr_warmup_steps=4,
+    )  # fmt: skip
+    fit, mirrored = (trained(mode, tmp_path / mode, workload) for mode in ("keras-fit", "mirrored"))
+    assert np.abs(np.array(fit.train_loss) - mirrored.train_loss).max() < 1e-4
+
+
+def test_the_loop_may_use_the_devices_between_steps(tmp_path):
+    """A `fit` that has entered the next step has collectives under way, which the loop's own wait for: within ten steps for ever."""
+    workload = Workload(
+        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=200, warmup_steps=0
+    )
+    result = trained("keras-fit", tmp_path / "run", workload, checkpoint_every=1, progress_timeout=30)
+    assert len(result.train_loss) == 200
