@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.cli.options import _OPTIONS, _WORKLOAD_OPTIONS
+from dpcompare.cli.options import OPTIONS, WORKLOAD_OPTIONS
 from dpcompare.config import Workload
 from dpcompare.data.prepare import prepare
 from tests.command import dpcompare, start
@@ -181,8 +181,8 @@ def test_with_json_a_refusal_is_one_object():
 
 
 def test_the_defaults_in_the_help_are_those_of_the_workload():
-    texts = {names[0].removeprefix("--").replace("-", "_"): settings.get("help", "") for names, settings in _OPTIONS}
-    for name in _WORKLOAD_OPTIONS:
+    texts = {names[0].removeprefix("--").replace("-", "_"): settings.get("help", "") for names, settings in OPTIONS}
+    for name in WORKLOAD_OPTIONS:
         default = getattr(Workload(), name)
         if name == "epochs":
             default = Workload().num_epochs

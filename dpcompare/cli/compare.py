@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli.options import (
-    DEFAULT_PIPELINE_STAGES,
-    Numbers,
-    build_config,
-    interpreters,
-    read_config_file,
-    study_options,
-)
+from dpcompare.cli.building import DEFAULT_PIPELINE_STAGES, build_config, interpreters
+from dpcompare.cli.config_file import Numbers, read_config_file
+from dpcompare.cli.options import study_options
 from dpcompare.cli.output import EXIT_FAILED
 from dpcompare.errors import RequestError, RunFailedError, did_you_mean
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dpcompare.cli.options import interpreters
+from dpcompare.cli.building import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 from dpcompare.text import printable
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.options import interpreters
+from dpcompare.cli.building import interpreters
 from dpcompare.cli.output import print_json, stdout_console
 
 

@@ -1,29 +1,23 @@
-"""The options that `run`, `plan` and `compare` share, and how they become a run config."""
+"""The options that `run`, `plan` and `compare` share."""
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from dpcompare.errors import RequestError, did_you_mean
-
-if TYPE_CHECKING:
-    from dpcompare.cluster import Cluster
-    from dpcompare.config import Placement, RunConfig
+from dpcompare.cli.config_file import read_config_file
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 # Defaults are those of Workload and Cluster.partition; a test compares them with the texts here.
-_OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
+OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     (("--framework",), {"help": "torch or tensorflow."}),
     (
         ("--mode",),
-        {"help": "torch: single, dp, ddp. tensorflow: single, mirrored, multiworker."},
+        {"help": "Such as ddp or mirrored; `dpcompare modes` lists them."},
     ),
     (("--nodes",), {"type": int, "default": 1, "show_default": True, "help": "Nodes to simulate."}),
     (
@@ -68,7 +62,10 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         {"type": int, "help": "Of machines.  [default: as the partition has, or as this machine]"},
     ),
     (("--gpus",), {"metavar": "0,1,...", "help": "The GPUs to use; with `plan` they need not exist here."}),
-    (("--model",), {"help": "efficientnet-b0 to -b7, toy-cnn, toy-bn or mlp.  [default: efficientnet-b2]"}),
+    (
+        ("--model",),
+        {"help": "efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]"},
+    ),
     (
         ("--weights",),
         {
@@ -78,7 +75,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     ),
     (
         ("--dataset",),
-        {"help": "digits, synthetic, a prepared store or a folder of images.  [default: digits]"},
+        {"help": "digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits]"},
     ),
     (("--image-size",), {"type": int, "help": "Side of the square input in pixels.  [default: 64]"}),
     (
@@ -215,7 +212,7 @@ _OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
     ),
 )
 
-_WORKLOAD_OPTIONS = (
+WORKLOAD_OPTIONS = (
     "model",
     "weights",
     "dataset",
@@ -238,8 +235,6 @@ _WORKLOAD_OPTIONS = (
     "seed",
 )
 
-
-DEFAULT_PIPELINE_STAGES = 2
 
 RUN_CONFIG_OPTIONS = (
     "launcher",
@@ -271,25 +266,6 @@ OF_ONE_RUN = ("--framework", "--mode", "--nodes", "--devices-per-node", "--run-d
 """What a study has several of."""
 
 
-class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
-    """One or more positive numbers, by commas; in TOML also a number or a list."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
-        parts = value.split(",") if isinstance(value, str) else value
-        try:
-            parts = parts if isinstance(parts, (list, tuple)) else [parts]
-            if not all(type(part) in (int, str) for part in parts):  # a bool is an int, and 1.9 would become 1
-                raise TypeError
-            numbers = tuple(map(int, parts))
-        except (TypeError, ValueError):
-            numbers = ()
-        if not numbers or min(numbers) < 1:
-            self.fail(f"received {value!r}, expected positive numbers such as 1,2", parameter, context)
-        return numbers
-
-
 def run_options(command: Command) -> Command:
     """All options of a run; each is also read from DPCOMPARE_<NAME> and from the file given by --config."""
     command = _with_options(command, without=())
@@ -310,224 +286,9 @@ def study_options(command: Command) -> Command:
 
 
 def _with_options(command: Command, *, without: tuple[str, ...]) -> Command:
-    for names, settings in reversed(_OPTIONS):
+    for names, settings in reversed(OPTIONS):
         if names[0] in without:
             continue
         variable = "DPCOMPARE_" + names[0].removeprefix("--").replace("-", "_").upper()
         command = click.option(*names, envvar=variable, **settings)(command)
     return command
-
-
-def read_config_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
-    """Make the values of a TOML file the defaults of the other options."""
-    if path is None:
-        return
-    try:
-        text = path.read_text()
-        content = tomllib.loads(text)
-    except OSError as error:
-        raise RequestError(f"{str(path)!r} cannot be read: {error.strerror}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{str(path)!r} is not valid TOML: {error}") from None
-    options = {
-        option.name: option
-        for option in context.command.params
-        if isinstance(option, click.Option) and option.name not in (None, "config", "as_json", "dry_run", "out")
-    }
-    problems = []
-    for key, value in content.items():
-        where = f"{path}{_line_of(key, text)}: key {key!r}"
-        if key not in options:
-            known = sorted(str(name) for name in options)
-            problems.append(f"{where} is unknown; expected one of {', '.join(known)}.{did_you_mean(key, known)}")
-        elif problem := _type_problem(options[key], value, context):
-            problems.append(f"{where}: received {value!r}, {problem}")
-    if problems:
-        raise RequestError("\n".join(problems))
-    context.default_map = content
-
-
-def _line_of(key: str, text: str) -> str:
-    """`:LINE` of a top-level key; tomllib keeps no positions."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", line):
-            return f":{number}"
-    return ""
-
-
-def _type_problem(option: click.Option, value: Any, context: click.Context) -> str | None:
-    """Why a TOML value is no value of an option; TOML has types, so '32' is no number here."""
-    if option.multiple:
-        return None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "expected a list"
-    kinds: dict[str, tuple[tuple[type, ...], str]] = {
-        "integer": ((int,), "an integer"),
-        "integer range": ((int,), "an integer"),
-        "float": ((int, float), "a number"),
-        "boolean": ((bool,), "true or false"),
-    }
-    if isinstance(option.type, Numbers):
-        kinds["numbers"] = ((int, str, list), "a number, or a list of them")
-    types, name = kinds["boolean"] if option.is_flag else kinds.get(option.type.name, ((str,), "a string"))
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        return f"expected {name}"
-    try:
-        option.type.convert(value, option, context)
-    except click.BadParameter as error:
-        return error.message
-    return None
-
-
-def build_config(options: dict[str, Any]) -> RunConfig:
-    """A run config from the values of `run_options`.
-
-    Raises:
-        RequestError: they make no run.
-    """
-    from dpcompare.cluster import Cluster, installed_gpus, visible_gpus
-    from dpcompare.config import RunConfig, Workload, request
-    from dpcompare.engines import ENGINES
-
-    for name in ("framework", "mode"):
-        if options[name] is None:
-            raise RequestError(
-                f"--{name}: received nothing; expected {'torch or tensorflow' if name == 'framework' else 'one of `dpcompare modes`'}"
-            )
-    given = {name: options[name] for name in _WORKLOAD_OPTIONS if options[name] is not None}
-    augment = tuple(listed(options["augment"] or ""))
-    workload = request(
-        Workload,
-        **given,
-        augment=() if augment == ("none",) else augment,
-        skip_corrupt=options["skip_corrupt"],
-    )
-    gpus = options["gpus"]
-    devices_per_node = options["devices_per_node"]
-    if options["mode"] == "single" and devices_per_node is None and gpus is None:
-        devices_per_node = 1  # the baseline is one device, however many are visible
-    device = options["device"]
-    if device == "auto" and options["mode"] == "tpu":
-        device = "tpu"
-    stages = options["stages"]
-    if stages is None and options["mode"] == "pipeline":
-        stages = DEFAULT_PIPELINE_STAGES
-    placement = _placement(options)
-    on_gpus = device == "gpu" or gpus is not None or (device == "auto" and bool(visible_gpus(installed_gpus())))
-    if stages is not None and devices_per_node is None and not (on_gpus and ENGINES[placement.engine].simulated):
-        devices_per_node = stages  # one replica per node
-    if ENGINES[placement.engine].simulated:
-        if options["cores_per_node"] is not None:
-            raise RequestError(
-                f"--cores-per-node: received with engine {placement.engine}, whose nodes share the cores of this machine"
-            )
-        cluster = Cluster.partition(
-            options["nodes"],
-            devices_per_node,
-            device=device,
-            gpus=None if gpus is None else listed(gpus),
-        )
-    else:
-        cluster = machines(placement, options | {"devices_per_node": devices_per_node})
-    chosen: dict[str, Any] = {name: options[name] for name in RUN_CONFIG_OPTIONS if options[name] is not None}
-    if stages is not None:
-        chosen["stages"] = stages
-    if options["profile_steps"] is not None:
-        chosen["profile_steps"] = _steps(options["profile_steps"])
-    if options["tune"]:
-        chosen["tune"] = parse_tuning(options["tune"])
-    if python := interpreters(options["python"]).get(options["framework"]):
-        chosen["python"] = python
-    config: RunConfig = request(
-        RunConfig,
-        framework=options["framework"],
-        mode=options["mode"],
-        workload=workload,
-        cluster=cluster,
-        placement=placement,
-        **chosen,
-    )
-    return config
-
-
-def _placement(options: dict[str, Any]) -> Placement:
-    from dpcompare.config import Placement, request
-
-    texts = {
-        name: options[name]
-        for name in ("engine", "link", "partition", "time", "account", "image", "volume_claim")
-        if options[name] is not None
-    }
-    placement: Placement = request(
-        Placement, **texts, hosts=listed(options["hosts"] or ""), ssh=options["ssh"], sbatch=options["sbatch"]
-    )
-    return placement
-
-
-def machines(placement: Placement, options: dict[str, Any]) -> Cluster:
-    """The nodes of an engine whose nodes are machines."""
-    from dpcompare.cluster import Cluster, available_cores, installed_gpus
-
-    if options["gpus"] is not None:
-        raise RequestError(
-            f"--gpus: received with engine {placement.engine}; each machine has its own: give their number with --devices-per-node"
-        )
-    device = options["device"]
-    if device == "auto" and placement.engine in ("slurm", "kubernetes"):
-        raise RequestError(
-            f"--device: received auto with engine {placement.engine}, whose nodes are elsewhere; expected cpu or gpu"
-        )
-    if device == "auto":
-        device = "gpu" if installed_gpus() else "cpu"
-    cores = options["cores_per_node"]
-    if cores is None and placement.engine == "slurm":
-        from dpcompare.engines.slurm import cores_per_node
-
-        cores = cores_per_node(placement.partition)
-    num_nodes = options["nodes"]
-    if num_nodes == 1:  # the default: as many as are named
-        num_nodes = len(placement.hosts) or num_nodes
-    return Cluster.of_machines(num_nodes, options["devices_per_node"] or 1, device, cores or available_cores())
-
-
-def listed(text: str) -> list[str]:
-    """`a, b` as ["a", "b"]."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _steps(text: str) -> tuple[int, int]:
-    """`5:8` as (5, 8)."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if match is None:
-        raise RequestError(f"--profile-steps: received {text!r}, expected FIRST:LAST such as 5:8")
-    return int(match[1]), int(match[2])
-
-
-def parse_tuning(pairs: Sequence[str]) -> dict[str, str]:
-    """name -> value of --tune."""
-    chosen = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator or not name or not value:
-            raise RequestError(f"--tune: received {pair!r}, expected NAME=VALUE such as compilation=none")
-        chosen[name] = value
-    return chosen
-
-
-def interpreters(pairs: tuple[str, ...]) -> dict[str, str]:
-    """framework -> interpreter, from the environment and --python."""
-    import os
-
-    from dpcompare.backends import FRAMEWORKS
-
-    chosen = {
-        framework: os.environ[variable]
-        for framework in FRAMEWORKS
-        if (variable := f"DPCOMPARE_{framework.upper()}_PYTHON") in os.environ
-    }
-    for pair in pairs:
-        framework, separator, path = pair.partition("=")
-        if not separator or framework not in FRAMEWORKS or not path:
-            raise RequestError(
-                f"--python: received {pair!r}, expected FRAMEWORK=PATH with FRAMEWORK one of {', '.join(FRAMEWORKS)}"
-            )
-        chosen[framework] = path
-    return chosen

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli.options import build_config, run_options
+from dpcompare.cli.building import build_config
+from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.errors import RequestError
 

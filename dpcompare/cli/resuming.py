@@ -5,15 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.cli.options import (
-    DEFAULT_PIPELINE_STAGES,
-    PLACEMENT_OPTIONS,
-    RUN_CONFIG_OPTIONS,
-    interpreters,
-    listed,
-    machines,
-    parse_tuning,
-)
+from dpcompare.cli.building import DEFAULT_PIPELINE_STAGES, interpreters, listed, machines, parse_tuning
+from dpcompare.cli.options import PLACEMENT_OPTIONS, RUN_CONFIG_OPTIONS
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dpcompare.cli.options import build_config, run_options
+from dpcompare.cli.building import build_config
+from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json
 from dpcompare.cli.resuming import changed_config
 

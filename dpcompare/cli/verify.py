@@ -7,12 +7,8 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.options import interpreters
+from dpcompare.cli.building import interpreters, listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
-
-
-def _listed(value: str) -> list[str]:
-    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 @click.command()
@@ -47,13 +43,13 @@ def verify(
 
     chosen = interpreters(python)
     replicas = replicas or ("1,2" if quick else "1,2,4")
-    present = _usable(_listed(frameworks), chosen)
+    present = _usable(listed(frameworks), chosen)
     groups = plan_groups(
         present,
-        known_modes(model) if modes == "all" else _listed(modes),
+        known_modes(model) if modes == "all" else listed(modes),
         model=_known_model(model),
         replicas=_numbers(replicas),
-        precisions=_known_precisions(_listed(precision)),
+        precisions=_known_precisions(listed(precision)),
         quick=quick,
     )
     if not groups:
@@ -121,7 +117,7 @@ def _known_precisions(precisions: list[str]) -> list[str]:
 
 def _numbers(text: str) -> list[int]:
     try:
-        return [int(part) for part in _listed(text)]
+        return [int(part) for part in listed(text)]
     except ValueError:
         raise click.BadParameter(
             f"received {text!r}, expected numbers such as 1,2,4", param_hint="--replicas"

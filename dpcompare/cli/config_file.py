@@ -1,0 +1,90 @@
+"""A TOML file whose values are the defaults of a command's options."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpcompare.errors import RequestError, did_you_mean
+
+
+class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
+    """One or more positive numbers, by commas; in TOML also a number or a list."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+        parts = value.split(",") if isinstance(value, str) else value
+        try:
+            parts = parts if isinstance(parts, (list, tuple)) else [parts]
+            if not all(type(part) in (int, str) for part in parts):  # a bool is an int, and 1.9 would become 1
+                raise TypeError
+            numbers = tuple(map(int, parts))
+        except (TypeError, ValueError):
+            numbers = ()
+        if not numbers or min(numbers) < 1:
+            self.fail(f"received {value!r}, expected positive numbers such as 1,2", parameter, context)
+        return numbers
+
+
+def read_config_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    """Make the values of a TOML file the defaults of the other options."""
+    if path is None:
+        return
+    try:
+        text = path.read_text()
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise RequestError(f"{str(path)!r} cannot be read: {error.strerror}; expected a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"{str(path)!r} is not valid TOML: {error}") from None
+    options = {
+        option.name: option
+        for option in context.command.params
+        if isinstance(option, click.Option) and option.name not in (None, "config", "as_json", "dry_run", "out")
+    }
+    problems = []
+    for key, value in content.items():
+        where = f"{path}{_line_of(key, text)}: key {key!r}"
+        if key not in options:
+            known = sorted(str(name) for name in options)
+            problems.append(f"{where} is unknown; expected one of {', '.join(known)}.{did_you_mean(key, known)}")
+        elif problem := _type_problem(options[key], value, context):
+            problems.append(f"{where}: received {value!r}, {problem}")
+    if problems:
+        raise RequestError("\n".join(problems))
+    context.default_map = content
+
+
+def _line_of(key: str, text: str) -> str:
+    """`:LINE` of a top-level key; tomllib keeps no positions."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if re.match(rf"\s*\[*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]]", line):
+            return f":{number}"
+    return ""
+
+
+def _type_problem(option: click.Option, value: Any, context: click.Context) -> str | None:
+    """Why a TOML value is no value of an option; TOML has types, so '32' is no number here."""
+    if option.multiple:
+        return None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "expected a list"
+    kinds: dict[str, tuple[tuple[type, ...], str]] = {
+        "integer": ((int,), "an integer"),
+        "integer range": ((int,), "an integer"),
+        "float": ((int, float), "a number"),
+        "boolean": ((bool,), "true or false"),
+    }
+    if isinstance(option.type, Numbers):
+        kinds["numbers"] = ((int, str, list), "a number, or a list of them")
+    types, name = kinds["boolean"] if option.is_flag else kinds.get(option.type.name, ((str,), "a string"))
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        return f"expected {name}"
+    try:
+        option.type.convert(value, option, context)
+    except click.BadParameter as error:
+        return error.message
+    return None
