@@ -69,6 +69,13 @@ FRAMEWORKS: dict[str, Framework] = {
     "tensorflow": Framework(packages=("tensorflow", "keras")),
 }
 
+
+def _under_torchrun(**fields: Any) -> Mode:
+    """A mode with a process per device, on any number of nodes."""
+    collective = {"cpu": "gloo", "gpu": "nccl"}
+    return Mode(launch="torchrun", process_per="device", multi_node=True, collective=collective, **fields)
+
+
 MODES: dict[tuple[str, str], Mode] = {
     ("torch", "single"): Mode(
         target="torch.single:SingleDevice",
@@ -83,56 +90,36 @@ MODES: dict[tuple[str, str], Mode] = {
         sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot meet in their forward pass
         emulated_on=frozenset({"cpu"}),
     ),
-    ("torch", "ddp"): Mode(
+    ("torch", "ddp"): _under_torchrun(
         target="torch.ddp:DistributedDataParallel",
         summary="DistributedDataParallel under torchrun: one process per device, any number of nodes",
-        launch="torchrun",
         spawnable=True,
-        process_per="device",
         split="in process",
-        multi_node=True,
-        collective={"cpu": "gloo", "gpu": "nccl"},
     ),
-    ("torch", "fsdp"): Mode(
+    ("torch", "fsdp"): _under_torchrun(
         target="torch.fsdp:FullyShardedDataParallel",
         summary="fully_shard (FSDP2) under torchrun: one process per device, which keeps a part of the parameters",
-        launch="torchrun",
         spawnable=True,
-        process_per="device",
-        multi_node=True,
-        collective={"cpu": "gloo", "gpu": "nccl"},
         exchange_separable=False,  # parts of gradients are all that the optimizer of a process can use
         by_default=False,
     ),
-    ("torch", "pipeline"): Mode(
+    ("torch", "pipeline"): _under_torchrun(
         target="torch.pipeline:Pipeline",
         summary="torch.distributed.pipelining: each replica's layers in several processes, micro-batches passed along",
-        launch="torchrun",
         spawnable=True,
-        process_per="device",
         split="over processes",
-        multi_node=True,
-        collective={"cpu": "gloo", "gpu": "nccl"},
         exchange_separable=False,  # what stages send each other is the training itself
         by_default=False,
     ),
-    ("torch", "fabric"): Mode(
+    ("torch", "fabric"): _under_torchrun(
         target="torch.fabric:Fabric",
         summary="Lightning Fabric around DistributedDataParallel: the same, to tell what the wrapper costs",
-        launch="torchrun",
-        process_per="device",
-        multi_node=True,
-        collective={"cpu": "gloo", "gpu": "nccl"},
         by_default=False,
         packages=("lightning",),
     ),
-    ("torch", "accelerate"): Mode(
+    ("torch", "accelerate"): _under_torchrun(
         target="torch.accelerate:Accelerate",
         summary="Hugging Face Accelerate around DistributedDataParallel: the same, to tell what the wrapper costs",
-        launch="torchrun",
-        process_per="device",
-        multi_node=True,
-        collective={"cpu": "gloo", "gpu": "nccl"},
         by_default=False,
         packages=("accelerate",),
     ),

@@ -8,29 +8,21 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 
-from dpcompare.backends.torch.ddp import DistributedDataParallel
+from dpcompare.backends.torch.wrapped import WrappedDistributedDataParallel
 
 
-class Accelerate(DistributedDataParallel):
+class Accelerate(WrappedDistributedDataParallel):
     """Accelerate joins the processes, wraps model and optimizer, and does the backward pass; the batches are ours."""
 
-    packages = (*DistributedDataParallel.packages, "accelerate")
+    packages = (*WrappedDistributedDataParallel.packages, "accelerate")
 
     def join(self, timeout: timedelta) -> None:
         group = InitProcessGroupKwargs(backend=self.collective_of_mode, timeout=timeout)
         wrapping = DistributedDataParallelKwargs(broadcast_buffers=False)
-        self._accelerator = Accelerator(cpu=self.config.cluster.device_type == "cpu", kwargs_handlers=[group, wrapping])
+        self.wrapper = Accelerator(cpu=self.config.cluster.device_type == "cpu", kwargs_handlers=[group, wrapping])
 
     def replicate(self, model: nn.Module) -> nn.Module:
-        return self._accelerator.prepare_model(model)
+        return self.wrapper.prepare_model(model)
 
-    def build_optimizer(self) -> torch.optim.Optimizer:
-        optimizer = super().build_optimizer()
-        self._wrapped = self._accelerator.prepare_optimizer(optimizer)
-        return optimizer
-
-    def backward(self, loss: torch.Tensor) -> None:
-        self._accelerator.backward(loss)
-
-    def step(self) -> None:
-        self._wrapped.step()
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        return self.wrapper.prepare_optimizer(optimizer)

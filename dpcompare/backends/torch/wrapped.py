@@ -1,0 +1,30 @@
+"""What a wrapper around DistributedDataParallel does in the loop's place: the backward pass, and the optimizer's step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dpcompare.backends.torch.ddp import DistributedDataParallel
+
+
+class WrappedDistributedDataParallel(DistributedDataParallel):
+    """A mode makes `wrapper` where it joins the other processes, and says how that takes an optimizer."""
+
+    wrapper: Any
+
+    def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """The optimizer whose step is taken instead."""
+        raise NotImplementedError
+
+    def build_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super().build_optimizer()
+        self._wrapped = self.wrap_optimizer(optimizer)
+        return optimizer
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.wrapper.backward(loss)
+
+    def step(self) -> None:
+        self._wrapped.step()
