@@ -5,6 +5,7 @@ import json
 import pytest
 
 from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.events import read_events
 from dpcompare.planning import Endpoints, num_ports, plan
 from tests.command import dpcompare
 
@@ -74,6 +75,20 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
     shown = dpcompare("report", tmp_path / "served", tmp_path / "mirrored", "--json")
     (reason,) = [reason for reason in shown.json["reasons"] if reason.startswith("updates")]
     assert "throughput alone may be compared" in reason
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_what_workers_still_have_to_do_counts(tmp_path):
+    """Steps return before they are made; nothing between the first and the last loss may take no time."""
+    steps = ["--model", "toy-cnn", "--image-size", "128", "--global-batch-size", "256", "--dataset", "synthetic"]
+    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3",
+                     "--run-dir", tmp_path / "run", "--json")  # fmt: skip
+    assert done.code == 0, done.stderr
+    events = read_events(tmp_path / "run", 1)
+    (ready,) = [event for event in events if event["kind"] == "ready"]
+    last_loss = [event for event in events if event["kind"] == "train"][-1]
+    assert 4 * 256 / done.json["images_per_second"] == pytest.approx(last_loss["time"] - ready["time"], rel=0.1)
 
 
 @pytest.mark.tensorflow

@@ -38,6 +38,12 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
     return -(-num_samples // global_batch_size)
 
 
+def parts_trained(num_samples: int, global_batch_size: int, *, num_parts: int, num_steps: int) -> int:
+    """How many parts of the global batches of the first steps hold a sample, each batch cut into `num_parts` in its order."""
+    epochs, steps = divmod(num_steps, steps_per_epoch(num_samples, global_batch_size))
+    return epochs * -(-num_samples // (global_batch_size // num_parts)) + steps * num_parts
+
+
 def _cut(order: npt.NDArray[np.int64], global_batch_size: int, *, epoch: int, first_step: int) -> Iterator[GlobalBatch]:
     """Slice b of an order is batch b; the last one is filled up from the start of the order, with weight 0."""
     num_batches = steps_per_epoch(len(order), global_batch_size)

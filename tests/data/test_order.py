@@ -7,6 +7,7 @@ from dpcompare.data.order import (
     OrderDigest,
     epoch_order,
     evaluation_batches,
+    parts_trained,
     steps_per_epoch,
     training_batches,
 )
@@ -68,3 +69,10 @@ def test_steps_are_counted_over_all_epochs():
     assert [(batch.step, batch.epoch) for batch in training_batches(20, 8, seed=0, num_steps=7)] == [
         (0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (5, 1), (6, 2),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("num_samples", "num_parts", "num_steps"), [(20, 2, 7), (20, 4, 7), (24, 4, 6), (17, 4, 3)])
+def test_parts_without_a_sample_are_not_trained(num_samples, num_parts, num_steps):
+    batches = training_batches(num_samples, 8, seed=0, num_steps=num_steps)
+    counted = sum(part.any() for batch in batches for part in np.split(batch.weights, num_parts))
+    assert parts_trained(num_samples, 8, num_parts=num_parts, num_steps=num_steps) == counted

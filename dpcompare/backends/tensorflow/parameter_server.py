@@ -13,6 +13,7 @@ import tensorflow as tf
 from dpcompare.backends.base import State
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import DeviceBatch, HostBatch
+from dpcompare.data.order import parts_trained
 
 STEPS_PER_WORKER = 2
 """That are given out at once: one that it makes, and one that it has next."""
@@ -112,7 +113,12 @@ class ParameterServer(TensorFlowBackend):
 
     def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
         super().load_optimizer_state(slots, steps_taken)
-        self._step = steps_taken * self.num_replicas  # every worker's part is an update
+        self._step = parts_trained(
+            self.inputs.num_train,
+            self.workload.global_batch_size,
+            num_parts=self.num_replicas,
+            num_steps=steps_taken,
+        )  # every worker's part is an update
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         return self._activations(np.concatenate(batch.images))
