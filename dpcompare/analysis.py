@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict
 
 import dpcompare
 from dpcompare import fairness
+from dpcompare.backends import MODES
 from dpcompare.collection import ArmRuns, Collection
+from dpcompare.config import RunConfig
 from dpcompare.result import RunResult
 from dpcompare.statistics import SUSPICIOUS_EFFICIENCY, Outcome, claim, jitter
 from dpcompare.text import printable
@@ -62,6 +64,10 @@ class ArmRow(_Shown):
     num_replicas: int
     device_type: str
     emulated: bool
+    pipeline: str | None
+    """Its stages and schedule; None where no micro-batches are passed along."""
+    micro_batches: int
+    """Per step and replica."""
     rounds: int
     images_per_second: float | None
     jitter: float | None
@@ -324,6 +330,8 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
         num_replicas=arm.config.num_replicas,
         device_type=arm.config.cluster.device_type,
         emulated=arm.config.emulated,
+        pipeline=_pipeline(arm.config),
+        micro_batches=arm.config.workload.accumulate,
         rounds=len(runs),
         images_per_second=_median(speeds),
         jitter=jitter(speeds) if len(speeds) > 1 else None,
@@ -351,6 +359,12 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
         failures=arm.failures,
         ablation_failures=arm.ablation_failures,
     )
+
+
+def _pipeline(config: RunConfig) -> str | None:
+    if MODES[config.framework, config.mode].split != "over processes":
+        return None
+    return f"{config.num_replicas} x {config.stages} stages, {config.pipeline_schedule or 'gpipe'}"
 
 
 def _parts(arm: ArmRuns) -> dict[str, Any]:

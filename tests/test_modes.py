@@ -1,6 +1,7 @@
 """The contract of every mode, run for real with a tiny model: same batches, same weights, same losses."""
 
 import json
+import re
 from functools import cache
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.backends import MODES
+from scripts.injection import write_sitecustomize
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=8, warmup_steps=2)
 
@@ -51,11 +53,11 @@ def trained(tmp_path_factory):
     """Runs a mode on a topology, once per module; returns (result, run directory)."""
 
     @cache
-    def train(framework, mode, nodes, devices, workload=WORKLOAD):
+    def train(framework, mode, nodes, devices, workload=WORKLOAD, **changes):
         run_dir = tmp_path_factory.mktemp("runs") / f"{framework}-{mode}-{nodes}x{devices}"
         cluster = Cluster.partition(nodes, devices, device="cpu")
         stages = 2 if MODES[framework, mode].split == "over processes" else 1
-        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, stages=stages)
+        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, stages=stages, **changes)
         return run(config, run_dir), run_dir
 
     return train
@@ -187,6 +189,49 @@ def test_regularization_goes_with_every_other_choice(trained, change, arms, tole
     results = [trained(*arm, TOY_BN.model_copy(update=change))[0] for arm in arms]
     assert np.ptp([result.train_loss for result in results], axis=0).max() < tolerance
     assert np.ptp([result.evaluations[-1].loss for result in results]) < tolerance
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fabric", "accelerate"])
+def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
+    """Replicas then drift apart, each as those of ddp do."""
+    workload = WORKLOAD.model_copy(update={"precision": "float64", "steps": 4})
+    of_ddp, of_wrapper = (trained("torch", name, 2, 1, workload, exchange_gradients=False)[0] for name in ("ddp", mode))
+    assert of_wrapper.train_loss == pytest.approx(of_ddp.train_loss, abs=1e-12)
+    assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload)[0].train_loss[-1]) > 1e-6
+
+
+COUNT_BYTES = """
+def inject(module):
+    add = module._StepLog.add
+    def counting(self, step, *arguments, **measured):
+        add(self, step, *arguments, **measured)
+        if step == 2:
+            backend = self._backend
+            slots = [slot for state in backend.optimizer.state.values() for slot in state.values() if slot.dim()]
+            held = [*backend.model.parameters(), *slots]
+            parts = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in held]
+            print("BYTES", sum(part.numel() * part.element_size() for part in parts))
+    module._StepLog.add = counting
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_processes_of_fsdp_share_out_what_those_of_ddp_hold_each(tmp_path, monkeypatch):
+    write_sitecustomize(tmp_path / "fault", "dpcompare.loop", COUNT_BYTES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+    held = {}
+    for mode in ("ddp", "fsdp"):
+        config = RunConfig(
+            framework="torch", mode=mode, workload=WORKLOAD, cluster=Cluster.partition(2, 1, device="cpu")
+        )
+        run(config, tmp_path / mode)
+        logs = [(tmp_path / mode / "logs" / f"node{node}-process0.log").read_text() for node in range(2)]
+        held[mode] = [int(re.search(r"BYTES (\d+)", log)[1]) for log in logs]
+    assert held["ddp"][0] == held["ddp"][1] == sum(held["fsdp"])
+    assert max(held["fsdp"]) < 0.55 * held["ddp"][0]
 
 
 B2 = Workload(

@@ -6,6 +6,7 @@ import shutil
 import pytest
 from markupsafe import escape
 
+from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.report import plots
 from dpcompare.report.page import as_html
 from dpcompare.result import PeakMemory
@@ -43,6 +44,28 @@ def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
     assert len({row["arm"] for row in series["loss-differences"]}) == 2
     assert {row["part"] for row in series["breakdown"]} == {"waiting for data", "communication", "computing", "other"}
     assert len(series["ratios"]) == 1  # one of three pairs has equal replicas
+
+
+def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
+    def pipelined(micro_batches, speed, schedule=None):
+        found = runs("torch", "ddp", [speed])
+        found.name = f"pipeline {micro_batches} {schedule}"
+        found.config = RunConfig(
+            framework="torch", mode="pipeline", stages=2, pipeline_schedule=schedule,
+            workload=Workload(accumulate=micro_batches), cluster=Cluster.partition(1, 2, device="cpu", num_cores=2),
+        )  # fmt: skip
+        return found
+
+    arms = [pipelined(1, 80.0), pipelined(2, 100.0), pipelined(4, 90.0), pipelined(4, 95.0, "1f1b"), single([120.0])]
+    series = {plot.name: _values(plot) for plot in plots.make_plots(compared(*arms))}
+    points = {(row["arm"], row["micro-batches"]): row["images/s"] for row in series["micro-batches"] if "text" in row}
+    assert points == {
+        ("1 x 2 stages, gpipe", 1): 80.0,
+        ("1 x 2 stages, gpipe", 2): 100.0,
+        ("1 x 2 stages, gpipe", 4): 90.0,
+        ("1 x 2 stages, 1f1b", 4): 95.0,
+    }
+    assert "micro-batches" not in {plot.name for plot in plots.make_plots(compared(arms[0], arms[4]))}
 
 
 def _values(plot):

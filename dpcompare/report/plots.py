@@ -48,7 +48,7 @@ def make_plots(comparison: Comparison) -> list[Plot]:
     _altair()
     shown = [row for row in comparison.arms if row.rounds]
     plots = []
-    for build in (_rounds, _ratios, _scaling, _breakdown, _losses, _loss_differences, _memory):
+    for build in (_rounds, _ratios, _scaling, _micro_batches, _breakdown, _losses, _loss_differences, _memory):
         if (plot := build(comparison, shown)) is not None:
             plots.append(plot)
     return plots
@@ -254,6 +254,48 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         explanation="The dashed line is ideal: n replicas, n times the speed of one device of the same framework. "
         "Simulated devices share the cores of one machine and cannot reach it.",
         chart=(ideal + points).properties(width=WIDTH, height=260),
+    )
+
+
+def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    measured = [row for row in arms if row.images_per_second is not None]
+    names = list(dict.fromkeys(row.pipeline for row in measured if row.pipeline))
+    numbers = sorted({row.micro_batches for row in measured if row.pipeline})
+    if len(numbers) < 2:
+        return None
+    data = [
+        {
+            "arm": row.pipeline,
+            "micro-batches": row.micro_batches,
+            "images/s": row.images_per_second,
+            "text": f"{row.name}: {row.images_per_second:.1f} images/s",
+        }
+        for row in measured
+        if row.pipeline
+    ]
+    x = alt.X(
+        "micro-batches:Q",
+        scale=alt.Scale(type="log", base=2, domain=[numbers[0], numbers[-1]]),
+        axis=alt.Axis(values=numbers, format="d"),
+        title="micro-batches per step",
+    )
+    y = alt.Y("images/s:Q", scale=alt.Scale(zero=False), title="images/s")
+    base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y, color=_colour(alt, names))
+    chart = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names)) + base.mark_point(
+        filled=True, opacity=1, size=70
+    ).encode(description=alt.Description("text:N"))
+    on_one_device = [row for row in measured if row.mode == "single" and row.framework == "torch"]
+    if on_one_device:
+        values = [{"images/s": row.images_per_second, "arm": row.name} for row in on_one_device]
+        line = alt.Chart(alt.Data(values=values)).mark_rule(color=INK, strokeDash=[4, 4], opacity=0.5)
+        chart = line.encode(y=y) + chart
+    return Plot(
+        name="micro-batches",
+        title="Micro-batches of a pipeline",
+        explanation="With one micro-batch one stage works at a time. More overlap the stages, until the micro-batches are too small "
+        "to keep a device busy. The dashed line is one device.",
+        chart=chart.properties(width=WIDTH, height=260),
     )
 
 
