@@ -15,9 +15,10 @@ from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.documents import read_document, write_document
 from dpcompare.engines import ENGINES
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.feasibility import problems_of_run
 from dpcompare.models import MODELS, model_of
 from dpcompare.own import is_own
-from dpcompare.tuning import problems_of, tuning_of
+from dpcompare.tuning import tuning_of
 
 Optimizer = Literal["sgd", "adam"]
 Precision = Literal["float32", "bfloat16", "float64"]
@@ -324,141 +325,8 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
-        modes = [mode for framework, mode in MODES if framework == self.framework]
-        if self.mode not in modes:
-            owners = sorted({framework for framework, mode in MODES if mode == self.mode})
-            where = (
-                f" ({self.mode!r} is a mode of {' and '.join(owners)})" if owners else did_you_mean(self.mode, modes)
-            )
-            raise ValueError(
-                f"unknown mode {self.mode!r} of {self.framework}; expected one of {', '.join(modes)}.{where}"
-            )
-        problems = problems_of(self.framework, self.mode, self.workload.profile, self.tune)
-        cluster, batch = self.cluster, self.workload.global_batch_size
-        if cluster.num_nodes > 1 and not self.mode_row.multi_node:
-            elsewhere = [mode for mode in modes if MODES[self.framework, mode].multi_node]
-            problems.append(
-                f"mode {self.mode} of {self.framework} trains on one node, received {cluster.num_nodes} nodes; "
-                f"leave --nodes at 1, or use the multi-node mode {', '.join(elsewhere)}"
-            )
-        if cluster.num_devices > 1 and not self.mode_row.multi_device:
-            problems.append(
-                f"mode {self.mode} trains on one device, received {cluster.num_devices} "
-                f"({', '.join(cluster.devices)}); name one, or use another mode"
-            )
-        if self.workload.batchnorm == "sync" and cluster.device_type not in self.mode_row.sync_batchnorm_on:
-            problems.append(
-                f"batchnorm: received sync, which mode {self.mode} of {self.framework} cannot do on "
-                f"{cluster.device_type} devices; use local, or another mode"
-            )
-        if self.profile_steps and not 1 <= self.profile_steps[0] <= self.profile_steps[1]:
-            problems.append(
-                f"profile_steps: received {self.profile_steps}, expected a first step from 1 and a later last one"
-            )
-        if self.placement.hosts and len(self.placement.hosts) != cluster.num_nodes:
-            problems.append(
-                f"hosts: received {len(self.placement.hosts)} for {cluster.num_nodes} nodes; expected one per node"
-            )
-        if cluster.device_type not in self.mode_row.device_types:
-            expected = " or ".join(sorted(self.mode_row.device_types))
-            _raise(
-                [
-                    f"device: received {cluster.device_type} with mode {self.mode} of {self.framework}; expected {expected}"
-                ]
-            )
-        for name, values in self.mode_row.only.items():
-            if (received := getattr(self.workload, name)) not in values:
-                expected = " or ".join(map(str, values))
-                problems.append(f"{name}: received {received} with mode {self.mode}, which can have {expected} only")
-        if roles := self.mode_row.roles:
-            if cluster.num_nodes <= len(roles):
-                problems.append(
-                    f"nodes: received {cluster.num_nodes} with mode {self.mode}; expected at least {len(roles) + 1}: one each for "
-                    f"{' and '.join(roles)}, and one per worker"
-                )
-            if cluster.devices_per_node > 1:
-                problems.append(
-                    f"devices_per_node: received {cluster.devices_per_node} with mode {self.mode}; expected 1"
-                )
-            if problems:
-                _raise(problems)
-        if of_stages := self._problems_of_stages():
-            _raise([*problems, *of_stages])
-        if self.launcher is not None and not self.mode_row.spawnable:
-            spawnable = ", ".join(f"{framework} {mode}" for (framework, mode), row in MODES.items() if row.spawnable)
-            problems.append(
-                f"launcher: received {self.launcher} with mode {self.mode} of {self.framework}; expected one of the modes {spawnable}"
-            )
-        if self.launcher == "spawn" and not cluster.simulated:
-            problems.append(
-                f"launcher: received spawn with engine {self.placement.engine}, whose nodes are machines of their own: a program "
-                "cannot start processes on others; expected torchrun"
-            )
-        if self.placement.ssh and is_own(self.workload.model):
-            problems.append(
-                "ssh: received with a model of your own, which is found from the current directory; run the printed commands in that "
-                "directory of each host instead"
-            )
-        if self.isolate and self.placement.engine != "local":
-            problems.append(f"isolate: received with engine {self.placement.engine}; expected engine local")
-        if ENGINES[self.placement.engine].simulated != cluster.simulated:
-            problems.append(
-                "cluster: received simulated nodes for other machines, or the reverse; see Cluster.of_machines"
-            )
-        if not self.exchange_gradients and not self.mode_row.exchange_separable:
-            problems.append(f"mode {self.mode} of {self.framework} cannot train without its exchange of gradients")
-        parts = self.num_replicas * self.workload.accumulate
-        if batch % parts:
-            each = f" in {self.workload.accumulate} micro-batches each" if self.workload.accumulate > 1 else ""
-            problems.append(
-                f"global_batch_size: received {batch}, which does not divide evenly among {self.num_replicas} "
-                f"replicas{each}; expected a multiple of {parts}"
-            )
-        elif self.workload.batchnorm == "local" and self.workload.batchnorm_values(batch // parts) == 1:
-            problems.append(
-                f"global_batch_size: received {batch}, which leaves each replica one image per micro-batch; at "
-                f"{self.workload.image_size} px the last BatchNorm of {self.workload.model} needs at least 2"
-            )
-        _raise(problems)
+        _raise(problems_of_run(self))
         return self
-
-    def _problems_of_stages(self) -> list[str]:
-        over_processes = self.mode_row.split == "over processes"
-        if self.pipeline_schedule and not over_processes:
-            return [
-                f"pipeline_schedule: received {self.pipeline_schedule} with {self.framework} {self.mode}; expected torch pipeline"
-            ]
-        if self.stages == 1 and over_processes:
-            return [f"stages: received 1 with mode {self.mode}; expected at least 2"]
-        if self.stages == 1:
-            return []
-        if self.mode_row.split is None:
-            splitting = ", ".join(f"{framework} {mode}" for (framework, mode), row in MODES.items() if row.split)
-            return [
-                f"stages: received {self.stages} with {self.framework} {self.mode}; expected 1, or one of the modes {splitting}"
-            ]
-        problems = []
-        if self.pipeline_schedule == "1f1b" and self.workload.accumulate < self.stages:
-            problems.append(
-                f"pipeline_schedule: received 1f1b with {self.workload.accumulate} micro-batches and {self.stages} stages; expected "
-                "as many micro-batches at least, or gpipe"
-            )
-        if is_own(self.workload.model):
-            problems.append(
-                f"stages: received {self.stages} with a model of your own; expected one of {', '.join(MODELS)}"
-            )
-            return problems
-        if self.cluster.devices_per_node % self.stages:
-            problems.append(
-                f"stages: received {self.stages} on nodes of {self.cluster.devices_per_node} devices; a replica has its devices "
-                f"on one node: expected a number that divides {self.cluster.devices_per_node}, or other --devices-per-node"
-            )
-        layers = len(model_of(self.workload.model).layers)
-        if self.stages > layers:
-            problems.append(
-                f"stages: received {self.stages}, but {self.workload.model} has {layers} layers to be split between"
-            )
-        return problems
 
     def save(self, path: Path) -> None:
         write_document(self, path)
