@@ -13,10 +13,12 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from dpcompare.errors import RequestError
+from dpcompare.events import read_events
 from dpcompare.launcher import free_ports
 from dpcompare.planning import Endpoints, num_ports, plan, shell_script
 from dpcompare.result import log_path
 from dpcompare.runner import prepare_run
+from scripts.injection import write_sitecustomize
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
 
@@ -73,6 +75,33 @@ def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, fra
     assert result["train_loss"]
     assert result["error"].startswith("process 1 (node 1")
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+RAISE = """
+def inject(module):
+    import os
+    rate = module.learning_rate
+    def raising(workload, step, num_steps):
+        if step == 3 and os.environ["RANK"] == "1":
+            raise OSError("no disk in process 1")
+        return rate(workload, step, num_steps)
+    module.learning_rate = raising
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch):
+    """torch then ends the others, which say that they were stopped."""
+    write_sitecustomize(tmp_path / "fault", "dpcompare.loop", RAISE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+    spawned = config(nodes=1, devices=2).model_copy(update={"launcher": "spawn"})
+    with pytest.raises(RunFailedError, match="no disk in process 1"):
+        run(spawned, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["error"].startswith("process 1 (node 0, local rank 1,")
+    assert "ended without a message" not in result["error"]
+    assert read_events(tmp_path / "run", 1)[-1]["kind"] == "stopped"
 
 
 @pytest.mark.torch

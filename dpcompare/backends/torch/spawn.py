@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from importlib import import_module
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def main() -> None:
         "MASTER_ADDR": arguments.master_addr,
         "MASTER_PORT": arguments.master_port,
     }
+    # mp.spawn needs Python's tracker of resources, whose start lets the signal through again.
+    resource_tracker.ensure_running()
     # The processes inherit it: each waits for the signal in a thread of its own.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     processes = mp.spawn(_train, (arguments,), arguments.nproc_per_node, join=False)
