@@ -90,7 +90,10 @@ def train(
         received = time.perf_counter()
         loss = backend.train_step(batches, rate)
         backend.synchronize()
-        if step % epoch_steps == 0 or step == num_steps:
+        last = step == num_steps
+        evaluates = last or step % epoch_steps == 0
+        checkpoints = config.checkpoint_every is not None and (last or step % config.checkpoint_every == 0)
+        if evaluates or checkpoints:
             backend.settle()
         end = time.perf_counter()
 
@@ -106,7 +109,7 @@ def train(
             tracing.close()
         steps.add(step, loss, batches[0].global_count, **measured)
         after_step(step)
-        if step % epoch_steps == 0 or step == num_steps:
+        if evaluates:
             steps.write()
             validation_feed = backend.feed(validation_reader.read(evaluation_batches(len(validation), batch_size)))
             handles = []
@@ -124,7 +127,7 @@ def train(
                 count=int(count),
             )
             previous_end = time.perf_counter()
-        if config.checkpoint_every and (step % config.checkpoint_every == 0 or step == num_steps):
+        if checkpoints:
             steps.write()
             _checkpoint(backend, events, run_dir, step)
             previous_end = time.perf_counter()

@@ -63,13 +63,12 @@ def test_what_it_cannot_do_is_refused(tmp_path, asked, says):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
-    short = [*TINY, "--steps", "12", "--warmup-steps", "2"]
+    short = [*TINY, "--image-size", "64", "--global-batch-size", "64", "--dataset", "synthetic", "--steps", "40"]
     done = dpcompare("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
     assert done.code == 0, done.stderr
     settings = done.json["settings"]
     assert settings["updates"] == "asynchronous"
-    assert 0 <= settings["staleness"]["mean"] <= settings["staleness"]["max"] <= 4
-    assert done.json["evaluations"][-1]["count"] == 41
+    assert 0 < settings["staleness"]["mean"] <= settings["staleness"]["max"] <= 4
     mirrored = ["--framework", "tensorflow", "--mode", "mirrored", "--devices-per-node", "2"]
     assert dpcompare("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
     shown = dpcompare("report", tmp_path / "served", tmp_path / "mirrored", "--json")
@@ -79,16 +78,20 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_what_workers_still_have_to_do_counts(tmp_path):
-    """Steps return before they are made; nothing between the first and the last loss may take no time."""
+@pytest.mark.parametrize("options", [[], ["--checkpoint-every", "1"]], ids=["without", "with checkpoints"])
+def test_what_workers_still_have_to_do_counts(tmp_path, options):
+    """Steps return before they are made; nothing but checkpoints between the first and the last loss may take no time."""
     steps = ["--model", "toy-cnn", "--image-size", "128", "--global-batch-size", "256", "--dataset", "synthetic"]
-    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3",
+    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3", *options,
                      "--run-dir", tmp_path / "run", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     events = read_events(tmp_path / "run", 1)
     (ready,) = [event for event in events if event["kind"] == "ready"]
     last_loss = [event for event in events if event["kind"] == "train"][-1]
-    assert 4 * 256 / done.json["images_per_second"] == pytest.approx(last_loss["time"] - ready["time"], rel=0.1)
+    whole = last_loss["time"] - ready["time"]
+    checkpoints = [event for event in events if event["kind"] == "checkpoint" and event["time"] < last_loss["time"]]
+    expected = whole - sum(event["seconds"] for event in checkpoints)
+    assert 4 * 256 / done.json["images_per_second"] == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.tensorflow

@@ -33,14 +33,18 @@ class Optimizer(ABC):
         """What changes from step to step (from 1), computed on the host in float64."""
         return [learning_rate]
 
-    def apply(self, gradients: Sequence[tf.Tensor], constants: tf.Tensor) -> None:
-        """Update this replica's copy of every variable; call it in a replica context."""
+    def apply(self, gradients: Sequence[tf.Tensor], constants: tf.Tensor) -> list[tf.Operation]:
+        """Update this replica's copy of every variable; call it in a replica context. Returns the updates."""
         slots = zip(*self.slots.values(), strict=True)
-        for variable, gradient, own in zip(self.variables, gradients, slots, strict=True):
+        return [
             self.update(variable.handle, [slot.handle for slot in own], gradient, tf.cast(constants, variable.dtype))
+            for variable, gradient, own in zip(self.variables, gradients, slots, strict=True)
+        ]
 
     @abstractmethod
-    def update(self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor) -> None:
+    def update(
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+    ) -> tf.Operation:
         """Update one variable, given by its resource handle."""
 
 
@@ -49,8 +53,10 @@ class Sgd(Optimizer):
 
     slot_names = ("momentum",)
 
-    def update(self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor) -> None:
-        tf.raw_ops.ResourceApplyMomentum(
+    def update(
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+    ) -> tf.Operation:
+        return tf.raw_ops.ResourceApplyMomentum(
             var=variable,
             accum=slots[0],
             lr=constants[0],
@@ -67,9 +73,11 @@ class Adam(Optimizer):
     def step_constants(self, step: int, learning_rate: float) -> list[float]:
         return [learning_rate, ADAM_BETAS[0] ** step, ADAM_BETAS[1] ** step]
 
-    def update(self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor) -> None:
+    def update(
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+    ) -> tf.Operation:
         dtype = gradient.dtype
-        tf.raw_ops.ResourceApplyAdam(
+        return tf.raw_ops.ResourceApplyAdam(
             var=variable,
             m=slots[0],
             v=slots[1],

@@ -104,8 +104,8 @@ class ParameterServer(TensorFlowBackend):
         before = self._updates.read_value()
         with tf.control_dependencies([before]):
             loss_sum, gradients = self._gradients(images, labels, weights, factors, count)
-        self.optimizer.apply(gradients, constants)
-        after = self._updates.assign_add(1, read_value=True)
+        with tf.control_dependencies(self.optimizer.apply(gradients, constants)):  # else it counts when it begins
+            after = self._updates.assign_add(1, read_value=True)
         return tf.stack([tf.cast(loss_sum, tf.float64), tf.cast(after - 1 - before, tf.float64)])
 
     def settle(self) -> None:
