@@ -112,11 +112,8 @@ def _store(workload: Workload, progress: Progress | None) -> Store:
         return store
     source = workload.dataset if workload.dataset in BUILT_IN else path
     cached = cache_dir() / "stores" / _store_key(workload, path)
-    if is_store(cached):
-        try:
-            return open_store(cached, verify=True)
-        except RequestError:
-            shutil.rmtree(cached)  # ours to make again: a damaged cache is no error of the user's
+    if (found := _sound_store(cached)) is not None:
+        return found
     return prepare(source, cached, workload.image_size, skip_corrupt=workload.skip_corrupt, progress=progress)
 
 
@@ -128,9 +125,25 @@ def _own_store(name: str, image_size: int, progress: Progress | None) -> Store:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".own-") as temporary:
         store = prepare(name, Path(temporary) / "store", image_size, progress=progress)
         kept = folder / f"{name.replace(':', '.')}-{image_size}px-{store.manifest.sha256[:16]}"
-        if not is_store(kept):
+        if (found := _sound_store(kept)) is not None:
+            return found
+        try:
             store.path.replace(kept)
+        except OSError:  # another command was faster, which nothing is lost by
+            if not is_store(kept):
+                raise
     return open_store(kept, verify=True)
+
+
+def _sound_store(path: Path) -> Store | None:
+    """The cached store; a damaged one is removed, since it is ours to make again and no error of the user's."""
+    if not is_store(path):
+        return None
+    try:
+        return open_store(path, verify=True)
+    except RequestError:
+        shutil.rmtree(path)
+        return None
 
 
 def _store_key(workload: Workload, path: Path) -> str:

@@ -60,7 +60,7 @@ def _found(name: str, what: str) -> Any:
         sys.path.append(str(Path.cwd()))  # last: a folder named torch/ there is not the framework
     try:
         return getattr(import_module(module), attribute)
-    except Exception as error:  # whatever a user's module does
+    except (Exception, SystemExit) as error:  # whatever a user's module does
         raise RequestError(
             f"{what}: {name!r} cannot be imported ({type(error).__name__}: {error}); expected package.module:NAME that "
             "Python finds from the current directory"
@@ -155,17 +155,23 @@ def own_dataset(name: str) -> OwnDataset:
                 f"dataset: {name!r} is of type {type(part).__name__}, which lacks {', '.join(lacking)}; expected a length, "
                 "items (image, class index), and class_names"
             )
-    named = {split: tuple(map(str, part.class_names)) for split, part in parts.items()}
+    try:
+        named = {split: tuple(map(str, part.class_names)) for split, part in parts.items()}
+        lengths = {split: len(part) for split, part in parts.items()}
+    except Exception as error:  # whatever a user's dataset does
+        raise RequestError(
+            f"dataset: {name!r} cannot be taken ({type(error).__name__}: {error}); expected a length, and class_names that are texts"
+        ) from None
     if len(set(named.values())) > 1:
         raise RequestError(
             f"dataset: {name!r} has other class_names in its splits: {named}; expected the same, in the same order"
         )
     whole = parts.get("")
     if whole is None:
-        splits = {split: (part, list(range(len(part)))) for split, part in parts.items()}
+        splits = {split: (part, list(range(lengths[split]))) for split, part in parts.items()}
     else:
-        order = [int(index) for index in epoch_order(0, 0, len(whole))]
-        held_out = round(len(whole) * VALIDATION_SHARE)
+        order = [int(index) for index in epoch_order(0, 0, lengths[""])]
+        held_out = round(lengths[""] * VALIDATION_SHARE)
         splits = {"train": (whole, sorted(order[held_out:])), "validation": (whole, sorted(order[:held_out]))}
     if empty := [split for split, (_, indices) in splits.items() if not indices]:
         raise RequestError(

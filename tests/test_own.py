@@ -10,6 +10,7 @@ import pytest
 from dpcompare.comparison import _relative
 from dpcompare.data.prepare import prepare
 from dpcompare.errors import RequestError
+from dpcompare.inputs import _own_store
 from dpcompare.models import own_weights
 from dpcompare.own import OwnModel, is_own, own_dataset, own_model
 from tests.command import dpcompare
@@ -75,6 +76,8 @@ parts = {"train": good, "test": good}
 class Other(Data): class_names = ("b", "a")
 named = {"train": good, "validation": Other((black, 1))}
 def failing(): raise OSError("no disk")
+class Unnamed(Data): class_names = None
+unnamed = Unnamed((black, 1))
 """
 
 
@@ -97,12 +100,24 @@ def test_a_fifth_of_a_single_dataset_is_held_out(elsewhere):
         ("mine:failing", "no disk"),
         ("mine:named", "other class_names in its splits"),
         ("mine:Data", r"failed \(TypeError"),
+        ("mine:unnamed", r"'mine:unnamed' cannot be taken \(TypeError"),
+        ("leaving:x", r"cannot be imported \(SystemExit"),
     ],
 )
 def test_a_dataset_that_is_none_is_named(elsewhere, name, says):
     (elsewhere / "mine.py").write_text(MINE)
+    (elsewhere / "leaving.py").write_text("import sys\nsys.exit(3)\n")
     with pytest.raises(RequestError, match=says):
         prepare(name, elsewhere / "store", 8)
+
+
+def test_a_damaged_cache_of_ones_own_data_is_made_again(elsewhere):
+    (elsewhere / "mine.py").write_text(MINE)
+    prepared = _own_store.__wrapped__  # by another command each time
+    store = prepared("mine:good", 8, None)
+    np.save(store.path / "train-labels.npy", np.zeros(8, np.int32))
+    assert prepared("mine:good", 8, None).path == store.path
+    assert prepared("mine:good", 8, None).split("train").labels.tolist() == [1] * 8
 
 
 def test_what_is_no_model_is_named(elsewhere):
