@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict
 
 import dpcompare
 from dpcompare import fairness
-from dpcompare.backends import MODES
 from dpcompare.collection import ArmRuns, Collection
 from dpcompare.config import RunConfig
 from dpcompare.result import RunResult
@@ -38,10 +37,11 @@ class Round(_Shown):
 
 
 class Efficiency(_Shown):
-    """How much of n times the speed of one device n replicas reach."""
+    """How much of n times the speed of one device n devices reach."""
 
     kind: str
     """`strong`: the same global batch as one device. `weak`: the same batch per replica."""
+    num_devices: int
     value: float
     suspicious: bool
     """Above 105%: look for an unfair baseline before believing it."""
@@ -65,7 +65,7 @@ class ArmRow(_Shown):
     device_type: str
     emulated: bool
     pipeline: str | None
-    """Its stages and schedule; None where no micro-batches are passed along."""
+    """What its pipeline is called, the same for arms that differ in their micro-batches alone; None where it has none."""
     micro_batches: int
     """Per step and replica."""
     rounds: int
@@ -170,7 +170,7 @@ def analyse(collection: Collection) -> Comparison:
     sheet = _sheet(present, collection.subject)
     first_of = [sum(len(arm.completed) for arm in present[:index]) for index in range(len(present))]
     claims = [_claim(first, second, collection.subject) for first, second in combinations(present, 2)]
-    rows = [_row(arm, present) for arm in arms]
+    rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
     # What failed is said of its arm; what is still to be run makes a study partial.
     done = min((arm.whole_rounds for arm in arms if not arm.failures), default=collection.repeats)
     partial = any(arm.whole_rounds < len(arm.runs) for arm in arms if not arm.failures)
@@ -317,7 +317,7 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
-def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
+def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> ArmRow:
     runs = arm.completed
     speeds = [run.images_per_second for run in runs if run.images_per_second is not None]
     shown = runs[0] if runs else None
@@ -330,7 +330,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
         num_replicas=arm.config.num_replicas,
         device_type=arm.config.cluster.device_type,
         emulated=arm.config.emulated,
-        pipeline=_pipeline(arm.config),
+        pipeline=pipeline,
         micro_batches=arm.config.workload.accumulate,
         rounds=len(runs),
         images_per_second=_median(speeds),
@@ -361,10 +361,20 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> ArmRow:
     )
 
 
-def _pipeline(config: RunConfig) -> str | None:
-    if MODES[config.framework, config.mode].split != "over processes":
-        return None
-    return f"{config.num_replicas} x {config.stages} stages, {config.pipeline_schedule or 'gpipe'}"
+def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
+    """What the pipeline of each arm is called: the same where arms differ in their micro-batches alone; None: it has none."""
+    piped = [arm for arm in arms if arm.config.mode_row.split == "over processes"]
+    called: dict[str, str] = {}
+    for arm in piped:
+        config = arm.config
+        label = f"{config.num_replicas} x {config.stages} stages, {config.pipeline_schedule or 'gpipe'}"
+        called.setdefault(_but_micro_batches(config), f"{label}, {arm.name}" if label in called.values() else label)
+    return [called[_but_micro_batches(arm.config)] if arm in piped else None for arm in arms]
+
+
+def _but_micro_batches(config: RunConfig) -> str:
+    workload = config.workload.model_copy(update={"accumulate": 1})
+    return config.model_copy(update={"workload": workload}).model_dump_json()
 
 
 def _parts(arm: ArmRuns) -> dict[str, Any]:
@@ -424,6 +434,7 @@ def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
             kind = "weak"
         ratios = [a / b for a, b in zip(arm.speeds, other.speeds, strict=False) if a and b]
         if kind and ratios:
-            value = float(np.median(ratios)) / len(run.device_names)
-            return Efficiency(kind=kind, value=value, suspicious=value > SUSPICIOUS_EFFICIENCY)
+            num_devices = len(run.device_names)
+            value = float(np.median(ratios)) / num_devices
+            return Efficiency(kind=kind, num_devices=num_devices, value=value, suspicious=value > SUSPICIOUS_EFFICIENCY)
     return None

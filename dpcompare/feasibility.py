@@ -63,6 +63,7 @@ def _stages(config: RunConfig) -> Iterator[str]:
         yield (
             f"pipeline_schedule: received {config.pipeline_schedule} with {config.framework} {config.mode}; expected torch pipeline"
         )
+        return
     if stages == 1:
         if over_processes:
             yield f"stages: received 1 with mode {config.mode}; expected at least 2"
@@ -112,6 +113,8 @@ def _settings(config: RunConfig) -> Iterator[str]:
         if (received := getattr(workload, name)) not in values:
             expected = " or ".join(map(str, values))
             yield f"{name}: received {received} with mode {config.mode}, which can have {expected} only"
+    if config.mode == "fsdp" and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
+        yield "tune: received optimizer_kernels=fused with mode fsdp and sgd, for whose shared tensors torch has none; expected foreach"
     if workload.batchnorm == "sync" and config.cluster.device_type not in row.sync_batchnorm_on:
         yield (
             f"batchnorm: received sync, which mode {config.mode} of {config.framework} cannot do on "

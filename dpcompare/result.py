@@ -414,10 +414,9 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
     seconds = seconds_of(slowest)
     images = sum(slowest.series["global_counts"][measured])
     # On the CPU the first process reads the packages of the machine, for all.
-    metered = (
-        processes if config.cluster.device_type == "gpu" else [processes[rank] for rank in config.first_of_machines]
-    )
-    everything = config.num_trainers == config.num_processes or config.cluster.simulated
+    on_cpu = config.cluster.device_type == "cpu"
+    metered = [processes[rank] for rank in config.first_of_machines] if on_cpu else processes
+    everything = config.num_trainers == config.num_processes or (on_cpu and config.cluster.simulated)
     if everything and all(len(process.series["joules"]) == len(process.series["step_seconds"]) for process in metered):
         figures["joules_per_image"] = sum(sum(process.series["joules"][measured]) for process in metered) / images
     return figures | {
@@ -425,7 +424,7 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
         "measured_steps": len(seconds),
         "step_seconds": StepSeconds.of(seconds),
         "data_wait_share": sum(slowest.series["data_seconds"][measured]) / sum(seconds),
-        "other_seconds": float(np.mean(slowest.series["other_seconds"][measured])),
+        "other_seconds": 0.0 if config.mode_row.roles else float(np.mean(slowest.series["other_seconds"][measured])),
     }
 
 

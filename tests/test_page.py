@@ -47,16 +47,17 @@ def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
 
 
 def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
-    def pipelined(micro_batches, speed, schedule=None):
+    def pipelined(micro_batches, speed, schedule=None, batch=32):
         found = runs("torch", "ddp", [speed])
-        found.name = f"pipeline {micro_batches} {schedule}"
+        found.name = f"pipeline {micro_batches} {schedule} {batch}"
         found.config = RunConfig(
             framework="torch", mode="pipeline", stages=2, pipeline_schedule=schedule,
-            workload=Workload(accumulate=micro_batches), cluster=Cluster.partition(1, 2, device="cpu", num_cores=2),
+            workload=Workload(accumulate=micro_batches, global_batch_size=batch), cluster=Cluster.partition(1, 2, device="cpu", num_cores=2),
         )  # fmt: skip
         return found
 
     arms = [pipelined(1, 80.0), pipelined(2, 100.0), pipelined(4, 90.0), pipelined(4, 95.0, "1f1b"), single([120.0])]
+    arms.append(pipelined(4, 70.0, batch=64))
     series = {plot.name: _values(plot) for plot in plots.make_plots(compared(*arms))}
     points = {(row["arm"], row["micro-batches"]): row["images/s"] for row in series["micro-batches"] if "text" in row}
     assert points == {
@@ -64,6 +65,7 @@ def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
         ("1 x 2 stages, gpipe", 2): 100.0,
         ("1 x 2 stages, gpipe", 4): 90.0,
         ("1 x 2 stages, 1f1b", 4): 95.0,
+        ("1 x 2 stages, gpipe, pipeline 4 None 64", 4): 70.0,
     }
     assert "micro-batches" not in {plot.name for plot in plots.make_plots(compared(arms[0], arms[4]))}
 

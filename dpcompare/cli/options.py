@@ -177,7 +177,7 @@ OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
         ("--launcher",),
         {
             "type": click.Choice(["torchrun", "spawn"]),
-            "help": "Of ddp and fsdp. spawn: the processes are started from inside a program.  [default: torchrun]",
+            "help": "Of ddp, fsdp and pipeline. spawn: the processes are started from inside a program.  [default: torchrun]",
         },
     ),
     (

@@ -217,30 +217,30 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     data = []
     for row in with_efficiency:
         assert row.efficiency is not None
-        speedup = row.efficiency.value * row.num_replicas
+        speedup = row.efficiency.value * row.efficiency.num_devices
         data.append(
             {
                 "arm": row.name,
-                "replicas": row.num_replicas,
+                "devices": row.efficiency.num_devices,
                 "speedup": speedup,
                 "text": f"{row.name}: {speedup:.2f} times `single`, {row.efficiency.value:.0%} {row.efficiency.kind}",
             }
         )
-    largest = max(row.num_replicas for row in with_efficiency)
+    largest = max(row.efficiency.num_devices for row in with_efficiency if row.efficiency)
     ideal = (
-        alt.Chart(alt.Data(values=[{"replicas": n, "speedup": n} for n in (1, largest)]))
+        alt.Chart(alt.Data(values=[{"devices": n, "speedup": n} for n in (1, largest)]))
         .mark_line(color=INK, strokeDash=[4, 4], opacity=0.5)
-        .encode(x="replicas:Q", y="speedup:Q")
+        .encode(x="devices:Q", y="speedup:Q")
     )
     points = (
         alt.Chart(alt.Data(values=data))
         .mark_point(filled=True, opacity=1, size=80)
         .encode(
             x=alt.X(
-                "replicas:Q",
+                "devices:Q",
                 axis=alt.Axis(values=list(range(1, largest + 1)), format="d"),
                 scale=alt.Scale(domain=[1, largest]),
-                title="replicas",
+                title="devices",
             ),
             y=alt.Y("speedup:Q", title="times the speed of `single`"),
             color=_colour(alt, names),
@@ -251,7 +251,7 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="scaling",
         title="Scaling",
-        explanation="The dashed line is ideal: n replicas, n times the speed of one device of the same framework. "
+        explanation="The dashed line is ideal: n devices, n times the speed of one device of the same framework. "
         "Simulated devices share the cores of one machine and cannot reach it.",
         chart=(ideal + points).properties(width=WIDTH, height=260),
     )
@@ -294,7 +294,7 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         name="micro-batches",
         title="Micro-batches of a pipeline",
         explanation="With one micro-batch one stage works at a time. More overlap the stages, until the micro-batches are too small "
-        "to keep a device busy. The dashed line is one device.",
+        "to keep a device busy." + (" The level line is one device." if on_one_device else ""),
         chart=chart.properties(width=WIDTH, height=260),
     )
 

@@ -82,6 +82,8 @@ class KerasFit(TensorFlowBackend):
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         try:
             self.model.fit(dataset.with_options(options), epochs=1, verbose=0, callbacks=[self._turns])
+            # Nobody waits for it where fit was told to end.
+            self._turns.fail(RuntimeError("Keras ended its fit by itself; is KERAS_MAX_STEPS_PER_EPOCH set?"))
         except Exception as error:  # raised where the step is waited for
             self._turns.fail(error)
 
@@ -106,7 +108,7 @@ class KerasFit(TensorFlowBackend):
         self._adam.iterations.assign(steps_taken)
 
     def settings(self) -> dict[str, Any]:
-        settings = super().settings() | {"loop": "Keras fit"}
+        settings = super().settings() | {"loop": "Keras fit", "optimizer_kernels": "Keras"}
         if self.workload.precision == "float64":
             settings["optimizer"] |= {"constants": "rounded to float32"}
         return settings
