@@ -280,6 +280,7 @@ def test_forced_colour_does_not_animate_a_pipe():
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_terminal_gets_a_live_bar():
     terminal, child = pty.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
@@ -306,18 +307,21 @@ def wait_for(process, pattern, path):
         time.sleep(0.05)
 
 
+DDP = ["--framework", "torch", "--mode", "ddp", "--nodes", "2"]
+MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", "2"]
+
+
 @pytest.mark.parametrize(
-    "mode",
+    ("mode", "number"),
     [
-        pytest.param(["--framework", "torch", "--mode", "ddp", "--nodes", "2"], marks=pytest.mark.torch, id="ddp"),
+        pytest.param(DDP, signal.SIGINT, marks=pytest.mark.torch, id="ddp-int"),
+        pytest.param(DDP, signal.SIGTERM, marks=[pytest.mark.torch, pytest.mark.slow], id="ddp-term"),
         pytest.param(
-            ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", "2"],
-            marks=pytest.mark.tensorflow,
-            id="multiworker",
+            MULTIWORKER, signal.SIGINT, marks=[pytest.mark.tensorflow, pytest.mark.slow], id="multiworker-int"
         ),
+        pytest.param(MULTIWORKER, signal.SIGTERM, marks=pytest.mark.tensorflow, id="multiworker-term"),
     ],
 )
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, mode, number):
     process = start("run", *mode, *TINY[:4], "--steps", "1000000", "--run-dir", "run", "--json")
     for rank in range(2):

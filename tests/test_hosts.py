@@ -21,6 +21,7 @@ from dpcompare.launcher import Deadlines
 from dpcompare.meeting import Card, MeetingError, NodeEnd, Room, listening, meet, own_address
 from dpcompare.processes import is_alive
 from tests.command import dpcompare, start
+from tests.marks import with_mark
 
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
 MODES = [
@@ -46,7 +47,7 @@ def commands_of(process, count):
     raise AssertionError(process.communicate())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [MODES[0], with_mark(MODES[1], pytest.mark.slow)])
 def test_the_commands_of_two_terminals_make_one_run(tmp_path, mode):
     run = start("run", *HERE, *mode, *TINY, "--steps", "8", "--json", "--run-dir", tmp_path / "run")
     terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]
@@ -57,6 +58,7 @@ def test_the_commands_of_two_terminals_make_one_run(tmp_path, mode):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_run_whose_nodes_differ_in_versions_says_so(tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import numpy\nnumpy.__version__ = '0.1'\n")
     short = ["--steps", "4", "--warmup-steps", "0"]
@@ -76,6 +78,7 @@ def test_a_run_whose_nodes_differ_in_versions_says_so(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_host_where_nothing_is_started_is_named(tmp_path):
     run = start("run", *HERE, *TORCH, *TINY, "--steps", "8", "--start-timeout", "3", "--run-dir", tmp_path / "run")
     first, _ = commands_of(run, 2)
@@ -89,6 +92,7 @@ def test_a_host_where_nothing_is_started_is_named(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_ctrl_c_ends_the_hosts_too(tmp_path):
     run = start("run", *HERE, *TORCH, *TINY, "--steps", "100000", "--run-dir", tmp_path / "run")
     terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]

@@ -10,6 +10,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.backends import MODES
 from scripts.injection import write_sitecustomize
+from tests.marks import with_mark
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=8, warmup_steps=2)
 
@@ -17,10 +18,6 @@ WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=
 def marked(framework, mode, nodes, devices):
     name = f"{framework}-{mode}-{nodes}x{devices}"
     return pytest.param((framework, mode, nodes, devices), id=name, marks=getattr(pytest.mark, framework))
-
-
-def with_mark(arm, mark):
-    return pytest.param(*arm.values, id=arm.id, marks=[*arm.marks, mark])
 
 
 def rows(*, by_default):
@@ -41,10 +38,13 @@ DEFAULT_MODES = rows(by_default=True)
 OTHER_MODES = [with_mark(arm, pytest.mark.slow) for arm in rows(by_default=False)]
 ALL_MODES = DEFAULT_MODES + OTHER_MODES
 FOUR_REPLICAS = [
-    marked("torch", "dp", 1, 4),
-    marked("torch", "ddp", 2, 2),
-    marked("tensorflow", "mirrored", 1, 4),
-    marked("tensorflow", "multiworker", 2, 2),
+    with_mark(arm, pytest.mark.slow)
+    for arm in (
+        marked("torch", "dp", 1, 4),
+        marked("torch", "ddp", 2, 2),
+        marked("tensorflow", "mirrored", 1, 4),
+        marked("tensorflow", "multiworker", 2, 2),
+    )
 ]
 
 
@@ -92,10 +92,10 @@ def test_a_mode_runs_and_records_what_it_was(trained, arm):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-def test_all_modes_train_the_same(trained):
+@pytest.mark.parametrize("more", [[], pytest.param(FOUR_REPLICAS, marks=pytest.mark.slow)], ids=["two", "four"])
+def test_all_modes_train_the_same(trained, more):
     """toy-cnn has no BatchNorm, so its losses do not depend on the number of replicas either."""
-    arms = [arm.values[0] for arm in DEFAULT_MODES + FOUR_REPLICAS]
-    results = [trained(*arm)[0] for arm in arms]
+    results = [trained(*arm.values[0])[0] for arm in DEFAULT_MODES + more]
     assert len({result.sample_order_sha256 for result in results}) == 1
     assert len({result.weights_sha256 for result in results}) == 1
     assert len({result.store_sha256 for result in results}) == 1
@@ -132,14 +132,9 @@ def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
     assert torch.train_loss[-1] < torch.train_loss[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", [pytest.param(f, marks=getattr(pytest.mark, f)) for f in ("torch", "tensorflow")])
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param({"precision": "bfloat16"}, id="bfloat16"),
-        pytest.param({"profile": "native"}, id="native", marks=pytest.mark.slow),  # it compiles
-    ],
-)
+@pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"profile": "native"}], ids=["bfloat16", "native"])
 def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework, change):
     reference = trained(framework, "single", 1, 1)[0]
     changed = trained(framework, "single", 1, 1, WORKLOAD.model_copy(update=change))[0]
@@ -297,6 +292,7 @@ def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clot
         assert [e.count for e in trained(*arm, workload)[0].evaluations] == [341]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", [marked("torch", "ddp", 2, 1), marked("tensorflow", "multiworker", 2, 1)])
 def test_a_trace_of_some_steps_is_kept_of_every_process(arm, tmp_path):
     framework, mode, nodes, devices = arm

@@ -152,9 +152,13 @@ strange = OwnModel(torch=scaled)
     ("model", "says"),
     [
         ("mine:net", r"'mine:net' gives (2, 5) for 2 images in torch; expected logits (2, 4)"),
-        ("mine:wrong", "the torch factory of 'mine:wrong' gave a str; expected a torch.nn.Module"),
-        ("mine:gone", "'mine:gone' cannot be imported"),
-        ("mine:strange", "no rule of initial values: scale; expected"),
+        pytest.param(
+            "mine:wrong",
+            "the torch factory of 'mine:wrong' gave a str; expected a torch.nn.Module",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("mine:gone", "'mine:gone' cannot be imported", marks=pytest.mark.slow),
+        pytest.param("mine:strange", "no rule of initial values: scale; expected", marks=pytest.mark.slow),
     ],
 )
 def test_a_model_that_gives_something_else_is_refused_before_anything_starts(elsewhere, model, says):

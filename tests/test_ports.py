@@ -55,7 +55,7 @@ def sockets_of(request, run_dir, then=lambda found: None):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("launcher", ["torchrun", "spawn"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_torch_listens_on_loopback_only(tmp_path, launcher):
     found = sockets_of(config("torch", "ddp", 2, launcher=launcher), tmp_path / "run")
     assert found
@@ -63,6 +63,7 @@ def test_torch_listens_on_loopback_only(tmp_path, launcher):
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_tensorflow_listens_on_loopback_only_in_a_network_of_its_own(tmp_path):
     try:
         with isolated():

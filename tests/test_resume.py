@@ -20,7 +20,8 @@ from dpcompare.result import CONFIG_FILE
 from dpcompare.runner import resume
 from scripts.injection import write_sitecustomize
 from tests.command import dpcompare, start
-from tests.test_modes import ALL_MODES, with_mark
+from tests.marks import with_mark
+from tests.test_modes import ALL_MODES
 
 # The others take about half a minute each.
 DEFAULT_AND_SLOW_MODES = [
@@ -172,12 +173,13 @@ def test_another_number_of_replicas_trains_the_same_batches(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize(
     "pair",
     [
         pytest.param(("torch", "tensorflow"), id="to tensorflow"),
-        pytest.param(("tensorflow", "torch"), id="to torch", marks=pytest.mark.slow),
+        pytest.param(("tensorflow", "torch"), id="to torch"),
     ],
 )
 def test_the_other_framework_goes_on(tmp_path, pair, optimizer):
@@ -259,6 +261,7 @@ def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatc
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     diverging = WORKLOAD.model_copy(update={"learning_rate": 1e30, "optimizer": "sgd"})
     with pytest.raises(

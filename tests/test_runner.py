@@ -19,6 +19,7 @@ from dpcompare.planning import Endpoints, num_ports, plan, shell_script
 from dpcompare.result import log_path
 from dpcompare.runner import prepare_run
 from scripts.injection import write_sitecustomize
+from tests.marks import with_mark
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
 
@@ -38,7 +39,7 @@ MULTI_NODE = [
 ]
 
 
-@pytest.mark.parametrize(("framework", "mode"), MULTI_NODE)
+@pytest.mark.parametrize(("framework", "mode"), [MULTI_NODE[0], with_mark(MULTI_NODE[1], pytest.mark.slow)])
 def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framework, mode):
     """Process 1 finds its store truncated when it has joined the others; process 0 waits for it in an exchange."""
 
@@ -58,7 +59,7 @@ def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framewo
     assert "is damaged" in result["error"]
 
 
-@pytest.mark.parametrize(("framework", "mode"), MULTI_NODE)
+@pytest.mark.parametrize(("framework", "mode"), [with_mark(MULTI_NODE[0], pytest.mark.slow), MULTI_NODE[1]])
 def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, framework, mode):
     pids = {}
 
@@ -164,10 +165,11 @@ def test_another_interpreter_can_hold_the_framework(tmp_path):
 @pytest.mark.parametrize(
     ("framework", "mode"),
     [
-        pytest.param("torch", "ddp", marks=[pytest.mark.torch, pytest.mark.slow], id="ddp"),
+        pytest.param("torch", "ddp", marks=pytest.mark.torch, id="ddp"),
         pytest.param("tensorflow", "multiworker", marks=pytest.mark.tensorflow, id="multiworker"),
     ],
 )
+@pytest.mark.slow
 def test_the_shell_script_of_a_plan_does_the_same(tmp_path, framework, mode):
     run_dir = tmp_path / "run with spaces"
     request = config(framework, mode)
@@ -215,6 +217,7 @@ def test_the_shell_script_counts_nodes_that_end_at_once(tmp_path, second, status
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_shell_script_fails_when_a_process_fails(tmp_path):
     request = config()
     script = shell_script(request, tmp_path / "run", plan(request, tmp_path / "run", Endpoints(free_ports(1))))

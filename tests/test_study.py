@@ -166,6 +166,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
     arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--repeats", "2"]
     done = dpcompare(*arguments, "--out", tmp_path / "out", PYTHONPATH=str(_broken_ddp(tmp_path)))
