@@ -40,6 +40,13 @@ def test_manifests_are_by_the_schema(mode, kind):
     assert job["metadata"]["name"] == "first-run"
 
 
+def test_a_job_without_a_name_gets_one_that_kubernetes_takes():
+    shown = dpcompare(*PLAN, "--device", "cpu", *PLACE[:4], *TORCH, *TINY, "--steps", "8")
+    assert shown.code == 0, shown.stderr
+    Manifests.model_validate_json(shown.stdout)
+    assert shown.json["items"][1]["metadata"]["name"].startswith("torch-ddp-")
+
+
 def test_gpus_are_asked_for():
     shown = dpcompare(*PLAN, "--device", "gpu", "--devices-per-node", "4", *PLACE, *TORCH)
     job = shown.json["items"][1]

@@ -38,9 +38,12 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
     config = build_config(options)
 
     from dpcompare import planning
+    from dpcompare.engines import kubernetes
     from dpcompare.launcher import free_ports
     from dpcompare.runner import default_run_dir
 
+    if run_dir is None and config.placement.engine == "kubernetes":
+        run_dir = Path("runs") / kubernetes.job_name(config)
     run_dir = (run_dir or default_run_dir(config)).resolve()
     if config.placement.engine != "local" or output_format in ("slurm", "kubernetes"):
         _print_elsewhere(config, run_dir, "json" if as_json else output_format)

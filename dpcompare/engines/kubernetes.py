@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -56,6 +57,11 @@ def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     if INDEX not in os.environ or POD_IP not in os.environ:
         raise RequestError("this is no pod of a run; expected the manifests of `dpcompare plan --format kubernetes`")
     return int(os.environ[INDEX]), os.environ[POD_IP]
+
+
+def job_name(config: RunConfig) -> str:
+    """A name for a job that has none, another every second; Kubernetes's names begin with a letter."""
+    return f"{config.framework}-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def manifests(config: RunConfig, name: str) -> Manifest:
