@@ -49,7 +49,7 @@ def python(*arguments: str) -> None:
 def dpcompare(*arguments: str, **environment: str) -> Finished:
     process = start(*arguments, **environment)
     try:
-        stdout, stderr = process.communicate(timeout=240)
+        stdout, stderr = process.communicate(timeout=400)
     except subprocess.TimeoutExpired:
         process.terminate()  # it ends what it has started
         print(*process.communicate(timeout=60), sep="\n")
