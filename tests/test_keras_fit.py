@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
@@ -30,3 +30,13 @@ def test_the_loop_may_use_the_devices_between_steps(tmp_path):
     )
     result = trained("keras-fit", tmp_path / "run", workload, checkpoint_every=1, progress_timeout=30)
     assert len(result.train_loss) == 200
+
+
+def test_a_fit_that_ends_by_itself_fails_the_run(tmp_path, monkeypatch):
+    """Keras reads this variable of the caller's; the loop must not wait for a thread that is gone."""
+    monkeypatch.setenv("KERAS_MAX_STEPS_PER_EPOCH", "3")
+    workload = Workload(
+        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=8, warmup_steps=0
+    )
+    with pytest.raises(RunFailedError, match="Keras ended its fit by itself"):
+        trained("keras-fit", tmp_path / "run", workload, progress_timeout=30)

@@ -91,10 +91,11 @@ SMALL = ["--model", "toy-bn", "--image-size", "32", "--dataset", "synthetic-mini
         (["--mode", "pipeline", "--stages", "1"], "stages: received 1 with mode pipeline; expected at least 2"),
         (["--mode", "pipeline", "--microbatches", "3"], "does not divide evenly among 1 replicas in 3 micro-batches each"),
         (["--mode", "ddp", "--pipeline-schedule", "1f1b"], "pipeline_schedule: received 1f1b with torch ddp"),
+        (["--mode", "fsdp", "--profile", "native", "--optimizer", "sgd", "--tune", "optimizer_kernels=fused"], "received optimizer_kernels=fused with mode fsdp and sgd"),
         (["--mode", "dp", "--launcher", "spawn"], "launcher: received spawn with mode dp of torch; expected one of the modes torch ddp"),
         (["--mode", "ddp", "--launcher", "spawn", "--engine", "hosts", "--hosts", "127.0.0.1,localhost"], "cannot start processes on others"),
     ],
-    ids=["layers", "devices", "one device", "1f1b", "mode", "one", "micro-batches", "schedule", "launcher", "hosts"],
+    ids=["layers", "devices", "one device", "1f1b", "mode", "one", "micro-batches", "schedule", "kernels", "launcher", "hosts"],
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
     refused = dpcompare("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
