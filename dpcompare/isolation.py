@@ -11,12 +11,12 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpcompare.errors import RequestError
-from dpcompare.processes import die_with_parent
+from dpcompare.processes import die_with_parent, uninterrupted
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # netdevice(7)
@@ -40,17 +40,19 @@ def isolated() -> Iterator[Network]:
         RequestError: this machine does not permit it.
     """
     # A process of its own holds it: a thread that entered would stay there, and user namespaces refuse threads.
-    holder = subprocess.Popen(
-        [sys.executable, "-P", "-m", "dpcompare.isolation"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is not for it
-        preexec_fn=die_with_parent,
-    )
-    assert holder.stdin is not None
-    assert holder.stdout is not None
-    try:
+    with ExitStack() as stack:
+        with uninterrupted():  # a fork, see `launch`
+            holder = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "dpcompare.isolation"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C is not for it
+                    preexec_fn=die_with_parent,
+                )
+            )
+        assert holder.stdout is not None
         answer = holder.stdout.readline().strip()
         if answer != "ready":
             raise RequestError(
@@ -66,7 +68,8 @@ def isolated() -> Iterator[Network]:
         ]
         try:
             try:
-                subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
+                with uninterrupted():
+                    subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
             except subprocess.SubprocessError as error:
                 raise RequestError(
                     f"the network namespace that --isolate or --engine namespaces takes cannot be entered ({error}); leave it out"
@@ -75,10 +78,6 @@ def isolated() -> Iterator[Network]:
         finally:
             for file in files:
                 os.close(file)
-    finally:
-        holder.stdin.close()
-        holder.stdout.close()
-        holder.wait()
 
 
 def _enter(namespaces: list[int]) -> None:

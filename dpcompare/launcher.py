@@ -15,7 +15,7 @@ from pathlib import Path
 from dpcompare.events import LAST_EVENTS, Event, EventTail
 from dpcompare.isolation import isolated
 from dpcompare.planning import INHERITED_TO_DROP, LOOPBACK, NodeProcess
-from dpcompare.processes import die_with_parent, is_alive, oom_kills, process_state, signal_group
+from dpcompare.processes import die_with_parent, is_alive, oom_kills, process_state, signal_group, uninterrupted
 from dpcompare.result import node_log_path
 
 SECONDS_BETWEEN_LOOKS = 0.05
@@ -111,7 +111,9 @@ def launch(
         running: dict[int, subprocess.Popen[bytes]] = {}
         stack.callback(_stop, running)
         for node in node_processes:
-            running[node.node_rank] = _start(node, run_dir, enter)
+            # What a signal raises during a fork is lost, in the hooks of Python's logging for one.
+            with uninterrupted():
+                running[node.node_rank] = _start(node, run_dir, enter)
         while running and not ended.failed:
             time.sleep(SECONDS_BETWEEN_LOOKS)
             ended.vanished += watch.look()

@@ -69,6 +69,33 @@ def test_the_first_failure_stops_the_others(tmp_path):
     assert not is_running(int(pid_file.read_text() or 0))
 
 
+INTERRUPTED_IN_A_FORK = """
+import os, signal, sys
+from pathlib import Path
+from dpcompare import launcher
+from tests.test_launcher import GENEROUS, SLEEP_AND_TELL, launch, node
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+try:
+    launch(Path.cwd(), *(node(rank, SLEEP_AND_TELL, PID_FILE=f"pid{rank}") for rank in range(2)))
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+def test_a_signal_that_comes_during_a_fork_is_not_lost(tmp_path):
+    """The trap: Python calls its hooks of a fork, and what a signal raises in one is printed and thrown away."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_A_FORK],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+        preexec_fn=with_default_signals,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == "interrupted\n"
+    assert not (tmp_path / "pid1").exists()
+
+
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.3)
     ready = tmp_path / "ready"

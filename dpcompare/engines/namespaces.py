@@ -16,7 +16,7 @@ from dpcompare.engines.hosts import ended
 from dpcompare.errors import RequestError
 from dpcompare.isolation import Network, isolated
 from dpcompare.meeting import Room
-from dpcompare.processes import die_with_parent
+from dpcompare.processes import die_with_parent, uninterrupted
 from dpcompare.result import LOGS_DIR
 
 QUEUES = False
@@ -55,7 +55,10 @@ def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterato
                 # What a node sends, on its own side; what it gets, on the side of the switch.
                 _in(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst {BURST} latency {QUEUE}")
                 _in(switch, f"tc qdisc add dev wire{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
-        processes = [stack.enter_context(ended(_start(host, run_dir, room, rank))) for rank, host in enumerate(hosts)]
+        processes = []
+        for rank, host in enumerate(hosts):
+            with uninterrupted():  # as where other nodes are launched
+                processes.append(stack.enter_context(ended(_start(host, run_dir, room, rank))))
 
         def why_over() -> str | None:
             statuses = [process.poll() for process in processes]
