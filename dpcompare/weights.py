@@ -8,11 +8,9 @@ import json
 import os
 import shutil
 import tempfile
-import urllib.request
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +157,10 @@ def _published(workload: Workload, cache: Path) -> Source:
     url = f"{hub}/timm/{name}/resolve/main/model.safetensors"
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        # Imported here: every command would wait for it, and nearly none fetches anything.
+        import urllib.request
+        from http.client import HTTPException
+
         fetched = Path(temporary) / path.name
         try:
             with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_SECONDS) as answer, fetched.open("wb") as file:

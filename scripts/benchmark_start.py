@@ -33,9 +33,13 @@ from scripts.sections import commit, write_section
 WORKLOAD = Workload(model="toy-cnn", dataset="synthetic", global_batch_size=32, steps=3, warmup_steps=1)
 
 
+# Python keeps what it has compiled, as it does for most users, whatever the shell that this is started from says.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def seconds_of(argv: list[str]) -> float:
     begin = time.perf_counter()
-    subprocess.run(argv, check=True, capture_output=True)
+    subprocess.run(argv, check=True, capture_output=True, env=ENVIRONMENT)
     return time.perf_counter() - begin
 
 
@@ -51,7 +55,7 @@ def by_hand(framework: str, mode: str, run_dir: Path) -> float:
     nodes, devices = (2, 1) if row.multi_node else (1, 2) if row.multi_device else (1, 1)
     cluster = Cluster.partition(nodes, devices, device="cpu")
     config = prepare_run(RunConfig(framework=framework, mode=mode, workload=WORKLOAD, cluster=cluster), run_dir)
-    inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
+    inherited = {name: value for name, value in ENVIRONMENT.items() if name not in INHERITED_TO_DROP}
     planned = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
     begin = time.perf_counter()
     processes = [

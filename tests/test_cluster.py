@@ -1,8 +1,11 @@
 """Splitting devices into nodes."""
 
+import os
+
+import joblib
 import pytest
 
-from dpcompare.cluster import Cluster, installed_gpus, invisible_gpus, visible_gpus
+from dpcompare.cluster import Cluster, available_cores, installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.errors import RequestError
 
 MIG = """\
@@ -98,6 +101,39 @@ def test_cpu_devices_are_made_up_where_there_is_no_gpu():
 def test_cpu_can_be_chosen_beside_gpus(install_gpus):
     install_gpus()
     assert Cluster.partition(1, device="cpu").devices == ("cpu:0",)
+
+
+def test_as_many_cores_as_joblib_says():
+    assert available_cores() == joblib.cpu_count()
+
+
+@pytest.mark.parametrize(
+    ("files", "share"),
+    [
+        ({}, 1),
+        ({"cpu.max": "max 100000\n"}, 1),
+        ({"cpu.max": "100000 100000\n"}, 0),
+        ({"cpu.max": "20000 100000\n"}, 0),
+        ({"cpu.max": "99900000 100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "50000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 0),
+    ],
+)
+def test_a_limit_of_a_container_is_respected(tmp_path, files, share):
+    """Limits of one core or less, and such that leave all of those that the affinity allows."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert available_cores(tmp_path) == (len(os.sched_getaffinity(0)) if share else 1)
+
+
+def test_affinity_is_respected(tmp_path):
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert available_cores(tmp_path) == 1
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 @pytest.mark.parametrize(("num_cores", "num_nodes", "expected"), [(8, 2, 4), (2, 2, 1), (2, 4, 1)])
