@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -107,8 +108,7 @@ class BatchReader:
 
     def _read(self, batch: GlobalBatch, rows: npt.NDArray[np.int64]) -> HostBatch:
         indices = batch.indices[rows]
-        pixels = self._split.images[indices].astype(np.float32)
-        pixels /= np.float32(255)
+        pixels = np.divide(self._split.images[indices], np.float32(255), dtype=np.float32)
         if self._augmentation is not None:
             pixels = self._augmentation(pixels, epoch=batch.epoch, indices=indices)
         factors = None
@@ -129,10 +129,16 @@ def _normalised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     Image by image: NumPy takes ten times as long where an innermost axis has 3 elements.
     """
     images = pixels.reshape(len(pixels), -1)
-    num_pixels = images.shape[1] // len(PIXEL_MEAN)
-    images -= np.tile(PIXEL_MEAN, num_pixels)
-    images /= np.tile(PIXEL_STD, num_pixels)
+    mean, std = _of_image(images.shape[1] // len(PIXEL_MEAN))
+    images -= mean
+    images /= std
     return pixels
+
+
+@cache
+def _of_image(num_pixels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Mean and standard deviation of every value of an image."""
+    return np.tile(PIXEL_MEAN, num_pixels), np.tile(PIXEL_STD, num_pixels)
 
 
 Item = TypeVar("Item")

@@ -120,7 +120,8 @@ class TensorFlowBackend(Backend):
 
         def of(rank: int) -> tf.Tensor:
             with tf.device(self.local_devices()[rank]):  # TensorFlow itself would put all shares on the first
-                return tf.cast(tf.constant(rows[rank * share : (rank + 1) * share]), dtype)
+                # The host casts, where that is necessary: an operation less.
+                return tf.constant(rows[rank * share : (rank + 1) * share].astype(dtype.as_numpy_dtype, copy=False))
 
         if replicas == 1:  # nothing to wrap, which would take as long as the rest
             return of(0)
