@@ -73,6 +73,23 @@ def train(
     validation_reader = BatchReader(validation, None, None, **place)
     steps = _StepLog(backend, events)
 
+    def evaluate(step: int) -> None:
+        steps.write()
+        handles = []
+        for batch in backend.feed(validation_reader.read(evaluation_batches(len(validation), batch_size))):
+            handles.append(backend.evaluate_step(batch))
+            steps.alive()
+        loss_sum, correct, count = backend.read(handles).sum(axis=0)
+        events.append(
+            "evaluate",
+            time=time.time(),
+            step=step,
+            epoch=-(-step // epoch_steps),
+            loss_sum=float(loss_sum),
+            correct=int(correct),
+            count=int(count),
+        )
+
     events.append("ready", time=time.time(), steps=num_steps, first_step=first_step, num_replicas=backend.num_replicas)
     backend.synchronize()
     first_traced, last_traced = config.profile_steps or (0, 0)
@@ -110,27 +127,16 @@ def train(
         steps.add(step, loss, batches[0].global_count, **measured)
         after_step(step)
         if evaluates:
-            steps.write()
-            validation_feed = backend.feed(validation_reader.read(evaluation_batches(len(validation), batch_size)))
-            handles = []
-            for evaluated in validation_feed:
-                handles.append(backend.evaluate_step(evaluated))
-                steps.alive()
-            loss_sum, correct, count = backend.read(handles).sum(axis=0)
-            events.append(
-                "evaluate",
-                time=time.time(),
-                step=step,
-                epoch=-(-step // epoch_steps),
-                loss_sum=float(loss_sum),
-                correct=int(correct),
-                count=int(count),
-            )
+            evaluate(step)
             previous_end = time.perf_counter()
         if checkpoints:
             steps.write()
             _checkpoint(backend, events, run_dir, step)
             previous_end = time.perf_counter()
+    if (
+        first_step == num_steps
+    ):  # all were made before; that was not the end of them then, so there may be no evaluation
+        evaluate(num_steps)
     return digest.hexdigest()
 
 

@@ -298,7 +298,8 @@ def collect(
         for rank in by_rank
         if (path := ProcessRecord.path(run_dir, rank)).is_file()
     ]
-    evaluations = history.evaluations + _evaluations(processes)
+    before = history.evaluations
+    evaluations = before + [new for new in _evaluations(processes) if not before or new.step > before[-1].step]
     if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
         status, error = "failed", problem
     workload, cluster = config.workload, config.cluster
@@ -449,4 +450,6 @@ def _contradiction(
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):
         counts = [evaluation.count for evaluation in evaluations]
         return f"evaluation must see each of the {expected} validation samples once, but counted {counts}"
+    if evaluations[-1].step != processes[0].num_steps:
+        return f"the last evaluation is that of step {evaluations[-1].step} of {processes[0].num_steps}"
     return None

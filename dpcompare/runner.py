@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 
-from dpcompare.attempts import close_attempt, load_history, result_so_far
+from dpcompare.attempts import ATTEMPTS_DIR, close_attempt, load_history, result_so_far
 from dpcompare.backends import require_compiler, require_mode
 from dpcompare.checkpoint import newest_checkpoint, training_id
 from dpcompare.cluster import installed_gpus, invisible_gpus, visible_gpus
@@ -67,7 +67,7 @@ def run(
             with _hold(directory):
                 return _train(config, directory, observe, tell)
         except RequestError:
-            if not (directory / EVENTS_DIR).exists():  # nothing was ever started
+            if not any((directory / name).exists() for name in (EVENTS_DIR, ATTEMPTS_DIR)):  # nothing was ever started
                 shutil.rmtree(directory, ignore_errors=True)
             raise
 
@@ -131,7 +131,14 @@ def _train(
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0
     while True:
-        result = _attempt(config, run_dir, observe, tell)
+        try:
+            result = _attempt(config, run_dir, observe, tell)
+        except RequestError as refused:
+            if not restarts + ports_lost:
+                raise
+            raise RunFailedError(
+                f"{config.framework} {config.mode} failed.\nno restart: {refused}", str(run_dir)
+            ) from None
         if result.status == "completed":
             return result
         # A port that was free when it was chosen can be taken by anybody before it is used; that is no restart.

@@ -16,6 +16,7 @@ from dpcompare.backends import MODES
 from dpcompare.checkpoint import checkpoint_paths, decode
 from dpcompare.config import RunConfig as Config
 from dpcompare.errors import RequestError
+from dpcompare.launcher import launch
 from dpcompare.result import CONFIG_FILE
 from dpcompare.runner import resume
 from scripts.injection import write_sitecustomize
@@ -157,6 +158,40 @@ def test_a_process_that_dies_once_is_made_up_for(tmp_path, undisturbed):
     assert result.first_step == 0
     assert [attempt.status for attempt in result.attempts] == ["failed"]
     same(result, undisturbed(every=None))
+
+
+@pytest.mark.torch
+def test_a_restart_that_is_refused_keeps_what_was_measured(tmp_path, monkeypatch, dying_after):
+    """A partition may have changed, or a permission be gone, since the first attempt was allowed."""
+    launches = iter([launch])
+
+    def launch_once(*arguments, **options):
+        if (first := next(launches, None)) is None:
+            raise RequestError("not allowed any more")
+        return first(*arguments, **options)
+
+    monkeypatch.setattr("dpcompare.runner.launch", launch_once)
+    with pytest.raises(RunFailedError, match="no restart: not allowed any more"), dying_after(4):
+        run(config(max_restarts=1, every=2), tmp_path / "run")
+    assert checkpoint_paths(tmp_path / "run")[0].name.endswith("4.safetensors")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], len(result["train_loss"])) == ("failed", 4)
+
+
+@pytest.mark.parametrize(
+    "arm",
+    [
+        pytest.param(("torch", "single"), marks=pytest.mark.torch),
+        pytest.param(("tensorflow", "keras-fit"), marks=[pytest.mark.tensorflow, pytest.mark.slow]),
+    ],
+)
+def test_a_run_that_is_cut_to_its_checkpoint_is_evaluated_there(tmp_path, arm, undisturbed, dying_after):
+    """No step is left to be made, and the longer run had evaluated at its own end only."""
+    workload = WORKLOAD.model_copy(update={"steps": 4})
+    with pytest.raises(RunFailedError), dying_after(5):
+        run(config(*arm, every=4), tmp_path / "run")
+    result = resume(tmp_path / "run", config(*arm, every=4, workload=workload))
+    same(result, undisturbed(*arm, every=4, workload=workload))
 
 
 @pytest.mark.torch
