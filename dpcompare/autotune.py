@@ -60,7 +60,8 @@ def _tries(arm: Arm, study_dir: Path, tell: Callable[[str], None]) -> Iterator[T
         speed = _speed(arm.config, tune, study_dir, tell)
         least = best_speed * (1 + LEAST_GAIN)
         if change and speed is not None and speed > least:  # a single short run may be lucky
-            speed = min(filter(None, (speed, _speed(arm.config, tune, study_dir, tell))), default=None)
+            again = _speed(arm.config, tune, study_dir, tell)
+            speed = None if again is None else min(speed, again)
         kept = not change or (speed is not None and speed > least)
         what = ", ".join(f"{name}={value}" for name, value in change.items()) or "native profile"
         figure = "failed" if speed is None else f"{speed:.1f} images/s"
@@ -87,4 +88,9 @@ def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, tell: Calla
         try:
             return run(config.model_copy(update=changes), Path(folder) / "run", tell=tell).images_per_second
         except RunFailedError:
+            return None
+        except RequestError as error:
+            if tune == config.tune:  # nothing was changed, so it is the arm that is refused
+                raise
+            tell(f"autotune: refused: {error}")
             return None

@@ -14,7 +14,7 @@ from dpcompare.config import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.result import RESULT_FILE, RunResult
 from dpcompare.study import Study, finished_run, is_study
-from dpcompare.text import printable
+from dpcompare.text import in_one_line, printable
 
 
 @dataclass
@@ -86,7 +86,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
             if result.status == "completed":
                 found[0].runs = [result]
             else:
-                found[0].failures = [f"round 1: {result.status}: {_last_line(result.error)}"]
+                found[0].failures = [f"round 1: {result.status}: {in_one_line(result.error)}"]
         else:
             raise RequestError(
                 f"{str(path)!r} is neither a study nor a run that has ended; expected a directory with study.json or "
@@ -134,11 +134,6 @@ def _name(result: RunResult) -> str:
     return f"{result.framework} {result.mode} {result.num_nodes}x{result.devices_per_node}"
 
 
-def _last_line(text: str | None) -> str:
-    lines = (text or "").strip().splitlines()
-    return lines[-1] if lines else ""
-
-
 def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
     arms = {arm.name: ArmRuns(name=arm.name, config=arm.config) for arm in study.arms}
     for number in range(1, study.repeats + 1):
@@ -150,7 +145,7 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
             of_arm.run_dirs.append(str(run_dir) if result else "")
             of_arm.positions.append(position)
             if result and result.status == "failed":
-                of_arm.failures.append(f"round {number}: {_last_line(result.error)}")
+                of_arm.failures.append(f"round {number}: {in_one_line(result.error)}")
     for arm in study.arms:
         if arm.ablation_of in arms:
             without = arms.pop(arm.name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from dpcompare.config import RunConfig
@@ -41,8 +42,9 @@ def follow(
     room = Room.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.num_processes))
     watch = _Watch(room, deadlines, queues=engine.QUEUES)
-    with engine.started(config, run_dir, room, tell) as why_over:
+    with ExitStack() as nodes:
         try:
+            why_over = nodes.enter_context(engine.started(config, run_dir, room, tell))
             while not watch.over():
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 for event in tail.new_events():

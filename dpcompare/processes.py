@@ -78,16 +78,21 @@ def only_one(folder: Path, refusal: str) -> Iterator[None]:
     """Hold a folder for this process.
 
     Raises:
-        RequestError: with `refusal`, where another process holds it.
+        RequestError: with `refusal`, where another process holds it; or its disk has no locks.
     """
     with (folder / LOCK_FILE).open("w") as lock:
         for attempt in reversed(range(LOCK_ATTEMPTS)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:  # `is_held` may have it for a moment
+            except BlockingIOError:  # `is_held` may have it for a moment
                 if attempt:
                     time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+            except OSError as error:  # a network file system without locks
+                raise RequestError(
+                    f"{str(folder)!r} cannot be locked ({error.strerror}), so that two processes might write into it; choose a "
+                    "folder on another disk"
+                ) from None
         else:
             raise RequestError(refusal)
         yield
@@ -98,10 +103,10 @@ def is_held(folder: Path) -> bool:
     try:
         with (folder / LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:
+    except BlockingIOError:
         return True
+    except OSError:  # no such file, or a disk without locks, where nobody can hold it
+        return False
     return False
 
 

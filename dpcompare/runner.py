@@ -188,8 +188,9 @@ def _attempt(
         status = "failed" if ended.failed else "completed"
         error = why_it_failed(config, run_dir, ended) if ended.failed else None
     except BaseException as raised:
-        status = "interrupted" if isinstance(raised, KeyboardInterrupt) else "failed"
-        error = f"{type(raised).__name__}: {raised}" if status == "failed" else "interrupted"
+        # Where this process had no memory, disk or file left, a study makes the run again.
+        status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
+        error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
         raise
     finally:  # whatever happened, what was measured is kept
         with uninterrupted():

@@ -8,6 +8,15 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def in_one_line(error: str | None) -> str:
+    """What a run failed by, of all that is told of it: its first line, or what a traceback below it ends in."""
+    lines = (error or "").strip().splitlines() or [""]
+    if lines[0].endswith(":"):
+        told = (line for line in lines[1:] if not line.startswith((" ", "last steps:", "Traceback")))
+        return next(filter(None, told), lines[0])
+    return lines[0]
+
+
 def printable_lines(text: str) -> str:
     """The same line by line."""
     return "\n".join(map(printable, text.splitlines()))

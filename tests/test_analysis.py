@@ -188,7 +188,9 @@ def test_directories_that_hold_nothing_to_report_are_refused(tmp_path):
     (tmp_path / "result.json").write_text('{"half": ')
     with pytest.raises(RequestError, match="is not the result of a run"):
         collect([tmp_path])
-    result(status="failed", error="Traceback\nValueError: too bad").save(tmp_path)
+    result(status="failed", error="process 0 (log):\nTraceback (most recent call last):\nValueError: too bad").save(
+        tmp_path
+    )
     with pytest.raises(RequestError, match=r"none of the runs has completed.*ValueError: too bad"):
         collect([tmp_path])
 

@@ -147,6 +147,16 @@ def test_ssh_asks_nothing():
     assert "BatchMode=yes" in SSH
 
 
+@pytest.mark.torch
+def test_without_ssh_it_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    refused = dpcompare(
+        "run", "--engine", "hosts", "--hosts", "localhost", "--ssh", *TORCH, *TINY, "--run-dir", tmp_path / "run"
+    )
+    assert refused.code == 2
+    assert "--ssh: ssh is not installed here" in refused.stderr
+
+
 def both_meet(tmp_path, cards, seconds=10.0):
     """Each node in a thread; returns what came of it."""
     room = Room.open(tmp_path, len(cards))

@@ -119,10 +119,11 @@ def test_the_commands_of_the_pods_make_one_run(tmp_path, mode, kind):
     ("asked", "says"),
     [
         (["--run-dir", "runs/First_Run", "--image", "i", "--volume-claim", "c"], "'First_Run', whose last part names the job"),
+        (["--max-restarts", "1", "--image", "i", "--volume-claim", "c"], "--max-restarts: received 1, but a pod"),
         (["--image", "i"], "volume_claim: received none; expected one with engine kubernetes"),
         (["--volume-claim", "c"], "image: received none"),
     ],
-    ids=["name", "claim", "image"],
+    ids=["name", "restarts", "claim", "image"],
 )  # fmt: skip
 def test_what_makes_no_manifest_is_refused(asked, says):
     refused = dpcompare(*PLAN, "--device", "cpu", *TORCH, *asked)

@@ -1,5 +1,6 @@
-"""Processes that end with their parent, and the traps of the kernel's setting for it (PR_SET_PDEATHSIG of prctl(2))."""
+"""Processes that end with their parent, the traps of the kernel's setting for it (PR_SET_PDEATHSIG of prctl(2)), and folders held."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -8,7 +9,10 @@ import textwrap
 import threading
 from pathlib import Path
 
-from dpcompare.processes import die_with_parent, is_alive
+import pytest
+
+from dpcompare.errors import RequestError
+from dpcompare.processes import die_with_parent, is_alive, is_held, only_one
 from tests.test_launcher import launch, node, wait_until
 
 SLEEP = "import time; time.sleep(60)"
@@ -78,3 +82,15 @@ def test_a_parent_that_was_gone_before_is_noticed():
     for parent, alive in ((os.getpid(), True), (1 << 22, False)):
         done = subprocess.run([sys.executable, "-c", code, str(parent)], capture_output=True, text=True, check=False)
         assert (done.returncode == 0) == ("alive" in done.stdout) == alive
+
+
+def test_a_folder_that_cannot_be_locked_is_not_said_to_be_in_use(tmp_path, monkeypatch):
+    """As on a network file system without locks, of which there is none here."""
+
+    def flock(lock, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(RequestError, match="cannot be locked \\(No locks available\\)"), only_one(tmp_path, "in use"):
+        pass
+    assert not is_held(tmp_path)

@@ -344,6 +344,19 @@ def test_two_runs_in_one_directory_do_not_meet(tmp_path):
     assert (tmp_path / "run" / "result.json").read_bytes() == before
 
 
+@pytest.mark.torch
+def test_a_file_of_options_is_not_ignored(tmp_path):
+    run(config(workload=WORKLOAD.model_copy(update={"steps": 3})), tmp_path / "run")
+    file = tmp_path / "options.toml"
+    file.write_text("seed = 3")
+    refused = dpcompare("run", "--resume", tmp_path / "run", "--config", file)
+    assert refused.code == 2
+    assert "--resume: received --seed" in refused.stderr
+    file.write_text("steps = 5")
+    longer = dpcompare("run", "--resume", tmp_path / "run", "--config", file, "--json")
+    assert len(longer.json["train_loss"]) == 5
+
+
 def _held(folder):
     from dpcompare.processes import only_one
 

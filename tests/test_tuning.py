@@ -1,14 +1,17 @@
 """Settings that change a framework's speed alone: by profile, chosen, and found by trying."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
+from dpcompare.autotune import tuned
 from dpcompare.backends import MODES
 from dpcompare.config import request
 from dpcompare.errors import RequestError
+from dpcompare.study import Arm, Study
 from dpcompare.tuning import SETTINGS, settings_of, tuning_of
 from tests.command import dpcompare
 
@@ -111,6 +114,31 @@ def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_
     assert again.code == 0, again.stderr
     assert "autotune:" not in again.stderr
     assert "not run again" in again.stderr
+
+
+def test_a_setting_that_fails_or_is_refused_does_not_end_autotune(tmp_path, monkeypatch):
+    """A lucky run whose repetition fails is no gain, and one that cannot be made here is none either."""
+    speeds = iter([100.0, 130.0, None, "refused"])
+
+    def run(config, run_dir, tell):
+        speed = next(speeds)
+        if speed is None:
+            raise RunFailedError("it failed", str(run_dir))
+        if speed == "refused":
+            raise RequestError("no compiler")
+        return SimpleNamespace(images_per_second=speed)
+
+    monkeypatch.setattr("dpcompare.autotune.run", run)
+    workload = Workload(model="mlp", image_size=8, dataset="synthetic-mini", steps=8, warmup_steps=0, profile="native")
+    tune = {"optimizer_kernels": "fused"}
+    config = RunConfig(
+        framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu"), tune=tune
+    )
+    study = Study(arms=(Arm(name="arm", config=config),), repeats=1)
+    said = []
+    (tried,) = tuned(study, tmp_path / "study", said.append).tried.values()
+    assert [(one.images_per_second, one.kept) for one in tried] == [(100.0, True), (None, False), (None, False)]
+    assert "autotune: refused: no compiler" in said
 
 
 def losses(tmp_path, framework, mode, nodes=1, model="toy-bn", **tune):

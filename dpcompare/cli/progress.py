@@ -21,7 +21,7 @@ from dpcompare.events import Event, EventTail, event_path
 from dpcompare.processes import is_held
 from dpcompare.result import RunResult
 from dpcompare.study import Arm, Study, Watcher, estimate_seconds, finished_run
-from dpcompare.text import printable
+from dpcompare.text import in_one_line, printable
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -319,7 +319,7 @@ class StudyProgress(Watcher):
         speed = f"{result.images_per_second:.1f} images/s" if result.images_per_second else "no speed measured"
         what = f"{speed} in {result.wall_seconds:.0f} s"
         if result.status == "failed":
-            what = f"FAILED: {(result.error or '').strip().splitlines()[-1]}"
+            what = f"FAILED: {in_one_line(result.error)}"
         self._finished(f"round {number}: {arm.name}: {what}")
 
     def run_left_out(self, number: int, arm: Arm, reason: str) -> None:

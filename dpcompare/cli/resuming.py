@@ -38,7 +38,7 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
     Args:
         config: as the run has had it.
         options: all values of `run_options`.
-        given: names of those that were given on the command line.
+        given: names of those that were given, on the command line or in a file.
 
     Raises:
         RequestError: something else was given, or they make no run.

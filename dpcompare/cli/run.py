@@ -46,11 +46,8 @@ def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as
         with data_progress() as images_done, RunProgress(config, run_dir) as progress:
             result = runner.run(config, run_dir, observe=progress.observe, data_progress=images_done, tell=progress.say)
     else:
-        on_command_line = {name for name in context.params if _is_on_command_line(context, name)} - {
-            "resume",
-            "as_json",
-        }
-        config = changed_config(RunConfig.load(resume / CONFIG_FILE), options | {"run_dir": run_dir}, on_command_line)
+        given = {name for name in context.params if _is_given(context, name)} - {"resume", "as_json"}
+        config = changed_config(RunConfig.load(resume / CONFIG_FILE), options | {"run_dir": run_dir}, given)
         run_dir = resume
         with RunProgress(config, run_dir) as progress:
             result = runner.resume(run_dir, config, observe=progress.observe, tell=progress.say)
@@ -60,5 +57,6 @@ def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as
         print_summary(result, run_dir)
 
 
-def _is_on_command_line(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+def _is_given(context: click.Context, name: str) -> bool:
+    """On the command line, or in the file of --config."""
+    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,6 +21,10 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 
 
 def check(config: RunConfig) -> None:
+    if config.placement.ssh and shutil.which(SSH[0]) is None:
+        raise RequestError(
+            "--ssh: ssh is not installed here; install it, or leave --ssh out and type the commands on each host"
+        )
     for host in config.placement.hosts:
         own_address(host)
 

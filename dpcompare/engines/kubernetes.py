@@ -72,12 +72,17 @@ def manifests(config: RunConfig, name: str) -> Manifest:
         name: of the job and of the run directory on the volume; lower-case letters, digits and dashes.
 
     Raises:
-        RequestError: the name is none for Kubernetes.
+        RequestError: the name is none for Kubernetes, or restarts are asked for.
     """
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
         raise RequestError(
             f"--run-dir: received {name!r}, whose last part names the job; expected lower-case letters, digits and dashes, such as "
             "runs/b2-ddp"
+        )
+    if config.max_restarts:
+        raise RequestError(
+            f"--max-restarts: received {config.max_restarts}, but a pod that has ended is not started again, so the others "
+            "would wait for it; leave it out with --engine kubernetes"
         )
     config = config.model_copy(update={"python": PYTHON})
     settings: Manifest = {
