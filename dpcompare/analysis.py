@@ -167,9 +167,11 @@ def analyse(collection: Collection) -> Comparison:
         for arm in collection.arms
     ]
     present = [arm for arm in arms if arm.completed]
-    sheet = _sheet(present, collection.subject)
-    first_of = [sum(len(arm.completed) for arm in present[:index]) for index in range(len(present))]
-    claims = [_claim(first, second, collection.subject) for first, second in combinations(present, 2)]
+    subject = collection.subject_of(present)
+    sheet = _sheet(present, subject)
+    claims = [
+        _claim(first, second, collection.subject_of([first, second])) for first, second in combinations(present, 2)
+    ]
     rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
     # What failed is said of its arm; what is still to be run makes a study partial.
     done = min((arm.whole_rounds for arm in arms if not arm.failures), default=collection.repeats)
@@ -180,7 +182,7 @@ def analyse(collection: Collection) -> Comparison:
         repeats=collection.repeats,
         order_seed=collection.order_seed,
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
-        subject=list(collection.subject),
+        subject=list(subject),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
         agreement=_agreement(claims),
         verdict=sheet.verdict,
@@ -189,7 +191,7 @@ def analyse(collection: Collection) -> Comparison:
         knobs=[
             KnobRow(
                 knob=row.knob,
-                values=[printable(fairness.shown(row.values[index])) for index in first_of],
+                values=_values_of_arms(row, present),
                 equal=row.equal,
                 reason=row.reason,
             )
@@ -198,6 +200,12 @@ def analyse(collection: Collection) -> Comparison:
         arms=rows,
         claims=claims,
     )
+
+
+def _values_of_arms(row: fairness.Row, arms: Sequence[ArmRuns]) -> list[str]:
+    """What each arm has; several values where its rounds had several."""
+    values = iter(row.values)
+    return [", ".join(dict.fromkeys(printable(fairness.shown(next(values))) for _ in arm.completed)) for arm in arms]
 
 
 def widest_interval(comparison: Comparison) -> float | None:
@@ -275,18 +283,18 @@ def _agreement(claims: Sequence[ClaimRow]) -> str | None:
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
     accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
-    if not losses or not accuracies:
-        return None
-    agreement = (
-        f"Between arms that may be compared the training losses of a step differ by at most {max(losses):.2g}, the "
-        f"accuracies by at most {max(accuracies):.1%} of the validation samples."
-    )
-    for made in comparable:
-        if made.diverged_at is not None:
-            agreement += (
-                f" {made.first} and {made.second} diverge: from step {made.diverged_at} the loss of one is not finite."
-            )
-    return agreement
+    figures = [f"the training losses of a step differ by at most {max(losses):.2g}"] if losses else []
+    if accuracies:
+        figures.append(
+            f"the accuracies {'' if losses else 'differ '}by at most {max(accuracies):.1%} of the validation samples"
+        )
+    sentences = [f"Between arms that may be compared {', '.join(figures)}."] if figures else []
+    sentences += [
+        f"{made.first} and {made.second} diverge: from step {made.diverged_at} the loss of one is not finite."
+        for made in comparable
+        if made.diverged_at is not None
+    ]
+    return " ".join(sentences) or None
 
 
 def _headline(claims: Sequence[ClaimRow], alone: str) -> str:

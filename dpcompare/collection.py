@@ -25,6 +25,8 @@ class ArmRuns:
     config: RunConfig
     source: str = ""
     """The study that it was measured in; rounds of different studies are not paired."""
+    subject: tuple[str, ...] = ()
+    """What that study is about."""
     runs: list[RunResult | None] = field(default_factory=list)
     """Per round; None where it did not complete."""
     run_dirs: list[str] = field(default_factory=list)
@@ -60,8 +62,14 @@ class Collection:
     arms: list[ArmRuns]
     repeats: int
     subject: tuple[str, ...] = ()
+    """Knobs that may differ between all arms, beside those of their study."""
     order_seed: int | None = None
     stopped_by: str | None = None
+
+    def subject_of(self, arms: Sequence[ArmRuns]) -> tuple[str, ...]:
+        """Knobs in which these arms may differ."""
+        own = [knob for knob in arms[0].subject if all(knob in arm.subject for arm in arms)]
+        return tuple(dict.fromkeys((*self.subject, *own)))
 
 
 def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
@@ -71,14 +79,14 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
         RequestError: one of them is neither.
     """
     arms: list[ArmRuns] = []
-    repeats, seed, stopped_by = 1, None, None
-    subjects = list(subject)
+    repeats = 1
+    studies: list[Study] = []
     for path, prefix in zip(paths, _prefixes(paths), strict=True):
         if is_study(path):
             study = Study.load(path)
             found = _of_study(study, path)
-            repeats, seed, stopped_by = max(repeats, study.repeats), study.order_seed, study.stopped_by
-            subjects += study.subject
+            repeats = max(repeats, study.repeats)
+            studies.append(study)
         elif (path / RESULT_FILE).is_file():
             result = RunResult.load(path)
             config = _config_of(result, path)
@@ -99,13 +107,18 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
     if not any(arm.completed for arm in arms):
         failures = "; ".join(printable(f"{arm.name}: {failure}") for arm in arms for failure in arm.failures)
         raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
-    if unknown := set(subjects) - set(fairness.KNOBS):
+    if unknown := {*subject, *(knob for study in studies for knob in study.subject)} - set(fairness.KNOBS):
         raise RequestError(
             f"unknown subject {', '.join(sorted(unknown))}; expected knobs of the fairness sheet: "
             f"{', '.join(fairness.KNOBS)}"
         )
+    alone = studies[0] if len(paths) == len(studies) == 1 else None
     return Collection(
-        arms=arms, repeats=repeats, subject=tuple(dict.fromkeys(subjects)), order_seed=seed, stopped_by=stopped_by
+        arms=arms,
+        repeats=repeats,
+        subject=tuple(subject),
+        order_seed=alone.order_seed if alone else None,
+        stopped_by=alone.stopped_by if alone else None,
     )
 
 
@@ -135,7 +148,7 @@ def _name(result: RunResult) -> str:
 
 
 def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
-    arms = {arm.name: ArmRuns(name=arm.name, config=arm.config) for arm in study.arms}
+    arms = {arm.name: ArmRuns(name=arm.name, config=arm.config, subject=study.subject) for arm in study.arms}
     for number in range(1, study.repeats + 1):
         for position, arm in enumerate(study.order(number), start=1):
             run_dir = study.run_dir(study_dir, number, arm)

@@ -42,8 +42,10 @@ def gpu_counters(gpus: Sequence[str]) -> list[Counter]:
 
 def package_counters(folder: Path = POWERCAP) -> list[Counter]:
     """One counter per CPU package of this machine; none at all where one cannot be read."""
-    packages = sorted(path for path in folder.glob("intel-rapl:*") if re.fullmatch(r"intel-rapl:\d+", path.name))
+    zones = sorted(path for path in folder.glob("intel-rapl:*") if re.fullmatch(r"intel-rapl:\d+", path.name))
     try:
+        # Beside them there may be `psys`, the whole platform, which counts them once more.
+        packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
         return [_package_counter(package) for package in packages]
     except (OSError, ValueError):
         return []

@@ -94,6 +94,10 @@ KNOBS: dict[str, Knob] = {
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
     "input threads per process": Knob(value=_setting("input_threads"), remedy="same release of dpcompare"),
+    "checkpoints": Knob(
+        value=lambda r: f"every {n} steps" if (n := r.config.get("checkpoint_every")) else "none",
+        remedy="same --checkpoint-every",
+    ),
     "profiled steps": Knob(
         value=lambda r: r.config.get("profile_steps") or "none", remedy="same --profile-steps, or none"
     ),

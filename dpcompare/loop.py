@@ -110,7 +110,7 @@ def train(
         last = step == num_steps
         evaluates = last or step % epoch_steps == 0
         checkpoints = config.checkpoint_every is not None and (last or step % config.checkpoint_every == 0)
-        if evaluates or checkpoints:
+        if evaluates or checkpoints or step - first_step == workload.warmup_steps:  # the next is the first that counts
             backend.settle()
         end = time.perf_counter()
 

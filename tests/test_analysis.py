@@ -136,6 +136,9 @@ def test_how_closely_comparable_arms_have_trained_is_said():
     assert "the training losses of a step differ by at most 0.03, the accuracies by at most 0.0%" in shown.agreement
     assert shown.agreement in as_markdown(shown)
     assert "diverge: from step 3 the loss of one is not finite" in shown.agreement
+    at_once = compared(runs("torch", "ddp", FAST, train_loss=[None] * 3), second)
+    assert "the accuracies differ by at most 0.0%" in at_once.agreement
+    assert at_once.agreement.endswith("diverge: from step 1 the loss of one is not finite.")
     unfair = compared(first, runs("tensorflow", "multiworker", SLOW, precision="bfloat16"))
     assert unfair.agreement is None
 
@@ -296,7 +299,37 @@ def test_noise_meets_no_condition():
     shown = compared(runs("torch", "ddp", noisy), runs("tensorflow", "multiworker", [105.0] * 6))
     assert shown.claims[0].outcome == "no difference shown"
     assert shown.claims[0].ratio < 0.97
-    assert [line for line in parse_condition("ratio<0.97").where_it_holds(shown) if "holds for" in line] == []
+    assert list(parse_condition("ratio<0.97").where_it_holds(shown)) == []
+
+
+def test_an_arm_that_was_not_run_cannot_be_judged():
+    missing = renamed("third", runs("torch", "ddp", [None] * 6))
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW), missing)
+    assert "accuracy<0.1 cannot be judged for third" in parse_condition("accuracy<0.1").where_it_holds(shown)
+
+
+def test_what_one_study_is_about_excuses_no_other():
+    pair = [runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW, precision="bfloat16")]
+    other = [
+        renamed(f"other {arm.name}", arm)
+        for arm in (runs("torch", "ddp", FAST), runs("torch", "ddp", SLOW, precision="bfloat16"))
+    ]
+    for arm in pair:
+        arm.source, arm.subject = "monday", ("precision",)
+    for arm in other:
+        arm.source = "tuesday"
+    shown = compared(*pair, *other)
+    outcomes = {(made.first, made.second): made.outcome for made in shown.claims}
+    assert outcomes[pair[0].name, pair[1].name] == "faster"
+    assert outcomes[other[0].name, other[1].name] == "NOT COMPARABLE"
+
+
+def test_the_sheet_shows_what_changed_between_rounds():
+    arm = runs("torch", "ddp", FAST)
+    arm.runs[3] = arm.runs[3].model_copy(update={"precision": "bfloat16"})
+    shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
+    (row,) = (row for row in shown.knobs if row.knob == "precision")
+    assert row.values == ["float32, bfloat16", "float32"]
 
 
 def test_where_there_is_nothing_to_judge_a_condition_says_so():

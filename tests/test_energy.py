@@ -6,9 +6,10 @@ from types import SimpleNamespace
 from dpcompare.energy import EnergyMeter, gpu_counters, package_counters
 
 
-def package(folder, name, microjoules, wrap=1000):
+def package(folder, name, microjoules, wrap=1000, called="package-0"):
     path = folder / name
     path.mkdir(parents=True)
+    (path / "name").write_text(f"{called}\n")
     (path / "max_energy_range_uj").write_text(f"{wrap}\n")
     (path / "energy_uj").write_text(f"{microjoules}\n")
     return path / "energy_uj"
@@ -17,7 +18,8 @@ def package(folder, name, microjoules, wrap=1000):
 def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
     first = package(tmp_path, "intel-rapl:0", 100)
     package(tmp_path, "intel-rapl:0:0", 100).write_text("900")  # cores, within the package
-    second = package(tmp_path, "intel-rapl:1", 0)
+    second = package(tmp_path, "intel-rapl:1", 0, called="package-1")
+    package(tmp_path, "intel-rapl:2", 0, called="psys").write_text("900")  # the platform, packages included
     meter = EnergyMeter(package_counters(tmp_path))
     first.write_text("400")
     second.write_text("50")

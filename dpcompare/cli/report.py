@@ -183,8 +183,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         first, last = (figure(result.train_loss[step], "{:.4f}") for step in (0, -1))
         rows["train loss"] = f"{first} -> {last}"
     for evaluation in result.evaluations:
-        rows[f"epoch {evaluation.epoch}"] = (
-            f"accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
+        rows[f"after step {evaluation.step}"] = (
+            f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
         )
     if result.skipped_images:
         rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -85,7 +86,7 @@ FIGURES: dict[str, Column] = {
     "accuracy": Column(cell=lambda row: figure(row.accuracy, "{:.3f}"), explanation="on the validation split"),
     "efficiency": Column(
         cell=_efficiency,
-        explanation="speed / (replicas x speed of `single` of the same framework); over 105% is suspicious",
+        explanation="speed / (devices x speed of `single` of the same framework); over 105% is suspicious",
     ),
 }
 
@@ -141,7 +142,7 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.claims:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
     if comparison.agreement:
-        lines += ["", comparison.agreement]
+        lines += ["", _escaped(comparison.agreement)]
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
@@ -175,8 +176,8 @@ class Condition:
                 yield f"{self.text} holds for {name}: {value:.4g}"
 
     def _missing(self, comparison: Comparison) -> list[str]:
-        """What should have a figure and has none: arms that failed, pairs with too few rounds."""
-        failed = [row.name for row in comparison.arms if row.failures]
+        """What should have a figure and has none: arms that failed or were not run, pairs with too few rounds."""
+        failed = [row.name for row in comparison.arms if row.failures or not row.rounds]
         if self.subject != "ratio":
             return failed
         too_few = [f"{made.first} / {made.second}" for made in comparison.claims if made.outcome == "too few rounds"]
@@ -184,8 +185,14 @@ class Condition:
 
     def _values(self, comparison: Comparison) -> Iterator[tuple[str, float | None]]:
         if self.subject == "ratio":
-            for made in comparison.claims:  # where no difference is shown, noise would decide
-                yield f"{made.first} / {made.second}", made.ratio if made.outcome in ("faster", "slower") else None
+            for made in comparison.claims:
+                name = f"{made.first} / {made.second}"
+                if made.outcome in ("faster", "slower"):
+                    yield name, made.ratio
+                elif made.outcome == "no difference shown":
+                    yield name, math.nan  # it was judged, and meets nothing: noise would decide
+                else:
+                    yield name, None
             return
         for row in comparison.arms:
             value = row.efficiency.value if self.subject == "efficiency" and row.efficiency else None

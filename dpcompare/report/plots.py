@@ -377,11 +377,11 @@ def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], field: str, 
     )
     lines = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names))
     # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
-    stride = -(-len(data) // len(names) // LARGEST_NUMBER_OF_VALUES) or 1
+    of_arms = [[row for row in data if row["arm"] == name] for name in names]
     marks = [
         row | {"text": f"{row['arm']}, step {row['step']}: {field} {row[field]:.4g}"}
-        for row in data
-        if row["step"] % stride == 0 or row["step"] == 1
+        for rows in of_arms
+        for row in rows[:: -(-len(rows) // LARGEST_NUMBER_OF_VALUES) or 1]
     ]
     values = (
         alt.Chart(alt.Data(values=marks))

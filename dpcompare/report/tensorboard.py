@@ -33,8 +33,8 @@ def write_event_files(collection: Collection, folder: Path) -> None:
                     if loss is not None:
                         writer.add_scalar("train/loss", loss, step)
                 for evaluation in run.evaluations:
-                    writer.add_scalar("evaluation/accuracy", evaluation.accuracy, evaluation.epoch)
+                    writer.add_scalar("evaluation/accuracy", evaluation.accuracy, evaluation.step)
                     if evaluation.loss is not None:
-                        writer.add_scalar("evaluation/loss", evaluation.loss, evaluation.epoch)
+                        writer.add_scalar("evaluation/loss", evaluation.loss, evaluation.step)
                 if run.images_per_second is not None:
                     writer.add_scalar("speed/images_per_second", run.images_per_second, len(run.train_loss))
