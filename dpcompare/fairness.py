@@ -50,6 +50,10 @@ KNOBS: dict[str, Knob] = {
     "sample order": Knob(value=lambda r: r.sample_order_sha256, remedy="same --seed, --global-batch-size and steps"),
     "augmentation": Knob(value=_workload("augment"), remedy="same --augment"),
     "model": Knob(value=lambda r: r.model, remedy="same --model"),
+    "source of the model": Knob(
+        value=lambda r: r.settings.get("model_source", "of dpcompare") if r.settings else None,
+        remedy="the same file of the model in all runs",
+    ),
     "image size": Knob(value=lambda r: r.image_size, remedy="same --image-size"),
     "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="same --model, --weights and --seed"),
     "steps trained": Knob(value=lambda r: len(r.train_loss), remedy="same --epochs or --steps"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -82,6 +83,13 @@ def own_model(name: str) -> OwnModel:
     if not isinstance(model, OwnModel):
         raise RequestError(f"model: {name!r} is of type {type(model).__name__}; {EXPECTED_MODEL}")
     return model
+
+
+def source_sha256(model: str) -> str:
+    """sha256 of the file that an own model's module is written in; what that imports is not looked at."""
+    file = import_module(model.partition(":")[0]).__file__
+    assert file is not None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
 EXPECTED_MODEL = "expected a dpcompare.OwnModel, or a function of no arguments that returns one"

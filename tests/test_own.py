@@ -189,6 +189,13 @@ def test_the_example_trains_the_same_in_both_frameworks(elsewhere):
         assert done.code == 0, done.stderr
         losses.append(done.json["train_loss"])
     assert np.abs(np.subtract(*losses)).max() < 1e-10
+    with (elsewhere / "small_resnet.py").open("a") as module:
+        module.write("# changed\n")
+    again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES, *SHORT,
+                      "--precision", "float64", "--run-dir", "again")  # fmt: skip
+    assert again.code == 0, again.stderr
+    assert "source of the model differs" in dpcompare("report", "torch", "again").stdout
+    assert "source of the model differs" not in dpcompare("report", "torch", "tensorflow").stdout
 
 
 @pytest.mark.torch

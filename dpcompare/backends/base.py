@@ -19,7 +19,7 @@ from dpcompare.config import Inputs, RunConfig
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.errors import RequestError
 from dpcompare.models import model_of
-from dpcompare.own import is_own
+from dpcompare.own import is_own, source_sha256
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -162,11 +162,13 @@ class Backend(ABC):
             "sgd": {"momentum": SGD_MOMENTUM},
             "adam": {"betas": ADAM_BETAS, "epsilon": ADAM_EPSILON},
         }
+        own = is_own(self.workload.model)
         return {
             "compilation": "none",
             **self.config.tuning,
             "optimizer": {"name": self.workload.optimizer, **constants[self.workload.optimizer]},
-            "batchnorm_epsilon": "of the model" if is_own(self.workload.model) else BATCH_NORM_EPSILON,
+            "batchnorm_epsilon": "of the model" if own else BATCH_NORM_EPSILON,
+            "model_source": source_sha256(self.workload.model) if own else "of dpcompare",
             "dropout": self._drop_rate("dropout"),
             "stochastic_depth": self._drop_rate("stochastic depth"),
             "tf32": self.workload.profile == "native",
