@@ -133,9 +133,7 @@ def train(
             steps.write()
             _checkpoint(backend, events, run_dir, step)
             previous_end = time.perf_counter()
-    if (
-        first_step == num_steps
-    ):  # all were made before; that was not the end of them then, so there may be no evaluation
+    if first_step == num_steps:  # it was asked for more when this step was made, and may not have been evaluated then
         evaluate(num_steps)
     return digest.hexdigest()
 
