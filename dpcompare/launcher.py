@@ -87,6 +87,7 @@ def launch(
     *,
     isolate: bool = False,
     stopped_by: Callable[[], str | None] = lambda: None,
+    ended: Ended | None = None,
 ) -> Ended:
     """Start node processes and wait until they have ended; the first failure or deadline stops the others.
 
@@ -97,14 +98,15 @@ def launch(
         observe: called with every event of the training processes, soon after it was written.
         isolate: whether they get a network of their own.
         stopped_by: says what else is to stop them, as soon as there is something.
+        ended: what is returned, filled as it happens, for who wants to know it after an interruption too.
 
     Raises:
         RequestError: they cannot have one.
     """
+    ended = Ended() if ended is None else ended
     node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
     trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
     watch = _Watch(EventTail(run_dir, node_of), trainers, deadlines, observe)
-    ended = Ended()
     kills_before = oom_kills()
     with ExitStack() as stack:
         enter = stack.enter_context(isolated()).enter if isolate else None
@@ -114,20 +116,22 @@ def launch(
             # What a signal raises during a fork is lost, in the hooks of Python's logging for one.
             with uninterrupted():
                 running[node.node_rank] = _start(node, run_dir, enter)
-        while running and not ended.failed:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+        try:
+            while running and not ended.failed:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                ended.vanished += watch.look()
+                ended.stalled = watch.stalled()
+                ended.nodes |= _reap(running)
+                if running and not ended.failed and (reason := stopped_by()):
+                    ended.others.append(reason)
+        finally:  # also where a signal ends this process: another node may have failed sooner, by what has happened here
             ended.vanished += watch.look()
-            ended.stalled = watch.stalled()
-            ended.nodes |= _reap(running)
-            if running and not ended.failed and (reason := stopped_by()):
-                ended.others.append(reason)
-        ended.vanished += watch.look()
-        deadline = time.monotonic() + SECONDS_TO_TELL
-        while any(node_of[rank] in running for rank in ended.vanished) and time.monotonic() < deadline:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
-            ended.nodes |= _reap(running)
+            deadline = time.monotonic() + SECONDS_TO_TELL
+            while any(node_of[rank] in running for rank in ended.vanished) and time.monotonic() < deadline:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                ended.nodes |= _reap(running)
+            ended.out_of_memory = oom_kills() > kills_before
     watch.look()
-    ended.out_of_memory = oom_kills() > kills_before
     return ended
 
 

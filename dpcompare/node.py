@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
+import signal
 import socket
 import sys
 import time
@@ -62,7 +63,7 @@ def take_part(
     ended, message, stopped = Ended(), None, False
     try:
         with terminated_as_interrupted():
-            ended = _train(config, room, run_dir, rank, host, address, tell)
+            _train(config, room, run_dir, rank, host, address, tell, ended)
             stopped = bool(ended.others)
     except (RequestError, MeetingError) as error:
         if reason := room.why_stopped(rank):  # another's failure, which that one tells
@@ -78,12 +79,15 @@ def take_part(
         message = f"node {rank} ({host}): {type(error).__name__}: {error}"
         raise
     finally:
+        status = ended.nodes.get(rank)
+        if stopped and status == -signal.SIGTERM:  # Slurm tells all processes of a step to end, not this one alone
+            status = None
         with uninterrupted():
             end = NodeEnd(
                 node_rank=rank,
                 host=host,
                 time=time.time(),
-                status=ended.nodes.get(rank),
+                status=status,
                 vanished=ended.vanished,
                 stalled=ended.stalled,
                 out_of_memory=ended.out_of_memory,
@@ -95,8 +99,15 @@ def take_part(
 
 
 def _train(
-    config: RunConfig, room: Room, run_dir: Path, rank: int, host: str, address: str, tell: Callable[[str], None]
-) -> Ended:
+    config: RunConfig,
+    room: Room,
+    run_dir: Path,
+    rank: int,
+    host: str,
+    address: str,
+    tell: Callable[[str], None],
+    ended: Ended,
+) -> None:
     require_mode(config.framework, config.mode, config.python)
     require_compiler(config.tuning)
     _require_inputs(config, rank, host)
@@ -113,10 +124,10 @@ def _train(
     endpoints = Endpoints([card.port for card in cards][: num_ports(config)], [card.address for card in cards])
     own = plan(config, run_dir.resolve(), endpoints)[rank]
     own = own.model_copy(update={"env": own.env | _interfaces(address)})
-    return _launched(config, room, run_dir, own)
+    _launch(config, room, run_dir, own, ended)
 
 
-def _launched(config: RunConfig, room: Room, run_dir: Path, own: NodeProcess) -> Ended:
+def _launch(config: RunConfig, room: Room, run_dir: Path, own: NodeProcess, ended: Ended) -> None:
     looked = time.monotonic()
 
     def stopped_by() -> str | None:
@@ -127,7 +138,7 @@ def _launched(config: RunConfig, room: Room, run_dir: Path, own: NodeProcess) ->
         return room.why_stopped(own.node_rank)
 
     deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
-    return launch([own], run_dir, deadlines, stopped_by=stopped_by)
+    launch([own], run_dir, deadlines, stopped_by=stopped_by, ended=ended)
 
 
 def _require_inputs(config: RunConfig, rank: int, host: str) -> None:

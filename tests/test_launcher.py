@@ -25,9 +25,9 @@ def node(rank, code, **env):
 GENEROUS = launcher.Deadlines(start=60, progress=60)
 
 
-def launch(run_dir, *nodes, observe=lambda event: None, deadlines=GENEROUS):
+def launch(run_dir, *nodes, observe=lambda event: None, deadlines=GENEROUS, **options):
     (run_dir / "logs").mkdir(exist_ok=True)
-    return launcher.launch(nodes, run_dir, deadlines, observe)
+    return launcher.launch(nodes, run_dir, deadlines, observe, **options)
 
 
 def is_running(pid):
@@ -162,6 +162,35 @@ def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, v
     os._exit(1)
     """
     assert launch(tmp_path, node(0, code)).vanished == vanished
+
+
+SLOW_AGENT = """
+import os, signal, sys, time
+from pathlib import Path
+from dpcompare.events import EventLog
+child = os.fork()
+if not child:
+    EventLog(Path({folder!r}), 0).append("start", time=time.time(), pid=os.getpid())
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(child, 0)
+Path({folder!r}, "killed").touch()
+time.sleep(0.5)
+sys.exit(128 + signal.SIGKILL)
+"""
+
+
+def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
+    """As on a node that Slurm ends, since another's process failed by the end of one here."""
+
+    def interrupt():
+        if (tmp_path / "killed").exists():
+            raise KeyboardInterrupt
+
+    ended = launcher.Ended()
+    with pytest.raises(KeyboardInterrupt):
+        launch(tmp_path, node(0, SLOW_AGENT.format(folder=str(tmp_path))), stopped_by=interrupt, ended=ended)
+    assert (ended.vanished, ended.nodes) == ([0], {0: 128 + signal.SIGKILL})
 
 
 SILENT = """

@@ -90,7 +90,8 @@ def test_a_killed_rank_fails_the_job_and_is_named(cluster, tmp_path, mode):
     os.kill(pids[1], signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1, said
-    assert "process 1 (node 1, local rank 0) ended without a message (SIGKILL)" in said
+    # By which signal is told by its agent, which Slurm may have ended with the step before it could.
+    assert "process 1 (node 1, local rank 0) ended without a message" in said
     assert all_gone(pids)
     assert jobs(cluster) == []
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
