@@ -5,17 +5,18 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from dpcompare._version import __version__
 
 if TYPE_CHECKING:
     from dpcompare.backends import load_backend
-    from dpcompare.cluster import Cluster, Node
-    from dpcompare.config import RunConfig, Workload
+    from dpcompare.config.cluster import Cluster, Node
+    from dpcompare.config.run import RunConfig
+    from dpcompare.config.workload import Workload
     from dpcompare.errors import RequestError, RunFailedError
-    from dpcompare.inputs import prepare_inputs
-    from dpcompare.own import OwnModel
-    from dpcompare.result import RunResult
-    from dpcompare.runner import resume, run
+    from dpcompare.launch.inputs import prepare_inputs
+    from dpcompare.launch.run import resume, run
+    from dpcompare.models.custom import OwnModel
+    from dpcompare.results.result import RunResult
 
 __all__ = [
     "Cluster",
@@ -35,18 +36,18 @@ __all__ = [
 
 # Public name -> the module that defines it. Resolved on first use, so that `dpcompare --help` loads none of them.
 _DEFINED_IN = {
-    "Cluster": "cluster",
-    "Node": "cluster",
-    "OwnModel": "own",
+    "Cluster": "config.cluster",
+    "Node": "config.cluster",
+    "OwnModel": "models.custom",
     "RequestError": "errors",
-    "RunConfig": "config",
+    "RunConfig": "config.run",
     "RunFailedError": "errors",
-    "RunResult": "result",
-    "Workload": "config",
+    "RunResult": "results.result",
+    "Workload": "config.workload",
     "load_backend": "backends",
-    "prepare_inputs": "inputs",
-    "resume": "runner",
-    "run": "runner",
+    "prepare_inputs": "launch.inputs",
+    "resume": "launch.run",
+    "run": "launch.run",
 }
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpcompare.backends import FRAMEWORKS
+from dpcompare.config.modes import FRAMEWORKS
 
 SECONDS_TO_BE_GONE = 5
 CLOTHING = Path(__file__).parents[2] / "shared" / "datasets" / "clothing"

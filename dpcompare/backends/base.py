@@ -13,13 +13,14 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file
 
-from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, BATCH_NORM_EPSILON, SGD_MOMENTUM
-from dpcompare.cluster import available_cores
-from dpcompare.config import Inputs, RunConfig
+from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, BATCH_NORM_EPSILON, SGD_MOMENTUM
+from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.errors import RequestError
-from dpcompare.models import model_of
-from dpcompare.own import is_own, source_sha256
+from dpcompare.models.architectures import model_of
+from dpcompare.models.custom import source_sha256
+from dpcompare.system.devices import available_cores
+from dpcompare.system.import_path import is_own
 
 State = dict[str, npt.NDArray[Any]]
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from dpcompare import __version__
+from dpcompare._version import __version__
 from dpcompare.cli.compare import compare
 from dpcompare.cli.data import data
 from dpcompare.cli.doctor import doctor
@@ -23,7 +23,7 @@ from dpcompare.cli.run import run
 from dpcompare.cli.verify import verify
 from dpcompare.cli.watch import watch
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.processes import terminated_as_interrupted
+from dpcompare.system.signals import terminated_as_interrupted
 
 
 @click.group(

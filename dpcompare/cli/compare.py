@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli.building import DEFAULT_PIPELINE_STAGES, build_config, interpreters
+from dpcompare.cli.build_config import DEFAULT_PIPELINE_STAGES, build_config, interpreters
 from dpcompare.cli.config_file import Numbers, read_config_file
 from dpcompare.cli.options import study_options
 from dpcompare.cli.output import EXIT_FAILED
 from dpcompare.errors import RequestError, RunFailedError, did_you_mean
 
 if TYPE_CHECKING:
-    from dpcompare.result import RunResult
-    from dpcompare.study import Study, Watcher
+    from dpcompare.experiments.study import Study, Watcher
+    from dpcompare.results.result import RunResult
 
 DEFAULT_REPLICAS = 2
 DEFAULT_REPEATS = 1
@@ -89,9 +89,9 @@ def compare(
     dpcompare compare --arm torch:ddp --arm tensorflow:multiworker --nodes 2 --repeats 8
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
     """
-    from dpcompare import study as studies
-    from dpcompare.fairness import KNOBS
-    from dpcompare.statistics import ROUNDS_FOR_CLAIM
+    from dpcompare.experiments import study as studies
+    from dpcompare.experiments.fairness import KNOBS
+    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 
     if unknown := set(subject) - set(KNOBS):
         raise RequestError(
@@ -120,12 +120,12 @@ def compare(
     if dry_run:
         _print_plan(study, out, as_json=as_json)
         return 0
-    from dpcompare.analysis import analyse
-    from dpcompare.autotune import tuned
     from dpcompare.cli.output import print_json
     from dpcompare.cli.progress import StudyProgress, data_progress
     from dpcompare.cli.report import print_comparison
-    from dpcompare.collection import collect
+    from dpcompare.experiments.analysis import analyse
+    from dpcompare.experiments.autotune import tuned
+    from dpcompare.experiments.collection import collect
 
     study = _prepared(study, data_progress)
     try:
@@ -160,7 +160,7 @@ def compare(
 
 def _compared_results(study: Study, out: Path) -> list[RunResult]:
     """Of all runs that have ended, but for those that only tell what an exchange costs."""
-    from dpcompare.study import is_study, results
+    from dpcompare.experiments.study import is_study, results
 
     found = results(study, out) if is_study(out) else []
     return [result for arm, _, result in found if result and arm.ablation_of is None]
@@ -168,9 +168,9 @@ def _compared_results(study: Study, out: Path) -> list[RunResult]:
 
 def _conduct(study: Study, out: Path, progress: Watcher, *, until: float | None, budget_seconds: float) -> None:
     """Make all runs of a study, which is held by this process."""
-    from dpcompare.analysis import analyse, widest_interval
-    from dpcompare.collection import collect
-    from dpcompare.study import add_rounds, run_study
+    from dpcompare.experiments.analysis import analyse, widest_interval
+    from dpcompare.experiments.collection import collect
+    from dpcompare.experiments.study import add_rounds, run_study
 
     try:
         if until is None:
@@ -221,8 +221,9 @@ def _arms(
     skip_unusable: bool,
 ) -> tuple[Any, ...]:
     """The arms on all their topologies; all that cannot run are named at once."""
-    from dpcompare.backends import FRAMEWORKS, MODES, require_compiler, require_framework, require_mode
-    from dpcompare.study import Arm
+    from dpcompare.backends.availability import require_compiler, require_framework, require_mode
+    from dpcompare.config.modes import FRAMEWORKS, MODES
+    from dpcompare.experiments.study import Arm
 
     chosen = interpreters(options["python"])
     missing: dict[str, str] = {}
@@ -322,8 +323,8 @@ def _topologies(
     options: dict[str, Any],
 ) -> list[tuple[int, int]]:
     """(nodes, devices per node) of an arm: what was asked for as far as the mode can have it."""
-    from dpcompare.backends import MODES
-    from dpcompare.cluster import installed_gpus, visible_gpus
+    from dpcompare.config.modes import MODES
+    from dpcompare.system.devices import installed_gpus, visible_gpus
 
     row = MODES.get((framework, mode))
     if row is None:
@@ -343,7 +344,7 @@ def _topologies(
 
 def _prepared(study: Study, data_progress: Any) -> Study:
     """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
-    from dpcompare.inputs import prepare_inputs
+    from dpcompare.launch.inputs import prepare_inputs
 
     arms = []
     with data_progress() as images_done:
@@ -356,8 +357,8 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     from rich.table import Table
 
     from dpcompare.cli.output import print_json, stdout_console
-    from dpcompare.study import estimate_seconds, results
-    from dpcompare.text import printable
+    from dpcompare.experiments.study import estimate_seconds, results
+    from dpcompare.system.terminal_text import printable
 
     seconds, source = estimate_seconds(study, results(study, out))
     runs = [

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from dpcompare.cli.building import interpreters
+from dpcompare.cli.build_config import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
-from dpcompare.text import printable
+from dpcompare.system.terminal_text import printable
 
 
 @click.command()
@@ -33,8 +33,8 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
     --noise runs torch or tensorflow `single` against itself and says which difference a study of as many rounds can
     show here. Exit code 3: something would break a run.
     """
-    from dpcompare.diagnosis import Finding, diagnose
     from dpcompare.errors import RequestError, RunFailedError
+    from dpcompare.launch.doctor import Finding, diagnose
 
     chosen = interpreters(python)
     findings = []
@@ -72,14 +72,16 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     """An A/A study: the same arm twice per round."""
     from scipy.stats import t
 
-    from dpcompare.analysis import analyse
-    from dpcompare.backends import FRAMEWORKS, require_framework
-    from dpcompare.cluster import Cluster
-    from dpcompare.collection import collect
-    from dpcompare.config import RunConfig, Workload
+    from dpcompare.backends.availability import require_framework
+    from dpcompare.config.cluster import Cluster
+    from dpcompare.config.modes import FRAMEWORKS
+    from dpcompare.config.run import RunConfig
+    from dpcompare.config.workload import Workload
     from dpcompare.errors import RequestError, RunFailedError
-    from dpcompare.inputs import prepare_inputs
-    from dpcompare.study import Arm, Study, Watcher, open_study, run_study
+    from dpcompare.experiments.analysis import analyse
+    from dpcompare.experiments.collection import collect
+    from dpcompare.experiments.study import Arm, Study, Watcher, open_study, run_study
+    from dpcompare.launch.inputs import prepare_inputs
 
     for framework in FRAMEWORKS:
         given = {"python": chosen[framework]} if framework in chosen else {}

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.building import interpreters
+from dpcompare.cli.build_config import interpreters
 from dpcompare.cli.output import print_json, stdout_console
 
 
@@ -15,10 +15,11 @@ from dpcompare.cli.output import print_json, stdout_console
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def modes(python: tuple[str, ...], as_json: bool) -> None:
     """List every mode and whether it is usable here, or why not."""
-    from dpcompare.backends import MODES, require_mode
-    from dpcompare.cluster import installed_gpus, visible_gpus
+    from dpcompare.backends.availability import require_mode
+    from dpcompare.config.modes import MODES
+    from dpcompare.config.tuning import settings_of
     from dpcompare.errors import RequestError
-    from dpcompare.tuning import settings_of
+    from dpcompare.system.devices import installed_gpus, visible_gpus
 
     device_type = "gpu" if visible_gpus(installed_gpus()) else "cpu"
     chosen_pythons = interpreters(python)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dpcompare.text import printable_lines
+from dpcompare.system.terminal_text import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

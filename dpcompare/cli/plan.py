@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli.building import build_config
+from dpcompare.cli.build_config import build_config
 from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
-    from dpcompare.config import RunConfig
-    from dpcompare.planning import NodeProcess
+    from dpcompare.config.run import RunConfig
+    from dpcompare.launch.plan import NodeProcess
 
 
 @click.command()
@@ -37,10 +37,11 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
     """
     config = build_config(options)
 
-    from dpcompare import planning
-    from dpcompare.engines import kubernetes
-    from dpcompare.launcher import free_ports
-    from dpcompare.runner import default_run_dir
+    from dpcompare.launch import plan as planning
+    from dpcompare.launch.engines import kubernetes
+    from dpcompare.launch.run import default_run_dir
+    from dpcompare.launch.shell_script import shell_script
+    from dpcompare.system.ports import free_ports
 
     if run_dir is None and config.placement.engine == "kubernetes":
         run_dir = Path("runs") / kubernetes.job_name(config)
@@ -61,14 +62,14 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
             }
         )
     elif output_format == "sh":
-        click.echo(planning.shell_script(config, run_dir, node_processes), nl=False)
+        click.echo(shell_script(config, run_dir, node_processes), nl=False)
     else:
         _print_text(config, node_processes)
 
 
 def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str) -> None:
     """What an engine would start; addresses and ports are only known there."""
-    from dpcompare.engines import hosts, kubernetes, slurm
+    from dpcompare.launch.engines import hosts, kubernetes, slurm
 
     engine = config.placement.engine
     needed = {"sh": "local", "slurm": "slurm", "kubernetes": "kubernetes"}.get(output_format, engine)
@@ -93,7 +94,7 @@ def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str) -> No
 def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> None:
     from rich.table import Table
 
-    from dpcompare.planning import command_line
+    from dpcompare.launch.shell_script import command_line
 
     emulated = " (emulated)" if config.emulated else ""
     replicas = config.num_replicas

@@ -13,8 +13,8 @@ from dpcompare.cli.output import EXIT_NEGATIVE, stdout_console
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
-    from dpcompare.analysis import Comparison
-    from dpcompare.result import RunResult
+    from dpcompare.experiments.analysis import Comparison
+    from dpcompare.results.result import RunResult
 
 
 @click.command()
@@ -45,8 +45,8 @@ def report(
     --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency, accuracy
     or images_per_second of any arm. It also holds where a figure is missing that should be there.
     """
-    from dpcompare.analysis import analyse
-    from dpcompare.collection import collect
+    from dpcompare.experiments.analysis import analyse
+    from dpcompare.experiments.collection import collect
     from dpcompare.report import formats, page
 
     conditions = [formats.parse_condition(text) for text in fail_if]

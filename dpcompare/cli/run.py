@@ -9,10 +9,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dpcompare.cli.building import build_config
+from dpcompare.cli.build_config import build_config
 from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json
-from dpcompare.cli.resuming import changed_config
+from dpcompare.cli.resume_config import changed_config
 
 
 @click.command()
@@ -34,11 +34,11 @@ def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as
     dpcompare run --framework torch --mode ddp --nodes 2 --checkpoint-every 100 --run-dir runs/a
     dpcompare run --resume runs/a --epochs 5
     """
-    from dpcompare import runner
     from dpcompare.cli.progress import RunProgress, data_progress
     from dpcompare.cli.report import print_summary
-    from dpcompare.config import RunConfig
-    from dpcompare.result import CONFIG_FILE
+    from dpcompare.config.run import RunConfig
+    from dpcompare.launch import run as runner
+    from dpcompare.results.run_dir import CONFIG_FILE
 
     if resume is None:
         config = build_config(options)

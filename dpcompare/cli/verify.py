@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.building import interpreters, listed
+from dpcompare.cli.build_config import interpreters, listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
 
 
@@ -38,8 +38,8 @@ def verify(
     as_json: bool,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array. Exit code 3: a check failed."""
-    from dpcompare.verification import known_modes, plan_groups
-    from dpcompare.verification import verify as run_checks
+    from dpcompare.experiments.verify import known_modes, plan_groups
+    from dpcompare.experiments.verify import verify as run_checks
 
     chosen = interpreters(python)
     replicas = replicas or ("1,2" if quick else "1,2,4")
@@ -82,7 +82,8 @@ def verify(
 
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
     """The asked frameworks that are installed; says which are not."""
-    from dpcompare.backends import FRAMEWORKS, require_framework
+    from dpcompare.backends.availability import require_framework
+    from dpcompare.config.modes import FRAMEWORKS
     from dpcompare.errors import RequestError, did_you_mean
 
     usable = []
@@ -101,7 +102,8 @@ def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
 
 
 def _known_model(model: str) -> str:
-    from dpcompare.config import Workload, request
+    from dpcompare.config.validation import request
+    from dpcompare.config.workload import Workload
 
     checked: Any = request(Workload, model=model)
     return str(checked.model)

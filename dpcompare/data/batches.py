@@ -7,17 +7,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.config import Workload
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.order import GlobalBatch, OrderDigest
 from dpcompare.data.regularization import Factors, Regularization
 from dpcompare.data.store import Split
-from dpcompare.models import model_of
 
 # The usual per-channel statistics of ImageNet, for pixels in 0..1 (red, green, blue).
 PIXEL_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
@@ -83,15 +81,6 @@ class BatchReader:
         self._num_processes = num_processes
         self._replicas_per_process = replicas_per_process
         self._accumulate = accumulate
-
-    @classmethod
-    def for_training(cls, workload: Workload, split: Split, **place: int) -> Self:
-        """With the augmentation and regularization of a workload; `place` is what else the constructor takes."""
-        augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
-        regularization = None
-        if workload.regularization == "shared":
-            regularization = Regularization(model_of(workload.model).drops, seed=workload.seed)
-        return cls(split, augmentation, regularization, **place)
 
     def read(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostBatch]:
         for batch in batches:

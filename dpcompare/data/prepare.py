@@ -12,11 +12,12 @@ import numpy.typing as npt
 import PIL
 from PIL import Image, ImageOps
 
-from dpcompare.cluster import available_cores
+from dpcompare.data.custom import own_dataset
 from dpcompare.data.sources import BUILT_IN, ImageArrays, ImageFiles, ImageList, find_images
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
-from dpcompare.own import is_own, own_dataset
+from dpcompare.system.devices import available_cores
+from dpcompare.system.import_path import is_own
 
 RESIZE_RULE = "centre square, then bicubic (Pillow) to image_size; JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
 DECODER = f"Pillow {PIL.__version__}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.models import Drop
+from dpcompare.models.architectures import Drop
 
 Factors = npt.NDArray[np.float64]
 

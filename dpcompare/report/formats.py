@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from dpcompare.analysis import ArmRow, Comparison
 from dpcompare.errors import RequestError
-from dpcompare.text import printable
+from dpcompare.experiments.analysis import ArmRow, Comparison
+from dpcompare.system.terminal_text import printable
 
 MIB = 1024 * 1024
 

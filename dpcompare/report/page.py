@@ -7,10 +7,10 @@ import hashlib
 import re
 from importlib.resources import files
 
-from dpcompare.analysis import Comparison
+from dpcompare.experiments.analysis import Comparison
 from dpcompare.report import plots
 from dpcompare.report.formats import columns
-from dpcompare.text import printable
+from dpcompare.system.terminal_text import printable
 
 
 def as_html(comparison: Comparison) -> str:

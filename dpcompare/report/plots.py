@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.analysis import ArmRow, Comparison
 from dpcompare.errors import RequestError
+from dpcompare.experiments.analysis import ArmRow, Comparison
 
 if TYPE_CHECKING:
     import altair

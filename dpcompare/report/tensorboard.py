@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpcompare.collection import Collection
 from dpcompare.errors import RequestError
-from dpcompare.study import Arm
+from dpcompare.experiments.collection import Collection
+from dpcompare.experiments.study import Arm
 
 
 def write_event_files(collection: Collection, folder: Path) -> None:

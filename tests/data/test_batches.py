@@ -5,11 +5,12 @@ import threading
 import numpy as np
 import pytest
 
-from dpcompare.config import Workload
+from dpcompare.config.workload import Workload
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import PIXEL_MEAN, PIXEL_STD, BatchReader, prefetch
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import Split
+from dpcompare.training.reader import training_reader
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
     found = {}
     for rank in range(num_processes):
         place = {"process_rank": rank, "num_processes": num_processes, "replicas_per_process": replicas_per_process}
-        reader = BatchReader.for_training(WORKLOAD, split, **place, accumulate=accumulate)
+        reader = training_reader(WORKLOAD, split, **place, accumulate=accumulate)
         order = training_batches(len(split), 8, seed=0, num_steps=6)
         for number, batch in enumerate(reader.read(order)):
             for row in np.flatnonzero(batch.weights):
@@ -130,7 +131,7 @@ def test_what_is_dropped_of_a_sample_changes_from_epoch_to_epoch(split):
 
 
 def test_regularization_that_is_off_has_no_factors(split):
-    reader = BatchReader.for_training(
+    reader = training_reader(
         WORKLOAD.model_copy(update={"regularization": "off"}), split, process_rank=0, num_processes=1
     )
     assert {batch.factors for batch in reader.read(training_batches(len(split), 8, seed=0, num_steps=2))} == {None}

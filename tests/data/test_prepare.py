@@ -12,7 +12,7 @@ from scipy.io import savemat
 from dpcompare.data.prepare import prepare, resize
 from dpcompare.data.sources import find_images
 from dpcompare.errors import RequestError
-from tests.command import with_default_signals
+from tests.support.command import with_default_signals
 
 
 def counts(store):

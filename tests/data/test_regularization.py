@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dpcompare.data.regularization import Regularization, columns
-from dpcompare.models import MODELS, Drop
+from dpcompare.models.architectures import MODELS, Drop
 
 DROPS = (
     Drop(name="blocks.0.1.drop_path", kind="stochastic depth", rate=0.1),

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.backends.base import State
+from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import HostBatch, prefetch
 

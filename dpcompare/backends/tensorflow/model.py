@@ -8,11 +8,13 @@ from typing import Any
 
 import keras
 
-from dpcompare.arithmetic import BATCH_NORM_EPSILON
-from dpcompare.config import Workload
+from dpcompare.backends.constants import BATCH_NORM_EPSILON
+from dpcompare.config.workload import Workload
 from dpcompare.data.regularization import columns
 from dpcompare.errors import RequestError
-from dpcompare.keras_layout import (
+from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS, Drop
+from dpcompare.models.custom import own_model
+from dpcompare.models.keras_layout import (
     AS_IT_IS,
     CONVOLUTION,
     DENSE,
@@ -21,8 +23,7 @@ from dpcompare.keras_layout import (
     neutral_layer_name,
     tensor_name,
 )
-from dpcompare.models import IMAGE_CHANNELS, MODELS, Drop
-from dpcompare.own import is_own, own_model
+from dpcompare.system.import_path import is_own
 
 
 def build_model(workload: Workload, num_classes: int) -> keras.Model:

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
+from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
 
 
 class Optimizer(ABC):

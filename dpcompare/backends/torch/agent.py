@@ -18,7 +18,7 @@ from torch.distributed import TCPStore, run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
-from dpcompare.processes import AGENT_PID, SIGNALED
+from dpcompare.system.processes import AGENT_PID, SIGNALED
 
 
 def bound_store(

@@ -19,8 +19,8 @@ from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batc
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_factors
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
-from dpcompare.inputs import cache_dir
-from dpcompare.models import IMAGE_CHANNELS
+from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.system.cache import cache_dir
 
 
 class Computation(nn.Module):

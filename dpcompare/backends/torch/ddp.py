@@ -13,8 +13,8 @@ from torch import distributed, nn
 
 from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.stages import StagedModel, seconds_of_layers
-from dpcompare.models import IMAGE_CHANNELS, MODELS
-from dpcompare.stages import balanced_cuts, seconds_of_stages
+from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS
+from dpcompare.models.partition import balanced_cuts, seconds_of_stages
 
 # Running statistics do not enter a training step; they are exchanged when they are read. (torch 2.15 renamed it.)
 BUFFERS_STAY = {

@@ -9,12 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpcompare.arithmetic import BATCH_NORM_EPSILON
-from dpcompare.config import Workload
+from dpcompare.backends.constants import BATCH_NORM_EPSILON
+from dpcompare.config.workload import Workload
 from dpcompare.data.regularization import columns
 from dpcompare.errors import RequestError
-from dpcompare.models import IMAGE_CHANNELS, MODELS
-from dpcompare.own import is_own, own_model
+from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS
+from dpcompare.models.custom import own_model
+from dpcompare.system.import_path import is_own
 
 
 def build_model(workload: Workload, num_classes: int) -> nn.Module:
@@ -106,7 +107,7 @@ class Layered(nn.Module):
     """A model that is its layers one after the other."""
 
     def layers(self) -> list[Layer]:
-        """In the order of `dpcompare.models.Model.layers`."""
+        """In the order of `dpcompare.models.architectures.Model.layers`."""
         raise NotImplementedError
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -117,7 +118,7 @@ class Layered(nn.Module):
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
-    """What a model does, cut between the layers of `dpcompare.models.Model.layers`."""
+    """What a model does, cut between the layers of `dpcompare.models.architectures.Model.layers`."""
     if isinstance(model, Layered):
         return model.layers()
     blocks = [block for blocks in model.blocks for block in blocks]  # timm's EfficientNet

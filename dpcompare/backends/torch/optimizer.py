@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from dpcompare.arithmetic import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
+from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
 
 
 class Adam(torch.optim.Adam):
@@ -35,7 +35,7 @@ def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels
     """An optimizer whose learning rate is set before every step.
 
     Args:
-        kernels: "fused" is one kernel for all tensors, "foreach" one per operation, of the same formula; see `dpcompare.tuning`.
+        kernels: "fused" is one kernel for all tensors, "foreach" one per operation, of the same formula; see `dpcompare.config.tuning`.
     """
     chosen = {kernels: True} if kernels in ("fused", "foreach") else {}
     if name == "adam":

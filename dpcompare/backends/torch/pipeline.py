@@ -19,7 +19,7 @@ from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.ddp import DistributedDataParallel
 from dpcompare.backends.torch.model import Layer, layers_of
 from dpcompare.data.batches import DeviceBatch
-from dpcompare.models import IMAGE_CHANNELS, MODELS
+from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 

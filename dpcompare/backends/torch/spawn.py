@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import runpy
 import signal
 import sys
 from importlib import import_module
@@ -16,9 +17,8 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from dpcompare import worker
 from dpcompare.backends.torch.agent import bound_store
-from dpcompare.processes import AGENT_PID, SIGNALED, die_with_parent
+from dpcompare.system.processes import AGENT_PID, SIGNALED
 
 
 def main() -> None:
@@ -51,13 +51,13 @@ def main() -> None:
 
 
 def _train(local_rank: int, arguments: argparse.Namespace) -> None:
-    die_with_parent(int(os.environ[AGENT_PID]))
     rank = arguments.node_rank * arguments.nproc_per_node + local_rank
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
     # torch's own listens on all interfaces. (As an attribute of torch.distributed, rendezvous is a function.)
     rendezvous: Any = import_module("torch.distributed.rendezvous")
     rendezvous.TCPStore = bound_store
-    worker.work(arguments.run_dir, arguments.node_rank)
+    sys.argv = ["dpcompare.worker", str(arguments.run_dir), "--node-rank", str(arguments.node_rank)]
+    runpy.run_module("dpcompare.worker", run_name="__main__")
 
 
 if __name__ == "__main__":

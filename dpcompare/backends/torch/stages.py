@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dpcompare.backends.torch.model import Layer, layers_of
-from dpcompare.stages import seconds_of
+from dpcompare.models.partition import seconds_of
 
 
 def seconds_of_layers(model: nn.Module, images: torch.Tensor, synchronize: Callable[[], None]) -> list[float]:

@@ -1,0 +1,89 @@
+"""torch, by hand: one device, DataParallel's algorithm on threads, DistributedDataParallel, and two wrappers of it.
+
+python -m benchmarks.bare.torch_loop --mode single --variant "channels_last"
+python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.bare.torch_loop --mode ddp --threads 1
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import timm
+import torch
+from torch import nn
+from torch.nn import functional
+
+from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, tell
+from dpcompare.backends.torch.backend import Computation
+from dpcompare.backends.torch.dp import ThreadedDataParallel
+from dpcompare.backends.torch.model import ToyCnn
+
+VARIANTS = ["plain", "channels_last", "bfloat16", "compiled", "fabric", "accelerate"]
+"""bfloat16 is channels_last too, and compiled is both: what timm's own benchmark of training does."""
+
+
+def main() -> None:
+    chosen = arguments(["single", "dp", "ddp"], VARIANTS)
+    torch.set_num_threads(chosen.threads)
+    torch.manual_seed(0)
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+    bfloat16 = chosen.variant in ("bfloat16", "compiled")
+    layout = torch.channels_last if bfloat16 or chosen.variant == "channels_last" else torch.contiguous_format
+    model: Any = build(chosen.model, chosen.image_size).to(device, memory_format=layout)
+    if chosen.variant == "compiled":
+        model = torch.compile(model)
+    optimizer: Any = torch.optim.Adam(model.parameters())
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    backward = torch.Tensor.backward
+    if chosen.variant == "fabric":
+        from lightning.fabric import Fabric
+
+        fabric = Fabric(accelerator=device.type, devices=world, strategy="ddp")
+        fabric.launch()
+        model, optimizer = fabric.setup(model, optimizer)
+        backward = fabric.backward
+    elif chosen.variant == "accelerate":
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=not on_gpu)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        backward = accelerator.backward
+    elif chosen.mode == "ddp":
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if on_gpu else None)
+    elif chosen.mode == "dp":
+        model = Computation(model, device.type, enabled=False)
+        model = nn.DataParallel(model) if on_gpu else ThreadedDataParallel(model, 2, chosen.threads)
+    data = [
+        (
+            torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(memory_format=layout).to(device),
+            torch.from_numpy(labels).long().to(device),
+        )
+        for images, labels in batches(chosen.global_batch_size // world, chosen.image_size)
+    ]
+
+    def step(number: int) -> None:
+        images, labels = data[number % len(data)]
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
+            loss = functional.cross_entropy(model(images), labels)
+        backward(loss)
+        optimizer.step()
+
+    speed = measured(step, chosen, torch.cuda.synchronize if on_gpu else lambda: None)
+    if int(os.environ.get("RANK", "0")) == 0:
+        tell(speed)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def build(name: str, image_size: int) -> nn.Module:
+    if name == "toy-cnn":
+        return ToyCnn(image_size, NUM_CLASSES)
+    return timm.create_model(f"tf_{name.replace('-', '_')}", num_classes=NUM_CLASSES)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""How costs grow: a report of many runs, a run of many steps, and a store of many images.
+
+    python -m benchmarks.complexity [--runs 10 100 1000] [--steps 10000 100000 1000000]
+                                           [--images 10000 100000 1000000] [--write FILE]
+
+Runs are results as a study leaves them, without training. Steps are those of the real loop and its event files with a backend
+that computes nothing, in a process of its own; memory is that of the process when it began to step and when it ended. Images
+are links to a few small files, 1,000 to a class, prepared in as many processes as there are cores; memory is the peak of the
+process that prepares less what it held before, and that of each of those that decode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.sections import commit, write_section
+from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
+from dpcompare.backends.base import Backend, State
+from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.data.prepare import prepare
+from dpcompare.data.store import open_store
+from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.collection import collect
+from dpcompare.experiments.study import Arm, Study, open_study
+from dpcompare.results.events import EventLog, EventTail
+from dpcompare.results.result import RunResult, StepSeconds
+from dpcompare.training.loop import train
+
+BATCH = 16
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_bytes() -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def report_seconds(num_runs: int) -> tuple[float, float]:
+    """To read the runs of a study and judge them, and to write its page."""
+    from dpcompare.report.page import as_html
+
+    arms = []
+    for framework, mode in (("torch", "ddp"), ("tensorflow", "multiworker")):
+        cluster = Cluster.partition(2, 1, device="cpu")
+        arms.append(Arm(name=f"{framework} {mode}", config=RunConfig(framework=framework, mode=mode, cluster=cluster)))
+    with tempfile.TemporaryDirectory() as folder:
+        study = open_study(Study(arms=tuple(arms), repeats=num_runs // len(arms)), Path(folder) / "study")
+        for number in range(1, study.repeats + 1):
+            for place, arm in enumerate(arms):
+                run_dir = study.run_dir(Path(folder) / "study", number, arm)
+                run_dir.mkdir(parents=True)
+                _result(arm, speed=100 + 10 * place + number % 7 / 10).save(run_dir)
+        begin = time.perf_counter()
+        comparison = analyse(collect([Path(folder) / "study"]))
+        judged = time.perf_counter()
+        as_html(comparison)
+        return judged - begin, time.perf_counter() - judged
+
+
+def _result(arm: Arm, *, speed: float) -> RunResult:
+    config = arm.config
+    step = StepSeconds(median=32 / speed, p95=32 / speed, mean=32 / speed, mad=0.0)
+    return RunResult(
+        status="completed",
+        framework=config.framework,
+        mode=config.mode,
+        num_nodes=2,
+        num_processes=2,
+        num_replicas=2,
+        device_type="cpu",
+        device_names=["cpu:0", "cpu:1"],
+        emulated=False,
+        model="efficientnet-b2",
+        dataset="digits",
+        image_size=64,
+        global_batch_size=32,
+        precision="float32",
+        profile="strict",
+        images_per_second=speed,
+        measured_steps=40,
+        step_seconds=step,
+        data_wait_share=0.01,
+        wall_seconds=30.0,
+        train_loss=[2.0 - number / 100 for number in range(45)],
+        threads_per_process=1,
+        config=config.model_dump(mode="json"),
+    )
+
+
+class Nothing(Backend):
+    """Computes nothing, on the real batches."""
+
+    packages = ("numpy",)
+
+    def setup(self) -> None: ...
+    def barrier(self) -> None: ...
+    def synchronize(self) -> None: ...
+    def teardown(self) -> None: ...
+    def load_state(self, state: State) -> None: ...
+    def load_optimizer_state(self, slots: State, steps_taken: int) -> None: ...
+
+    def state(self) -> State:
+        return {}
+
+    def optimizer_state(self) -> State:
+        return {}
+
+    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
+        return prefetch(batches, lambda batch: DeviceBatch(
+            images=None, labels=None, weights=batch.weights, global_count=batch.global_count
+        ))  # fmt: skip
+
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+        return 1.0
+
+    def evaluate_step(self, batch: DeviceBatch) -> Any:
+        return (1.0, 0.0, float(batch.weights.sum()))
+
+    def read(self, handles: Sequence[Any]) -> Any:
+        return np.array(handles, np.float64)
+
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Any:
+        raise NotImplementedError
+
+    def to_host(self, batch: DeviceBatch) -> Any:
+        raise NotImplementedError
+
+
+def run_of(num_steps: int) -> dict[str, float]:
+    """The loop, its events, and the parent that reads them."""
+    workload = Workload(
+        model="mlp", image_size=8, dataset="digits", global_batch_size=BATCH, steps=num_steps, warmup_steps=0
+    )
+    config = RunConfig(framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, device="cpu"))
+    config = prepare_inputs(config)
+    assert config.inputs is not None
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir = Path(folder)
+        events = EventLog(run_dir, 0)
+        begun_with, begin = resident_bytes(), time.perf_counter()
+        train(Nothing(config), open_store(config.inputs.store), events, run_dir)
+        seconds, grown = time.perf_counter() - begin, resident_bytes() - begun_with
+        events.close()
+        written = sum(path.stat().st_size for path in run_dir.rglob("*.jsonl"))
+        begin = time.perf_counter()
+        for _ in EventTail(run_dir, range(1)).new_events():
+            pass
+        return {
+            "us_per_step": seconds / num_steps * 1e6,
+            "MiB_grown": grown / 2**20,
+            "MiB_of_events": written / 2**20,
+            "seconds_to_read_events": time.perf_counter() - begin,
+        }
+
+
+def prepared(num_images: int) -> dict[str, float]:
+    """A store of so many images."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rng = np.random.default_rng(0)
+        for number in range(10):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+        for number in range(num_images):
+            link = folder / "images" / f"{number % max(2, num_images // 1000):04d}" / f"{number:07d}.png"
+            if number < num_images // 500:
+                link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder / f"{number % 10}.png")
+        held, begin = resident_bytes(), time.perf_counter()
+        prepare(folder / "images", folder / "store", 8)
+        return {
+            "images_per_second": num_images / (time.perf_counter() - begin),
+            "MiB_more": (peak_bytes() - held) / 2**20,
+            "MiB_of_decoder": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**10,
+        }
+
+
+def figures_of(option: str, number: int) -> dict[str, float]:
+    """Measured in a process of its own."""
+    argv = [sys.executable, "-m", "benchmarks.complexity", option, str(number)]
+    figures: dict[str, float] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--steps", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--images", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--only-steps", type=int, help="one run, in this process")
+    parser.add_argument("--only-images", type=int, help="one store, in this process")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
+    arguments = parser.parse_args()
+    if arguments.only_steps:
+        print(json.dumps(run_of(arguments.only_steps)))
+        return
+    if arguments.only_images:
+        print(json.dumps(prepared(arguments.only_images)))
+        return
+    lines = [f"`python -m benchmarks.complexity {' '.join(sys.argv[1:])}` at {commit()}:", ""]
+    lines += ["| runs of two arms | s to judge | s to write the page |", "|--:|--:|--:|"]
+    for num_runs in arguments.runs:
+        judged, written = report_seconds(num_runs)
+        lines.append(f"| {num_runs:,} | {judged:.2f} | {written:.2f} |")
+    lines += ["", "| steps of a run | us per step | MiB that the process grew | MiB of events | s to read them |"]
+    lines += ["|--:|--:|--:|--:|--:|"]
+    for num_steps in arguments.steps:
+        figures = figures_of("--only-steps", num_steps)
+        lines.append(
+            f"| {num_steps:,} | {figures['us_per_step']:.0f} | {figures['MiB_grown']:.1f} | {figures['MiB_of_events']:.1f} | "
+            f"{figures['seconds_to_read_events']:.2f} |"
+        )
+    lines += ["", "| images of a store | images/s | MiB that preparing takes | MiB of a process that decodes |"]
+    lines += ["|--:|--:|--:|--:|"]
+    for num_images in arguments.images:
+        figures = figures_of("--only-images", num_images)
+        lines.append(
+            f"| {num_images:,} | {figures['images_per_second']:,.0f} | {figures['MiB_more']:.0f} | {figures['MiB_of_decoder']:.0f} |"
+        )
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "complexity", lines)
+
+
+if __name__ == "__main__":
+    main()

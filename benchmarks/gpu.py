@@ -1,0 +1,59 @@
+"""One GPU: dpcompare against loops by hand, in float32 and in bfloat16. It has not been run yet: no GPU was at hand.
+
+    python -m benchmarks.gpu [--image-size 260] [--global-batch-size 128] [--rounds 5] [--write FILE]
+
+EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 beside the plain loop; `native` is bfloat16 with the settings
+of that profile, beside the same by hand, with its images on the GPU from the start and compiled, as timm's benchmark of
+training has it. The share of time in which a run waited for data stands in its own result.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+from functools import partial
+from pathlib import Path
+
+from benchmarks.overhead import HEAD, Contestants, bare, compared, ours
+from benchmarks.sections import commit, write_section
+from dpcompare.system.devices import installed_gpus, visible_gpus
+
+
+def contestants(mode: str, options: list[str]) -> Contestants:
+    one_gpu = [*options, "--device", "gpu", "--gpus", visible_gpus(installed_gpus())[0]]
+    found: Contestants = {
+        variant: partial(bare, "torch", mode, variant, options, replicas=1)
+        for variant in ("plain", "channels_last", "bfloat16", "compiled")
+    }
+    found["strict"] = partial(ours, "torch", mode, one_gpu)
+    native = [*one_gpu, "--profile", "native", "--precision", "bfloat16"]
+    found["native"] = partial(ours, "torch", mode, native)
+    found["native, compiled"] = partial(ours, "torch", mode, [*native, "--tune", "compilation=torch.compile"])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--image-size", type=int, default=260)
+    parser.add_argument("--global-batch-size", type=int, default=128)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    arguments = parser.parse_args()
+    if not visible_gpus(installed_gpus()):
+        print("error: no GPU is visible here, expected at least one", file=sys.stderr)
+        sys.exit(2)
+    options = ["--model", "efficientnet-b2", "--image-size", str(arguments.image_size), "--warmup-steps", "20"]
+    options += ["--global-batch-size", str(arguments.global_batch_size), "--steps", str(arguments.steps)]
+    generator = random.Random(0)
+    lines = [f"`python -m benchmarks.gpu {' '.join(sys.argv[1:])}` at {commit()}:", "", *HEAD]
+    for mode in ("single", "ddp"):
+        lines += compared(f"torch {mode}", contestants(mode, options), arguments.rounds, generator)
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "gpu", lines)
+
+
+if __name__ == "__main__":
+    main()

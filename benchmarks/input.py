@@ -1,0 +1,202 @@
+"""What the input costs: preparing a store, and reading batches from it, against the frameworks' loaders over JPEG files.
+
+    python -m benchmarks.input PHOTOS [--image-size 64 ...] [--enlarge 1 ...] [--rounds 5] [--write FILE]
+
+PHOTOS is a folder of images, one folder per class; with `--enlarge` so many times as wide and high, since the photographs of
+public datasets are often smaller than a camera's. Everything runs on one core, in a process of its own, and in every round
+each contestant runs once; images per second, the median over the rounds and the range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice, product
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.sections import commit, write_section
+from dpcompare.data.augmentation import AUGMENTATIONS, Augmentation
+from dpcompare.data.batches import BatchReader
+from dpcompare.data.order import training_batches
+from dpcompare.data.prepare import prepare
+from dpcompare.data.sources import find_images
+from dpcompare.data.store import open_store
+
+BATCH = 32
+NUM_BATCHES = 40
+NUM_PREPARED = 600
+
+
+def photos(folder: Path, count: int) -> list[Path]:
+    """The first images of the training split."""
+    return [path for path, _ in islice(find_images(folder).splits["train"], count)]
+
+
+def linked(folder: Path, temporary: Path) -> Path:
+    """A folder with as many images as are prepared, in two classes, since fewer are no dataset."""
+    for number, path in enumerate(photos(folder, NUM_PREPARED)):
+        link = temporary / "photos" / f"class-{number % 2}" / f"{number}{path.suffix}"
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(path.resolve())
+    return temporary / "photos"
+
+
+def enlarged(folder: Path, factor: int, temporary: Path) -> Path:
+    """A folder with the photographs that are prepared, so many times as wide and high, in two classes."""
+    for number, path in enumerate(photos(folder, NUM_PREPARED)):
+        target = temporary / "enlarged" / f"class-{number % 2}" / f"{number}.jpg"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            larger = image.convert("RGB").resize(
+                (image.width * factor, image.height * factor), Image.Resampling.BICUBIC
+            )
+            larger.save(target, quality=90)
+    return temporary / "enlarged"
+
+
+def prepare_ours(folder: Path, size: int) -> float:
+    with tempfile.TemporaryDirectory() as temporary:
+        source = linked(folder, Path(temporary))
+        begin = time.perf_counter()
+        prepare(source, Path(temporary) / "store", size, num_processes=1)
+        return len(photos(folder, NUM_PREPARED)) / (time.perf_counter() - begin)
+
+
+def prepare_pillow(folder: Path, size: int) -> float:
+    """The loop that everybody writes, and the file that it is written for."""
+    paths = photos(folder, NUM_PREPARED)
+    begin = time.perf_counter()
+    pixels = []
+    for path in paths:
+        with Image.open(path) as image:
+            pixels.append(np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BICUBIC)))
+    with tempfile.TemporaryFile() as file:
+        np.save(file, np.stack(pixels))
+    return len(paths) / (time.perf_counter() - begin)
+
+
+def read_ours(folder: Path, size: int, augment: tuple[str, ...] = ()) -> float:
+    split = open_store(folder).split("train")
+    reader = BatchReader(
+        split, Augmentation(augment, seed=0, num_samples=len(split)), None, process_rank=0, num_processes=1
+    )
+    batches = reader.read(training_batches(len(split), BATCH, seed=0, num_steps=NUM_BATCHES + 2))
+    return _speed(iter(batches))
+
+
+def read_augmented(folder: Path, size: int) -> float:
+    return read_ours(folder, size, AUGMENTATIONS)
+
+
+def read_torch(folder: Path, size: int) -> float:
+    """DataLoader over torchvision's ImageFolder."""
+    import torch
+    from torchvision import datasets, transforms
+
+    torch.set_num_threads(1)
+    transform = transforms.Compose([transforms.Resize((size, size)), transforms.ToTensor()])
+    loader = torch.utils.data.DataLoader(datasets.ImageFolder(folder, transform), BATCH, shuffle=True)
+    return _speed(iter(loader))
+
+
+def read_tensorflow(folder: Path, size: int) -> float:
+    """tf.data over the files, decoded and resized by TensorFlow."""
+    import tensorflow as tf
+
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+
+    def load(path: tf.Tensor) -> tf.Tensor:
+        pixels = tf.io.decode_image(tf.io.read_file(path), channels=3, expand_animations=False)
+        return tf.image.resize(pixels, (size, size)) / 255
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    paths = [str(path) for path in photos(folder, BATCH * (NUM_BATCHES + 2))]
+    dataset = tf.data.Dataset.from_tensor_slices(paths).repeat().map(load).batch(BATCH).with_options(options)
+    return _speed(iter(dataset))
+
+
+def _speed(batches: Iterator[object]) -> float:
+    next(batches)
+    begin = time.perf_counter()
+    count = sum(1 for _ in islice(batches, NUM_BATCHES))
+    return count * BATCH / (time.perf_counter() - begin)
+
+
+OVER_FILES = {
+    "prepare a store": prepare_ours,
+    "a plain loop of Pillow and np.save": prepare_pillow,
+    "torch DataLoader over files": read_torch,
+    "tf.data over files": read_tensorflow,
+}
+OVER_STORE = {"batches of the store": read_ours, "the same, all augmentations": read_augmented}
+
+
+def in_a_process(name: str, folder: Path, size: int) -> float:
+    argv = [sys.executable, "-m", "benchmarks.input", str(folder), "--image-size", str(size), "--only", name]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    done = subprocess.run(
+        argv,
+        env=environment,
+        capture_output=True,
+        text=True,
+        preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return float(json.loads(done.stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("photos", type=Path)
+    parser.add_argument("--image-size", type=int, action="append")
+    parser.add_argument("--enlarge", type=int, action="append", help="so many times as wide and high; default: 1 and 6")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=[*OVER_FILES, *OVER_STORE], help="one contestant, once, in this process")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    arguments = parser.parse_args()
+    if arguments.only:
+        print(json.dumps((OVER_FILES | OVER_STORE)[arguments.only](arguments.photos, arguments.image_size[0])))
+        return
+    lines = [
+        f"`python -m benchmarks.input PHOTOS {' '.join(sys.argv[2:])}` at {commit()}, {arguments.rounds} rounds:",
+        "",
+        "| photographs | image size | what, on one core | images/s | range |",
+        "|---|--:|---|--:|--:|",
+    ]
+    for factor, size in product(arguments.enlarge or [1, 6], arguments.image_size or [64, 128, 260]):
+        found = defaultdict(list)
+        with tempfile.TemporaryDirectory() as temporary:
+            store = prepare(linked(arguments.photos, Path(temporary)), Path(temporary) / "store", size).path
+            files = arguments.photos if factor == 1 else enlarged(arguments.photos, factor, Path(temporary))
+            with Image.open(photos(files, 1)[0]) as image:
+                pixels = f"{image.width} x {image.height}"
+            for _ in range(arguments.rounds):
+                for name in OVER_FILES:
+                    found[name].append(in_a_process(name, files, size))
+                for name in OVER_STORE if factor == 1 else ():
+                    found[name].append(in_a_process(name, store, size))
+        for name, speeds in found.items():
+            speed = f"{median(speeds):,.0f} | {min(speeds):,.0f} to {max(speeds):,.0f}"
+            lines.append(f"| {pixels} | {size} | {name} | {speed} |")
+            print(lines[-1], file=sys.stderr)
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "input", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""How the throughput of two nodes falls with the wire between them: both frameworks, as hosts in network namespaces. Takes root.
+
+    python -m benchmarks.links [--link free 10gbit 1gbit 100mbit] [--rounds 3] [--write FILE] [--plot FILE.svg]
+
+In every round each mode trains once per wire, and once without its exchange of gradients, in random order. Communication is the
+difference of a step with and without the exchange, in the same round. The floor is what a wire needs for the gradients in float32
+alone: of two nodes each sends as many bytes as all gradients have (a ring of n nodes sends 2 (n - 1) / n of them).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.sections import commit, write_section
+from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
+from dpcompare.config.placement import Placement
+from dpcompare.models.architectures import MODELS
+
+MODES = (("torch", "ddp"), ("tensorflow", "multiworker"))
+FREE = "free"
+BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+NO_EXCHANGE = "no exchange"
+
+Steps = dict[tuple[str, str], list[float]]
+"""(mode, wire) -> seconds of a median step, per round."""
+
+
+def trained(config: RunConfig, wire: str) -> float:
+    placement = Placement(engine="namespaces", link=None if wire in (FREE, NO_EXCHANGE) else wire)
+    changes = {"placement": placement, "exchange_gradients": wire != NO_EXCHANGE}
+    with tempfile.TemporaryDirectory(prefix="dpcompare-links-") as folder:
+        result = run(config.model_copy(update=changes), Path(folder) / "run")
+    assert result.step_seconds is not None
+    return result.step_seconds.median
+
+
+def measured(workload: Workload, wires: Sequence[str], rounds: int, generator: random.Random) -> Steps:
+    cluster = Cluster.partition(2, 1, device="cpu")
+    configs = {
+        f"{framework} {mode}": prepare_inputs(
+            RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
+        )
+        for framework, mode in MODES
+    }
+    steps: Steps = defaultdict(list)
+    for number in range(1, rounds + 1):
+        each = [(name, wire) for name in configs for wire in (*wires, NO_EXCHANGE)]
+        for name, wire in generator.sample(each, len(each)):
+            steps[name, wire].append(trained(configs[name], wire))
+            print(f"round {number}: {name}, {wire}: {steps[name, wire][-1]:.3f} s per step", file=sys.stderr)
+    return steps
+
+
+def floor_seconds(workload: Workload, wire: str) -> float:
+    """What the wire needs for the gradients, or 0 where it has no limit."""
+    if wire == FREE:
+        return 0.0
+    shapes = MODELS[workload.model].shapes(workload.image_size, 10)
+    parameters = sum(math.prod(shape) for name, shape in shapes.items() if "running_" not in name)
+    return parameters * 32 / (float(wire[:-4]) * BITS[wire[-4:]])
+
+
+def table(workload: Workload, steps: Steps, wires: Sequence[str]) -> list[str]:
+    lines = [
+        "| mode | wire | images/s | s per step | communication, s | share of the step | floor, s |",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    for framework, mode in MODES:
+        name = f"{framework} {mode}"
+        for wire in wires:
+            pairs = list(zip(steps[name, wire], steps[name, NO_EXCHANGE], strict=True))
+            speeds = [workload.global_batch_size / with_it for with_it, _ in pairs]
+            lines.append(
+                f"| {name} | {wire} | {_spread(speeds, '.1f')} | {_spread([with_it for with_it, _ in pairs])} | "
+                f"{_spread([with_it - without for with_it, without in pairs])} | "
+                f"{_spread([(with_it - without) / with_it for with_it, without in pairs], '.0%')} | "
+                f"{floor_seconds(workload, wire):.2f} |"
+            )
+    return lines
+
+
+def _spread(values: Sequence[float], form: str = ".2f") -> str:
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def plot(workload: Workload, steps: Steps, wires: Sequence[str], path: Path) -> None:
+    """Images per second against what the wire lets through, on logarithmic axes."""
+    import altair as alt
+
+    rows: list[dict[str, Any]] = [
+        {
+            "mode": f"{framework} {mode}",
+            "gigabits per second": float(wire[:-4]) * BITS[wire[-4:]] / 1e9,
+            "images per second": workload.global_batch_size / seconds,
+        }
+        for framework, mode in MODES
+        for wire in wires
+        if wire != FREE
+        for seconds in steps[f"{framework} {mode}", wire]
+    ]
+    base = alt.Chart(alt.Data(values=rows), width=420, height=260).encode(
+        x=alt.X("gigabits per second:Q", scale=alt.Scale(type="log")),
+        y=alt.Y("images per second:Q", scale=alt.Scale(type="log")),
+        color=alt.Color("mode:N", scale=alt.Scale(range=["#0072b2", "#e69f00"])),
+    )
+    medians = base.mark_line().encode(y=alt.Y("median(images per second):Q", title="images per second"))
+    (base.mark_point() + medians).save(str(path))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--link", nargs="+", default=[FREE, "10gbit", "1gbit", "100mbit"])
+    parser.add_argument("--model", default="efficientnet-b2")
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--warmup-steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="such as docs/links.svg")
+    arguments = parser.parse_args()
+    workload = Workload(
+        model=arguments.model,
+        image_size=arguments.image_size,
+        dataset="synthetic",
+        steps=arguments.steps,
+        warmup_steps=arguments.warmup_steps,
+    )
+    steps = measured(workload, arguments.link, arguments.rounds, random.Random(arguments.seed))
+    lines = [
+        f"`python -m benchmarks.links {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
+        "",
+        *table(workload, steps, arguments.link),
+    ]
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "links", lines)
+    if arguments.plot:
+        plot(workload, steps, arguments.link, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

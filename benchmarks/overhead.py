@@ -1,0 +1,211 @@
+"""What dpcompare costs against a loop written by hand, and what its native profile gains: ratios, side by side.
+
+    python -m benchmarks.overhead [--mode torch:ddp ...] [--model efficientnet-b2] [--rounds 5] [--write FILE]
+
+Every contestant is a process (or a group of them) of its own; in every round each runs once, in another order. A ratio is that
+of two contestants of the same round; the table shows the median over the rounds and the range. Two CPU replicas with one
+thread each, or one device with two. Two contestants are limits rather than loops: "two copies" are two processes of one thread
+that exchange nothing, each with half of the batch; and "as found" is Keras under MirroredStrategy with glibc's own settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.sections import commit, write_section
+from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.launch.plan import INHERITED_TO_DROP, KEPT_MEMORY
+from dpcompare.system.ports import free_ports
+
+Figures = dict[str, float]
+"""`images_per_second` and `peak_memory_bytes` of the largest process."""
+
+
+def environment(threads: int, **more: str) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
+    return inherited | {"OMP_NUM_THREADS": str(threads), "TF_CPP_MIN_LOG_LEVEL": "2"} | more
+
+
+def start(argv: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", *argv], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def printed(processes: list[subprocess.Popen[str]]) -> list[Any]:
+    """The JSON objects that they printed.
+
+    Raises:
+        RuntimeError: one failed, with the end of what it said.
+    """
+    try:
+        said = [process.communicate(timeout=900) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for (_, errors), process in zip(said, processes, strict=True):
+        if process.returncode:
+            raise RuntimeError(errors[-3000:])
+    return [json.loads(output) for output, _ in said if output.strip()]
+
+
+def bare(
+    framework: str, mode: str, variant: str, options: list[str], *, replicas: int = 2, keep_memory: bool = True
+) -> Figures:
+    """A loop by hand. `keep_memory`, as dpcompare's own processes do: what the allocator gains is not what a loop costs."""
+    env = KEPT_MEMORY if keep_memory else {}
+    module = f"benchmarks.bare.{framework}_loop"
+    argv = ["--mode", mode, "--variant", variant, *options]
+    if mode == "ddp":
+        agent = ["torch.distributed.run", "--nproc-per-node", str(replicas), "--master-port", str(free_ports(1)[0])]
+        processes = [start([*agent, "-m", module, *argv, "--threads", "1"], environment(1, **env))]
+    elif mode == "multiworker":
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(replicas)]}
+        tasks = ({"type": "worker", "index": rank} for rank in range(replicas))
+        configs = [json.dumps({"cluster": cluster, "task": task}) for task in tasks]
+        processes = [
+            start([module, *argv, "--threads", "1"], environment(1, TF_CONFIG=config, **env)) for config in configs
+        ]
+    else:
+        processes = [start([module, *argv], environment(2, **env))]
+    (figures,) = printed(processes)
+    return dict(figures)
+
+
+def copies(framework: str, options: list[str]) -> Figures:
+    """Two processes of one thread, half of the batch each: what two replicas without an exchange could reach."""
+    variant = {"torch": "channels_last", "tensorflow": "loop"}[framework]
+    half = ["--global-batch-size", "16", "--threads", "1"]
+    argv = [f"benchmarks.bare.{framework}_loop", "--mode", "single", "--variant", variant, *options, *half]
+    both = printed([start(argv, environment(1, **KEPT_MEMORY)) for _ in range(2)])
+    return {
+        "images_per_second": sum(one["images_per_second"] for one in both),
+        "peak_memory_bytes": max(one["peak_memory_bytes"] for one in both),
+    }
+
+
+def ours(framework: str, mode: str, options: list[str]) -> Figures:
+    """`dpcompare run`. What its loop does between steps counts too, as it does in a loop by hand."""
+    with tempfile.TemporaryDirectory(prefix="dpcompare-overhead-") as folder:
+        argv = ["dpcompare", "run", "--framework", framework, "--mode", mode, *options]
+        (result,) = printed(
+            [start([*argv, "--dataset", "synthetic", "--run-dir", f"{folder}/run", "--json"], environment(2))]
+        )
+    return {
+        "images_per_second": result["global_batch_size"] / (result["step_seconds"]["mean"] + result["other_seconds"]),
+        "peak_memory_bytes": result["peak_memory_bytes"]["max_process"],
+    }
+
+
+def devices_of(framework: str, mode: str) -> list[str]:
+    """Options of two simulated devices on the CPU."""
+    row = MODES[framework, mode]
+    return ["--nodes", "2"] if row.multi_node else ["--devices-per-node", "2"] if row.multi_device else []
+
+
+# Keras 3's fit knows no MultiWorkerMirroredStrategy: it takes the values of its replicas for a tensor.
+BARE = {
+    "torch": {"single": ["plain", "channels_last"], "dp": ["plain", "channels_last"],
+              "ddp": ["plain", "channels_last", "fabric", "accelerate"]},
+    "tensorflow": {"single": ["loop", "fit"], "mirrored": ["loop", "fit"], "multiworker": ["loop"]},
+}  # fmt: skip
+
+
+Contestants = dict[str, Callable[[], Figures]]
+
+
+def contestants(framework: str, mode: str, options: list[str]) -> Contestants:
+    """The loops by hand of a mode, its limits, and both profiles."""
+    found: Contestants = {}
+    for variant in BARE[framework][mode]:
+        found[variant] = partial(bare, framework, mode, variant, options)
+    if mode in ("mirrored", "multiworker"):
+        found["fit, MirroredStrategy as found"] = partial(
+            bare, framework, "mirrored", "fit", options, keep_memory=False
+        )
+    if MODES[framework, mode].multi_device:
+        found["two copies"] = partial(copies, framework, options)
+    for profile in ("strict", "native"):
+        own = [*options, *devices_of(framework, mode), "--device", "cpu", "--profile", profile]
+        found[profile] = partial(ours, framework, mode, own)
+    return found
+
+
+HEAD = [
+    "| mode | loop | images/s | strict is faster by | native is faster by | memory of strict against it |",
+    "|---|---|--:|--:|--:|--:|",
+]
+
+
+def compared(title: str, them: Contestants, rounds: int, generator: random.Random) -> list[str]:
+    """A row of the table per contestant, two of which are `strict` and `native`."""
+    table: dict[str, list[Figures]] = defaultdict(list)
+    for number in range(1, rounds + 1):
+        order = list(them)
+        generator.shuffle(order)
+        for name in order:
+            try:
+                table[name].append(them[name]())
+            except RuntimeError as error:  # what the others measure is not to be lost
+                print(f"{title}, round {number}: {name} failed:\n{error}", file=sys.stderr)
+                table[name].append({"images_per_second": math.nan, "peak_memory_bytes": math.nan})
+            speed = table[name][-1]["images_per_second"]
+            print(f"{title}, round {number}: {name} {speed:.1f} images/s", file=sys.stderr)
+    return [
+        f"| {title} | {name} | {median(figures['images_per_second'] for figures in table[name]):.1f} | "
+        + " | ".join(_ratio(table[name], table[other], "images_per_second") for other in ("strict", "native"))
+        + f" | {_ratio(table['strict'], table[name], 'peak_memory_bytes', turned=True)} |"
+        for name in them
+    ]
+
+
+def _ratio(below: list[Figures], above: list[Figures], key: str, *, turned: bool = False) -> str:
+    """Median and range of the ratios of the rounds."""
+    pairs = zip(below, above, strict=True)
+    ratios = sorted(b[key] / a[key] if turned else a[key] / b[key] for b, a in pairs)
+    return f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
+    parser.add_argument("--model", default="efficientnet-b2")
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--warmup-steps", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    arguments = parser.parse_args()
+    options = ["--model", arguments.model, "--image-size", str(arguments.image_size), "--global-batch-size", "32"]
+    options += ["--steps", str(arguments.steps), "--warmup-steps", str(arguments.warmup_steps)]
+    modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
+    lines = [
+        f"`python -m benchmarks.overhead {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
+        "",
+        *HEAD,
+    ]
+    generator = random.Random(arguments.seed)
+    for framework, mode in modes:
+        them = contestants(framework, mode, options)
+        lines += compared(f"{framework} {mode}", them, arguments.rounds, generator)
+        if arguments.write:  # mode by mode: it takes long
+            write_section(arguments.write, f"overhead {arguments.model}", lines)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Where the time of a step goes: the operations of each framework, by the time that they took themselves.
+
+    python -m benchmarks.profile_step [--mode torch:single ...] [--profile native] [--top 12] [--write FILE]
+
+Runs EfficientNet-B2 with a trace of some steps (`dpcompare run --profile-steps`) and adds up the operations of the first process.
+The time of an operation is without that of the ones inside it. Operations of several threads run at once, so that shares are
+of all their time together, not of a clock's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.overhead import devices_of
+from benchmarks.sections import commit, write_section
+from dpcompare.results.result import RunResult
+from dpcompare.results.run_dir import TRACES_DIR
+
+FIRST_STEP, LAST_STEP = 11, 15
+
+
+def operation(event: dict[str, Any]) -> str | None:
+    """The kind of operation that an event of either framework's trace tells of; None for what is no operation."""
+    name: str = event["name"]
+    if event.get("cat") == "cpu_op":  # torch
+        return "autograd's own" if name.startswith("autograd::") else name.removeprefix("aten::")
+    # TensorFlow: `name of the node:Operation` where a kernel ran.
+    node, colon, kind = name.rpartition(":")
+    return kind if colon and not kind.startswith(" ") and not node.endswith(":") and "cat" not in event else None
+
+
+def own_milliseconds(events: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Time of each kind of operation without that of the operations inside it."""
+    totals: dict[str, float] = defaultdict(float)
+    threads: dict[Any, list[tuple[float, float, str]]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and (kind := operation(event)) is not None:
+            threads[event["pid"], event["tid"]].append((event["ts"], -event["dur"], kind))
+    for thread in threads.values():
+        around: list[tuple[float, str]] = []
+        for begin, negative, kind in sorted(thread):
+            while around and around[-1][0] <= begin:
+                around.pop()
+            if around:
+                totals[around[-1][1]] += negative / 1000
+            totals[kind] -= negative / 1000
+            around.append((begin - negative, kind))
+    return totals
+
+
+def profiled(framework: str, mode: str, profile: str, image_size: int, top: int) -> list[str]:
+    """The table of one mode."""
+    with tempfile.TemporaryDirectory(prefix="dpcompare-profile-") as folder:
+        run_dir = Path(folder) / "run"
+        argv = [sys.executable, "-m", "dpcompare", "run", "--framework", framework, "--mode", mode, "--device", "cpu"]
+        argv += [*devices_of(framework, mode), "--dataset", "synthetic", "--image-size", str(image_size)]
+        argv += ["--steps", str(LAST_STEP + 1), "--profile", profile]
+        argv += ["--profile-steps", f"{FIRST_STEP}:{LAST_STEP}", "--run-dir", str(run_dir)]
+        subprocess.run(argv, check=True, capture_output=True)
+        events = json.loads((run_dir / TRACES_DIR / "process-0.json").read_text())["traceEvents"]
+        result = RunResult.load(run_dir)
+    steps = LAST_STEP - FIRST_STEP + 1
+    totals = {kind: spent / steps for kind, spent in own_milliseconds(events).items()}
+    everything = sum(totals.values())
+    assert result.step_seconds is not None
+    largest = sorted(totals, key=lambda kind: -totals[kind])[:top]
+    rest = everything - sum(totals[kind] for kind in largest)
+    return [
+        f"{framework} {mode}, {profile}: {everything:.0f} ms of operations per step in the first process; a median step took "
+        f"{result.step_seconds.median * 1000:.0f} ms:",
+        "",
+        "| operation | ms per step | share |",
+        "|---|--:|--:|",
+        *(f"| {kind} | {totals[kind]:.1f} | {totals[kind] / everything:.1%} |" for kind in largest),
+        f"| {len(totals) - len(largest)} others | {rest:.1f} | {rest / everything:.1%} |",
+        "",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", action="append", help="such as torch:ddp; default: torch:single, tensorflow:single")
+    parser.add_argument("--profile", choices=["strict", "native"], default="strict")
+    parser.add_argument("--image-size", type=int, default=64)
+    parser.add_argument("--top", type=int, default=10)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
+    arguments = parser.parse_args()
+    lines = [f"`python -m benchmarks.profile_step {' '.join(sys.argv[1:])}` at {commit()}:", ""]
+    for name in arguments.mode or ("torch:single", "tensorflow:single"):
+        framework, mode = name.split(":")
+        lines += profiled(framework, mode, arguments.profile, arguments.image_size, arguments.top)
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "profile", lines)
+
+
+if __name__ == "__main__":
+    main()

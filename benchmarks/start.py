@@ -1,0 +1,127 @@
+"""What `dpcompare run` adds to the start and the end of the processes that it runs: seconds, side by side.
+
+    python -m benchmarks.start [--mode torch:ddp ...] [--rounds 5] [--write FILE]
+
+In every round each mode runs twice, in either order: by the command, and by hand, which starts the very processes of the same plan
+and waits for them, its inputs prepared before. Also how long `dpcompare --help` takes, beside a Python that does nothing,
+and how long the first step takes, in which TensorFlow traces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+from benchmarks.overhead import devices_of
+from benchmarks.sections import commit, write_section
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, num_ports, plan
+from dpcompare.launch.run import prepare_run
+from dpcompare.results.result import RunResult
+from dpcompare.system.ports import free_ports
+
+WORKLOAD = Workload(model="toy-cnn", dataset="synthetic", global_batch_size=32, steps=3, warmup_steps=1)
+
+
+# Python keeps what it has compiled, as it does for most users, whatever the shell that this is started from says.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
+def seconds_of(argv: list[str]) -> float:
+    begin = time.perf_counter()
+    subprocess.run(argv, check=True, capture_output=True, env=ENVIRONMENT)
+    return time.perf_counter() - begin
+
+
+def by_command(framework: str, mode: str, run_dir: Path) -> float:
+    argv = [sys.executable, "-m", "dpcompare", "run", "--framework", framework, "--mode", mode, "--device", "cpu"]
+    argv += ["--model", WORKLOAD.model, "--dataset", WORKLOAD.dataset, "--global-batch-size", "32", "--steps", "3"]
+    argv += ["--warmup-steps", "1", *devices_of(framework, mode), "--run-dir", str(run_dir)]
+    return seconds_of(argv)
+
+
+def by_hand(framework: str, mode: str, run_dir: Path) -> float:
+    row = MODES[framework, mode]
+    nodes, devices = (2, 1) if row.multi_node else (1, 2) if row.multi_device else (1, 1)
+    cluster = Cluster.partition(nodes, devices, device="cpu")
+    config = prepare_run(RunConfig(framework=framework, mode=mode, workload=WORKLOAD, cluster=cluster), run_dir)
+    inherited = {name: value for name, value in ENVIRONMENT.items() if name not in INHERITED_TO_DROP}
+    planned = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
+    begin = time.perf_counter()
+    processes = [
+        subprocess.Popen(node.argv, env=inherited | node.env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for node in planned
+    ]
+    codes = [process.wait(timeout=600) for process in processes]
+    seconds = time.perf_counter() - begin
+    if any(codes):
+        raise RuntimeError(f"{framework} {mode} by hand: exit codes {codes}; logs in {run_dir}")
+    return seconds
+
+
+def table_of(modes: list[tuple[str, str]], rounds: int, generator: random.Random) -> list[str]:
+    added: dict[str, list[float]] = defaultdict(list)
+    first_steps: dict[str, list[float]] = defaultdict(list)
+    alone: dict[str, list[float]] = defaultdict(list)
+    for number in range(1, rounds + 1):
+        for framework, mode in modes:
+            name = f"{framework} {mode}"
+            with tempfile.TemporaryDirectory(prefix="dpcompare-start-") as folder:
+                seconds = {}
+                for way in generator.sample([by_command, by_hand], 2):
+                    seconds[way] = way(framework, mode, Path(folder) / way.__name__)
+                result = RunResult.load(Path(folder) / by_command.__name__)
+            alone[name].append(seconds[by_hand])
+            added[name].append(seconds[by_command] - seconds[by_hand])
+            assert result.first_step_seconds is not None
+            first_steps[name].append(result.first_step_seconds)
+            print(f"round {number}: {name} {json.dumps([added[name][-1], first_steps[name][-1]])}", file=sys.stderr)
+    return [
+        "| mode | s by hand | s that the command adds | s of the first step |",
+        "|---|--:|--:|--:|",
+        *(
+            f"| {name} | {_spread(alone[name])} | {_spread(added[name])} | {_spread(first_steps[name])} |"
+            for name in added
+        ),
+    ]
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0, help="of the order in a round")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    arguments = parser.parse_args()
+    modes = (
+        [(mode.split(":")[0], mode.split(":")[1]) for mode in arguments.mode] if arguments.mode else modes_by_default()
+    )
+    helped = [seconds_of([sys.executable, "-m", "dpcompare", "--help"]) for _ in range(2 * arguments.rounds)]
+    nothing = [seconds_of([sys.executable, "-c", ""]) for _ in range(2 * arguments.rounds)]
+    lines = [
+        f"`python -m benchmarks.start {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds. `dpcompare --help`: "
+        f"{_spread(helped)} s; a Python that does nothing: {_spread(nothing)} s.",
+        "",
+        *table_of(modes, arguments.rounds, random.Random(arguments.seed)),
+    ]
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "start", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""The release of dpcompare, and which releases measure alike."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+
+def major_minor(version: str) -> str:
+    """Results of one such version may be compared."""
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,197 @@
+"""What a run trains on: the visible devices, split evenly into (simulated) nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from dpcompare.errors import RequestError
+from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, installed_gpus, visible_gpus
+
+DeviceType = Literal["cpu", "gpu", "tpu"]
+
+
+MOST_DEVICES = 512
+"""More than anybody simulates; a slip of the finger must not take the memory of the machine."""
+
+
+class Node(BaseModel):
+    """One (simulated) machine: its share of the devices and of the cores."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    rank: int
+    """Position among the nodes, from 0."""
+    devices: tuple[str, ...]
+    """GPUs as CUDA_VISIBLE_DEVICES names them (index, UUID or MIG id); CPU devices as `cpu:0`, `cpu:1`, ..., cores of a TPU as `tpu:0`, ..."""
+    num_cores: int
+    """CPU cores that the processes of this node may use together, at least 1."""
+
+
+class Cluster(BaseModel):
+    """The nodes of a run, each with as many devices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device_type: DeviceType
+    nodes: tuple[Node, ...]
+    simulated: bool = True
+    """Whether all nodes are this machine. Otherwise each is a machine of its own, which numbers its devices itself."""
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.nodes)
+
+    @property
+    def devices_per_node(self) -> int:
+        return len(self.nodes[0].devices)
+
+    @property
+    def num_devices(self) -> int:
+        return self.num_nodes * self.devices_per_node
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(device for node in self.nodes for device in node.devices)
+
+    @model_validator(mode="after")
+    def _check(self) -> Cluster:
+        sizes = {len(node.devices) for node in self.nodes}
+        if len(sizes) != 1 or 0 in sizes:
+            raise ValueError(
+                f"nodes must hold the same number of devices, at least 1, got {sorted(sizes)}; "
+                "build a cluster with Cluster.partition()"
+            )
+        if self.simulated and len(set(self.devices)) != len(self.devices):
+            raise ValueError(f"each device may be used once, received {', '.join(self.devices)}")
+        return self
+
+    @classmethod
+    def of_machines(cls, num_nodes: int, devices_per_node: int, device_type: DeviceType, num_cores: int) -> Cluster:
+        """Machines of which this process knows no more than that.
+
+        Args:
+            num_nodes: how many.
+            devices_per_node: of each.
+            device_type: of all.
+            num_cores: CPU cores that the processes of a node share.
+        """
+        _refuse_impossible(num_nodes, devices_per_node)
+        names = [str(index) if device_type == "gpu" else f"cpu:{index}" for index in range(devices_per_node)]
+        nodes = tuple(Node(rank=rank, devices=tuple(names), num_cores=num_cores) for rank in range(num_nodes))
+        return cls(device_type=device_type, nodes=nodes, simulated=False)
+
+    @classmethod
+    def partition(
+        cls,
+        num_nodes: int = 1,
+        devices_per_node: int | None = None,
+        *,
+        device: Literal["auto", "cpu", "gpu", "tpu"] = "auto",
+        gpus: Sequence[str] | None = None,
+        num_cores: int | None = None,
+    ) -> Cluster:
+        """Split the devices of this machine evenly into nodes.
+
+        Args:
+            num_nodes: how many nodes to simulate.
+            devices_per_node: default: all GPUs shared out evenly, or one CPU device per node.
+            device: `auto` takes the GPUs where there are any.
+            gpus: the GPUs to plan for, in order; they need not exist on this machine.
+            num_cores: CPU cores to share among the nodes; default: what this process may use.
+
+        Raises:
+            RequestError: the devices cannot be split as asked.
+        """
+        _refuse_impossible(num_nodes, devices_per_node)
+        if gpus is not None and device in ("cpu", "tpu"):
+            raise RequestError(
+                f"received both a list of GPUs and the device type {device}; leave one of them out "
+                "(--gpus implies --device gpu)"
+            )
+        installed = installed_gpus() if device not in ("cpu", "tpu") else []
+        device_type, devices = _devices_to_split(device, gpus, num_nodes * (devices_per_node or 1), installed)
+        per_node = devices_per_node or _even_share(devices, num_nodes)
+        if num_nodes * per_node > len(devices):
+            raise RequestError(
+                f"{num_nodes} nodes x {per_node} devices need {num_nodes * per_node} {device_type} devices, "
+                f"but {len(devices)} are visible ({', '.join(devices)}); ask for fewer nodes or devices per "
+                "node, or simulate devices with --device cpu"
+            )
+        devices = devices[: num_nodes * per_node]
+        if device_type == "gpu":
+            _refuse_shared_gpus(devices, per_node, installed)
+        cores = max(1, (num_cores or available_cores()) // num_nodes)
+        nodes = tuple(
+            Node(rank=rank, devices=tuple(devices[rank * per_node : (rank + 1) * per_node]), num_cores=cores)
+            for rank in range(num_nodes)
+        )
+        return cls(device_type=device_type, nodes=nodes)
+
+
+def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:
+    if num_nodes < 1:
+        raise RequestError(f"nodes: received {num_nodes}, expected at least 1")
+    if devices_per_node is not None and devices_per_node < 1:
+        raise RequestError(f"devices per node: received {devices_per_node}, expected at least 1")
+    if num_nodes * (devices_per_node or 1) > MOST_DEVICES:
+        raise RequestError(
+            f"received {num_nodes} nodes x {devices_per_node or 1} devices, expected at most {MOST_DEVICES} devices in all"
+        )
+
+
+def _devices_to_split(
+    device: str, gpus: Sequence[str] | None, num_cpu_devices: int, installed: Sequence[Gpu]
+) -> tuple[DeviceType, list[str]]:
+    """The device type and the devices to split; CPU devices and cores of a TPU are made up, as many as are asked for."""
+    if gpus is not None:
+        if not gpus:
+            raise RequestError("GPUs: received an empty list, expected device ids such as 0,1,2,3")
+        return "gpu", list(gpus)
+    if device == "tpu":
+        return "tpu", [f"tpu:{index}" for index in range(num_cpu_devices)]
+    if device != "cpu":
+        visible = visible_gpus(installed)
+        if visible:
+            return "gpu", visible
+        if device == "gpu":
+            mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+            reason = "`nvidia-smi -L` lists none" if mask is None else f"CUDA_VISIBLE_DEVICES={mask!r} leaves none"
+            raise RequestError(
+                f"device gpu was asked for, but no GPU is visible here: {reason}; use --device cpu to "
+                "simulate devices on the CPU, or `dpcompare plan --gpus 0,1,...` to plan for another machine"
+            )
+    return "cpu", [f"cpu:{index}" for index in range(num_cpu_devices)]
+
+
+def _even_share(devices: Sequence[str], num_nodes: int) -> int:
+    if len(devices) < num_nodes:
+        raise RequestError(
+            f"{num_nodes} nodes need at least {num_nodes} devices, but {len(devices)} are visible "
+            f"({', '.join(devices)}); ask for fewer nodes, or simulate devices with --device cpu"
+        )
+    if len(devices) % num_nodes:
+        raise RequestError(
+            f"{len(devices)} devices do not divide evenly among {num_nodes} nodes; choose a number of nodes that "
+            f"divides {len(devices)}, or use fewer devices with --devices-per-node {len(devices) // num_nodes}"
+        )
+    return len(devices) // num_nodes
+
+
+def _refuse_shared_gpus(gpus: Sequence[str], per_node: int, installed: Sequence[Gpu]) -> None:
+    """Every replica needs a physical GPU of its own, and a process sees one MIG device at most."""
+    physical = [_physical_gpu(gpu, installed) for gpu in gpus]
+    repeated = sorted({gpu for gpu, where in zip(gpus, physical, strict=True) if physical.count(where) > 1})
+    if repeated:
+        raise RequestError(
+            f"GPUs {', '.join(repeated)} of {','.join(gpus)} are one physical GPU used more than once; NCCL refuses two "
+            "ranks on one GPU, so every replica needs a GPU of its own: choose them with --gpus, or fewer devices"
+        )
+    if per_node > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
+        raise RequestError(
+            f"received {per_node} devices per node with MIG devices among them ({','.join(gpus)}); CUDA shows a process "
+            "one MIG device at most: use --devices-per-node 1"
+        )

@@ -1,0 +1,168 @@
+"""The table of frameworks and modes: what each is and can do, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """One row of FRAMEWORKS."""
+
+    packages: tuple[str, ...]
+    """Import names that must be installed; the extra of dpcompare has the framework's name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """One row of MODES: what a mode is and can do, as data."""
+
+    target: str
+    """`module:class` of its backend, below dpcompare.backends."""
+    summary: str
+    launch: Literal["plain", "torchrun", "tf_config"] = "plain"
+    """How its processes are started and find each other; see dpcompare.launch.plan."""
+    spawnable: bool = False
+    """Whether its processes may also be started from inside a program, by torch.multiprocessing."""
+    process_per: Literal["node", "device"] = "node"
+    split: Literal["in process", "over processes"] | None = None
+    """Whether a replica can be split into stages on several devices, and where they are."""
+    multi_device: bool = True
+    multi_node: bool = False
+    collective: Mapping[str, str] = field(default_factory=dict)
+    """Device type -> what carries the gradients between replicas."""
+    sync_batchnorm_on: frozenset[str] = frozenset({"cpu", "gpu"})
+    """Device types where BatchNorm can use the batch of all replicas."""
+    exchange_separable: bool = True
+    """Whether a step can be made without the exchange of gradients, to measure what it costs."""
+    roles: tuple[str, ...] = ()
+    """What the first nodes are where they hold no replica: TensorFlow's names of their tasks."""
+    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Field of a workload -> the values that it can have, where that is not all."""
+    emulated_on: frozenset[str] = frozenset()
+    """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
+    device_types: frozenset[str] = frozenset({"cpu", "gpu"})
+    unverifiable: str = ""
+    """Why it cannot be compared with others as closely as `verify` does."""
+    by_default: bool = True
+    """Whether `compare` takes it where no arms are named."""
+    packages: tuple[str, ...] = ()
+    """Import names that it needs beside those of its framework; the extra of dpcompare has the mode's name."""
+
+
+FRAMEWORKS: dict[str, Framework] = {
+    "torch": Framework(packages=("torch", "timm")),
+    "tensorflow": Framework(packages=("tensorflow", "keras")),
+}
+
+
+def _under_torchrun(**fields: Any) -> Mode:
+    """A mode with a process per device, on any number of nodes."""
+    collective = {"cpu": "gloo", "gpu": "nccl"}
+    return Mode(launch="torchrun", process_per="device", multi_node=True, collective=collective, **fields)
+
+
+MODES: dict[tuple[str, str], Mode] = {
+    ("torch", "single"): Mode(
+        target="torch.single:SingleDevice",
+        summary="one device, the baseline",
+        multi_device=False,
+    ),
+    ("torch", "dp"): Mode(
+        target="torch.dp:DataParallel",
+        summary="torch.nn.DataParallel: one process drives the devices of one node",
+        collective={"cpu": "threads", "gpu": "nccl"},
+        exchange_separable=False,  # gradients of all replicas flow into one model in the backward pass itself
+        sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot meet in their forward pass
+        emulated_on=frozenset({"cpu"}),
+    ),
+    ("torch", "ddp"): _under_torchrun(
+        target="torch.ddp:DistributedDataParallel",
+        summary="DistributedDataParallel under torchrun: one process per device, any number of nodes",
+        spawnable=True,
+        split="in process",
+    ),
+    ("torch", "fsdp"): _under_torchrun(
+        target="torch.fsdp:FullyShardedDataParallel",
+        summary="fully_shard (FSDP2) under torchrun: one process per device, which keeps a part of the parameters",
+        spawnable=True,
+        exchange_separable=False,  # parts of gradients are all that the optimizer of a process can use
+        by_default=False,
+    ),
+    ("torch", "pipeline"): _under_torchrun(
+        target="torch.pipeline:Pipeline",
+        summary="torch.distributed.pipelining: each replica's layers in several processes, micro-batches passed along",
+        spawnable=True,
+        split="over processes",
+        exchange_separable=False,  # what stages send each other is the training itself
+        by_default=False,
+    ),
+    ("torch", "fabric"): _under_torchrun(
+        target="torch.fabric:Fabric",
+        summary="Lightning Fabric around DistributedDataParallel: the same, to tell what the wrapper costs",
+        by_default=False,
+        packages=("lightning",),
+    ),
+    ("torch", "accelerate"): _under_torchrun(
+        target="torch.accelerate:Accelerate",
+        summary="Hugging Face Accelerate around DistributedDataParallel: the same, to tell what the wrapper costs",
+        by_default=False,
+        packages=("accelerate",),
+    ),
+    ("tensorflow", "single"): Mode(
+        target="tensorflow.single:SingleDevice",
+        summary="one device, the baseline",
+        multi_device=False,
+    ),
+    ("tensorflow", "mirrored"): Mode(
+        target="tensorflow.mirrored:Mirrored",
+        summary="MirroredStrategy: one process drives the devices of one node",
+        collective={"cpu": "ring", "gpu": "nccl"},
+    ),
+    ("tensorflow", "multiworker"): Mode(
+        target="tensorflow.multiworker:MultiWorkerMirrored",
+        summary="MultiWorkerMirroredStrategy with a generated TF_CONFIG: one process per node",
+        launch="tf_config",
+        multi_node=True,
+        collective={"cpu": "ring", "gpu": "nccl"},
+    ),
+    ("tensorflow", "parameter-server"): Mode(
+        target="tensorflow.parameter_server:ParameterServer",
+        summary="ParameterServerStrategy: a coordinator, a node that keeps the parameters, and asynchronous workers",
+        launch="tf_config",
+        multi_node=True,
+        roles=("chief", "ps"),
+        only={"accumulate": (1,), "batchnorm": ("local",)},
+        collective={"cpu": "grpc", "gpu": "grpc"},
+        exchange_separable=False,  # the parameters are elsewhere
+        by_default=False,
+    ),
+    ("tensorflow", "keras-fit"): Mode(
+        target="tensorflow.keras_fit:KerasFit",
+        summary="Keras's own fit under MirroredStrategy, to tell what it costs",
+        # Keras keeps the learning rate inside SGD's momentum, and adds up micro-batches by a rule of its own.
+        only={"optimizer": ("adam",), "accumulate": (1,)},
+        collective={"cpu": "ring", "gpu": "nccl"},
+        exchange_separable=False,
+        unverifiable="Keras rounds the constants of its optimizers to float32, also in a float64 run",
+        by_default=False,
+    ),
+    ("tensorflow", "tpu"): Mode(
+        target="tensorflow.tpu:Tpu",
+        summary="TPUStrategy: one process that drives the cores of a TPU; never run by dpcompare's authors",
+        only={"precision": ("float32", "bfloat16")},
+        device_types=frozenset({"tpu"}),
+        collective={"tpu": "interconnect"},
+        sync_batchnorm_on=frozenset({"tpu"}),
+        exchange_separable=False,
+        unverifiable="there has been none to try it on",
+        by_default=False,
+    ),
+}
+
+
+def modes_by_default() -> list[tuple[str, str]]:
+    """(framework, mode) of those that are taken where none is named."""
+    return [key for key, row in MODES.items() if row.by_default]

@@ -1,0 +1,60 @@
+"""A placement: who starts the node processes, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from dpcompare.config.engines import ENGINES
+from dpcompare.config.validation import one_of, raise_problems
+
+
+class Placement(BaseModel):
+    """Who starts the node processes, and where; see `dpcompare.launch.engines`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    engine: Annotated[str, AfterValidator(one_of("engine", ENGINES))] = "local"
+    hosts: tuple[str, ...] = ()
+    """hosts: one per node, in the order of the ranks."""
+    ssh: bool = False
+    """hosts: whether to start their part by ssh instead of printing its command."""
+    partition: str | None = None
+    time: str | None = None
+    account: str | None = None
+    sbatch: tuple[str, ...] = ()
+    """slurm: more options of sbatch, each with its value, such as --qos=high."""
+    image: str | None = None
+    """kubernetes: the container image of all pods."""
+    volume_claim: str | None = None
+    """kubernetes: the claim of a volume that all pods can write."""
+    link: str | None = Field(default=None, pattern=r"^\d+(\.\d+)?[kmg]bit$")
+    """namespaces: what the wire of each node lets through per second, such as 1gbit; None: all."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Placement:
+        problems = []
+        of_slurm = {"partition": self.partition, "time": self.time, "account": self.account, "sbatch": self.sbatch}
+        given = [name for name, value in of_slurm.items() if value]
+        if given and self.engine != "slurm":
+            problems.append(f"{', '.join(given)}: received with engine {self.engine}; expected engine slurm")
+        if (self.hosts or self.ssh) and self.engine != "hosts":
+            problems.append(f"hosts: received with engine {self.engine}; expected engine hosts")
+        if self.link and self.engine != "namespaces":
+            problems.append(f"link: received with engine {self.engine}; expected engine namespaces")
+        of_kubernetes = {"image": self.image, "volume_claim": self.volume_claim}
+        if self.engine == "kubernetes":
+            problems += [
+                f"{name}: received none; expected one with engine kubernetes"
+                for name, value in of_kubernetes.items()
+                if not value
+            ]
+        elif given := [name for name, value in of_kubernetes.items() if value]:
+            problems.append(f"{', '.join(given)}: received with engine {self.engine}; expected engine kubernetes")
+        if self.engine == "hosts" and not self.hosts:
+            problems.append("hosts: received none; expected one per node, such as --hosts a,b")
+        if len(set(self.hosts)) != len(self.hosts):
+            problems.append(f"hosts: received {', '.join(self.hosts)}; expected each once")
+        raise_problems(problems)
+        return self

@@ -1,0 +1,322 @@
+"""A run as requested: what to train (Workload), with which mode, on which cluster (RunConfig)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.engines import ENGINES
+from dpcompare.config.modes import FRAMEWORKS, MODES, Mode
+from dpcompare.config.placement import Placement
+from dpcompare.config.tuning import problems_of, tuning_of
+from dpcompare.config.validation import one_of, raise_problems
+from dpcompare.config.workload import Workload
+from dpcompare.errors import did_you_mean
+from dpcompare.models.architectures import MODELS, model_of
+from dpcompare.system.import_path import is_own
+from dpcompare.system.json_files import read_document, write_document
+
+
+class Inputs(BaseModel):
+    """The files that every process of a run reads; see `dpcompare.launch.inputs.prepare_inputs`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    store: Path
+    store_sha256: str
+    weights: Path
+    weights_sha256: str
+    classifier: str = "drawn"
+    """`drawn`, or `from file` where a file of initial weights brought one for as many classes."""
+    num_classes: int
+    num_train: int
+    num_validation: int
+    num_skipped: int
+    """Images of the source that could not be decoded and were left out."""
+
+
+class RunConfig(BaseModel):
+    """One run: a workload, trained by one mode of one framework, on a cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    framework: Annotated[str, AfterValidator(one_of("framework", FRAMEWORKS))]
+    mode: str
+    workload: Workload = Field(default_factory=Workload)
+    cluster: Cluster
+    placement: Placement = Field(default_factory=Placement)
+    launcher: Literal["torchrun", "spawn"] | None = None
+    """How the processes of a torch mode of several are started; None: as the mode usually does."""
+    stages: int = Field(default=1, ge=1)
+    """Devices over which each replica's model is split, layer after layer."""
+    pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
+    """pipeline: `gpipe` goes forward with all micro-batches and then backward, `1f1b` backward as soon as it can; None: gpipe."""
+    tune: dict[str, str] = Field(default_factory=dict)
+    """Settings of the native profile that are to be others; see `dpcompare.config.tuning`."""
+    autotuned: bool = False
+    """Whether `tune` was found by trying on this machine; see `dpcompare.experiments.autotune`."""
+    exchange_gradients: bool = True
+    """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
+    profile_steps: tuple[int, int] | None = None
+    """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time."""
+    checkpoint_every: int | None = Field(default=None, ge=1)
+    """Steps from one checkpoint to the next, of which there is one after the last step too; None: no checkpoints."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """The newest ones, which are kept."""
+    resume: Path | None = None
+    """Checkpoint to begin from instead of the initial weights; chosen by `dpcompare.launch.run`."""
+    on_nan: Literal["stop", "continue"] = "stop"
+    """What a loss that is not finite does."""
+    start_timeout: float = Field(default=600.0, gt=0)
+    """Seconds in which every process must have trained its first step."""
+    progress_timeout: float = Field(default=600.0, gt=0)
+    """Seconds after which a process that shows no progress counts as hanging."""
+    isolate: bool = False
+    """Whether the processes get a network of their own, which nothing outside reaches."""
+    max_restarts: int = Field(default=0, ge=0)
+    """How often a run that failed begins again from its newest checkpoint."""
+    task: Literal["train", "probe"] = "train"
+    """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.training.probe`."""
+    python: str = sys.executable
+    """The interpreter whose environment holds the framework."""
+    inputs: Inputs | None = None
+    """Filled in by `prepare_inputs`."""
+
+    @property
+    def mode_row(self) -> Mode:
+        return MODES[self.framework, self.mode]
+
+    @property
+    def launch(self) -> str:
+        """How the processes are started; see `dpcompare.launch.plan`."""
+        return "spawn" if self.launcher == "spawn" else self.mode_row.launch
+
+    @property
+    def processes_per_node(self) -> int:
+        if self.mode_row.process_per == "node":
+            return 1
+        return self.cluster.devices_per_node // (self.stages if self.mode_row.split == "in process" else 1)
+
+    @property
+    def num_processes(self) -> int:
+        return self.cluster.num_nodes * self.processes_per_node
+
+    @property
+    def num_trainers(self) -> int:
+        """Processes that run the loop, the first ones; others serve them."""
+        return 1 if self.mode_row.roles else self.num_processes
+
+    @property
+    def first_of_machines(self) -> list[int]:
+        """Ranks of the first process of each machine; simulated nodes are one machine."""
+        return list(range(0, 1 if self.cluster.simulated else self.num_trainers, self.processes_per_node))
+
+    @property
+    def num_replicas(self) -> int:
+        without = len(self.mode_row.roles) * self.cluster.devices_per_node
+        return (self.cluster.num_devices - without) // self.stages
+
+    @property
+    def devices_per_process(self) -> int:
+        return self.cluster.num_devices // self.num_processes
+
+    @property
+    def replicas_per_process(self) -> int:
+        """1 also where several processes make one replica."""
+        return max(1, self.num_replicas // self.num_processes)
+
+    @property
+    def threads_per_process(self) -> int:
+        """CPU threads each process may use: the cores of its node shared among the node's processes.
+
+        Left alone, every process takes all cores: two processes with two threads each on two cores train up to
+        ten times slower.
+        """
+        return max(1, self.cluster.nodes[0].num_cores // self.processes_per_node)
+
+    @property
+    def tuning(self) -> dict[str, str]:
+        """The value of every setting of this mode that changes its speed alone."""
+        workload = self.workload
+        return tuning_of(
+            self.framework, self.mode, workload.profile, self.cluster.device_type, workload.precision, self.tune
+        )
+
+    @property
+    def emulated(self) -> bool:
+        """Whether this mode is imitated on this kind of device rather than run by the framework's own code."""
+        return self.cluster.device_type in self.mode_row.emulated_on and self.num_replicas > 1
+
+    @model_validator(mode="after")
+    def _check(self) -> RunConfig:
+        raise_problems(problems_of_run(self))
+        return self
+
+    def save(self, path: Path) -> None:
+        write_document(self, path)
+
+    @classmethod
+    def load(cls, path: Path) -> RunConfig:
+        return read_document(cls, path, kind="the config of a run", expected="the directory of a run")
+
+
+def problems_of_run(config: RunConfig) -> list[str]:
+    """All problems that can be told at once: none is the consequence of another."""
+    for check in (_mode, _device_type):
+        if problems := list(check(config)):
+            return problems
+    shape = [*_roles(config), *_stages(config)]
+    others = [problem for check in (_devices, _settings, _launcher, _placement, _exchange) for problem in check(config)]
+    # How many rows a replica has is clear only where it is clear what a replica is.
+    return others + (shape or list(_batch(config)))
+
+
+def _mode(config: RunConfig) -> Iterator[str]:
+    modes = [mode for framework, mode in MODES if framework == config.framework]
+    if config.mode in modes:
+        return
+    owners = sorted({framework for framework, mode in MODES if mode == config.mode})
+    where = f" ({config.mode!r} is a mode of {' and '.join(owners)})" if owners else did_you_mean(config.mode, modes)
+    yield f"unknown mode {config.mode!r} of {config.framework}; expected one of {', '.join(modes)}.{where}"
+
+
+def _device_type(config: RunConfig) -> Iterator[str]:
+    received, possible = config.cluster.device_type, config.mode_row.device_types
+    if received not in possible:
+        expected = " or ".join(sorted(possible))
+        yield f"device: received {received} with mode {config.mode} of {config.framework}; expected {expected}"
+
+
+def _roles(config: RunConfig) -> Iterator[str]:
+    roles, cluster = config.mode_row.roles, config.cluster
+    if not roles:
+        return
+    if cluster.num_nodes <= len(roles):
+        yield (
+            f"nodes: received {cluster.num_nodes} with mode {config.mode}; expected at least {len(roles) + 1}: one each for "
+            f"{' and '.join(roles)}, and one per worker"
+        )
+    if cluster.devices_per_node > 1:
+        yield f"devices_per_node: received {cluster.devices_per_node} with mode {config.mode}; expected 1"
+
+
+def _stages(config: RunConfig) -> Iterator[str]:
+    row, stages, model = config.mode_row, config.stages, config.workload.model
+    over_processes = row.split == "over processes"
+    if config.pipeline_schedule and not over_processes:
+        yield (
+            f"pipeline_schedule: received {config.pipeline_schedule} with {config.framework} {config.mode}; expected torch pipeline"
+        )
+        return
+    if stages == 1:
+        if over_processes:
+            yield f"stages: received 1 with mode {config.mode}; expected at least 2"
+        return
+    if row.split is None:
+        splitting = ", ".join(f"{framework} {mode}" for (framework, mode), other in MODES.items() if other.split)
+        yield f"stages: received {stages} with {config.framework} {config.mode}; expected 1, or one of the modes {splitting}"
+        return
+    micro_batches, per_node = config.workload.accumulate, config.cluster.devices_per_node
+    if config.pipeline_schedule == "1f1b" and micro_batches < stages:
+        yield (
+            f"pipeline_schedule: received 1f1b with {micro_batches} micro-batches and {stages} stages; expected "
+            "as many micro-batches at least, or gpipe"
+        )
+    if per_node % stages:
+        yield (
+            f"stages: received {stages} on nodes of {per_node} devices; a replica has its devices "
+            f"on one node: expected a number that divides {per_node}, or other --devices-per-node"
+        )
+    if is_own(model):
+        yield f"stages: received {stages} with a model of your own; expected one of {', '.join(MODELS)}"
+    elif stages > (layers := len(model_of(model).layers)):
+        yield f"stages: received {stages}, but {model} has {layers} layers to be split between"
+
+
+def _devices(config: RunConfig) -> Iterator[str]:
+    row, cluster = config.mode_row, config.cluster
+    if cluster.num_nodes > 1 and not row.multi_node:
+        elsewhere = [
+            mode for (framework, mode), other in MODES.items() if framework == config.framework and other.multi_node
+        ]
+        yield (
+            f"mode {config.mode} of {config.framework} trains on one node, received {cluster.num_nodes} nodes; "
+            f"leave --nodes at 1, or use the multi-node mode {', '.join(elsewhere)}"
+        )
+    if cluster.num_devices > 1 and not row.multi_device:
+        yield (
+            f"mode {config.mode} trains on one device, received {cluster.num_devices} "
+            f"({', '.join(cluster.devices)}); name one, or use another mode"
+        )
+
+
+def _settings(config: RunConfig) -> Iterator[str]:
+    row, workload = config.mode_row, config.workload
+    yield from problems_of(config.framework, config.mode, workload.profile, config.tune)
+    for name, values in row.only.items():
+        if (received := getattr(workload, name)) not in values:
+            expected = " or ".join(map(str, values))
+            yield f"{name}: received {received} with mode {config.mode}, which can have {expected} only"
+    if config.mode == "fsdp" and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
+        yield "tune: received optimizer_kernels=fused with mode fsdp and sgd, for whose shared tensors torch has none; expected foreach"
+    if workload.batchnorm == "sync" and config.cluster.device_type not in row.sync_batchnorm_on:
+        yield (
+            f"batchnorm: received sync, which mode {config.mode} of {config.framework} cannot do on "
+            f"{config.cluster.device_type} devices; use local, or another mode"
+        )
+    if config.profile_steps and not 1 <= config.profile_steps[0] <= config.profile_steps[1]:
+        yield f"profile_steps: received {config.profile_steps}, expected a first step from 1 and a later last one"
+
+
+def _launcher(config: RunConfig) -> Iterator[str]:
+    if config.launcher is not None and not config.mode_row.spawnable:
+        spawnable = ", ".join(f"{framework} {mode}" for (framework, mode), row in MODES.items() if row.spawnable)
+        yield (
+            f"launcher: received {config.launcher} with mode {config.mode} of {config.framework}; expected one of the modes {spawnable}"
+        )
+    if config.launcher == "spawn" and not config.cluster.simulated:
+        yield (
+            f"launcher: received spawn with engine {config.placement.engine}, whose nodes are machines of their own: a program "
+            "cannot start processes on others; expected torchrun"
+        )
+
+
+def _placement(config: RunConfig) -> Iterator[str]:
+    placement, cluster = config.placement, config.cluster
+    if placement.hosts and len(placement.hosts) != cluster.num_nodes:
+        yield f"hosts: received {len(placement.hosts)} for {cluster.num_nodes} nodes; expected one per node"
+    if placement.ssh and is_own(config.workload.model):
+        yield (
+            "ssh: received with a model of your own, which is found from the current directory; run the printed commands in that "
+            "directory of each host instead"
+        )
+    if config.isolate and placement.engine != "local":
+        yield f"isolate: received with engine {placement.engine}; expected engine local"
+    if ENGINES[placement.engine].simulated != cluster.simulated:
+        yield "cluster: received simulated nodes for other machines, or the reverse; see Cluster.of_machines"
+
+
+def _exchange(config: RunConfig) -> Iterator[str]:
+    if not config.exchange_gradients and not config.mode_row.exchange_separable:
+        yield f"mode {config.mode} of {config.framework} cannot train without its exchange of gradients"
+
+
+def _batch(config: RunConfig) -> Iterator[str]:
+    workload = config.workload
+    batch, parts = workload.global_batch_size, config.num_replicas * workload.accumulate
+    if batch % parts:
+        each = f" in {workload.accumulate} micro-batches each" if workload.accumulate > 1 else ""
+        yield (
+            f"global_batch_size: received {batch}, which does not divide evenly among {config.num_replicas} "
+            f"replicas{each}; expected a multiple of {parts}"
+        )
+    elif workload.batchnorm == "local" and workload.batchnorm_values(batch // parts) == 1:
+        yield (
+            f"global_batch_size: received {batch}, which leaves each replica one image per micro-batch; at "
+            f"{workload.image_size} px the last BatchNorm of {workload.model} needs at least 2"
+        )

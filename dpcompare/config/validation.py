@@ -1,0 +1,49 @@
+"""Checks that all configs share, and errors of theirs as a user reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.system.import_path import is_own
+
+
+def one_of(what: str, known: Iterable[str], *, or_own: bool = False) -> Callable[[str], str]:
+    names = tuple(known)
+
+    def check(received: str) -> str:
+        if received not in names and not (or_own and is_own(received)):
+            hint = did_you_mean(received, names)
+            own = ", or package.module:NAME of your own" if or_own else ""
+            raise ValueError(f"unknown {what} {received!r}; expected one of {', '.join(names)}{own}.{hint}")
+        return received
+
+    return check
+
+
+def raise_problems(problems: list[str]) -> None:
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def request(kind: type[BaseModel], /, **values: Any) -> Any:
+    """Build a config from a user's values.
+
+    Raises:
+        RequestError: with every problem on a line of its own, named by its field.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        raise RequestError("\n".join(map(_describe, error.errors()))) from None
+
+
+def _describe(error: Any) -> str:
+    field = ".".join(map(str, error["loc"]))
+    message: str = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return message
+    return f"{field}: {message[0].lower()}{message[1:]}, received {error['input']!r}"

@@ -1,0 +1,143 @@
+"""A workload: what is trained, whatever trains it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from dpcompare.config.validation import one_of, raise_problems
+from dpcompare.data.augmentation import AUGMENTATIONS
+from dpcompare.data.order import steps_per_epoch
+from dpcompare.models.architectures import MODELS, model_of
+from dpcompare.system.import_path import is_own
+
+Optimizer = Literal["sgd", "adam"]
+
+
+Precision = Literal["float32", "bfloat16", "float64"]
+
+
+Profile = Literal["strict", "native"]
+
+
+Schedule = Literal["constant", "cosine"]
+
+
+ScaleLr = Literal["none", "linear"]
+
+
+BatchNorm = Literal["local", "sync"]
+
+
+Regularizing = Literal["off", "shared"]
+
+
+DEFAULT_EPOCHS = 1
+
+
+DEFAULT_BATCHNORM_MOMENTUM = 0.9
+
+
+class Workload(BaseModel):
+    """What is trained; says nothing of frameworks, modes or devices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    model: Annotated[str, AfterValidator(one_of("model", MODELS, or_own=True))] = "efficientnet-b2"
+    """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of one of your own; see `dpcompare.models.custom`."""
+    weights: str = "random"
+    """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
+    dataset: str = "digits"
+    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, or `package.module:NAME` of your own."""
+    image_size: int = Field(default=64, ge=1, le=4096)
+    """Side of the square input in pixels."""
+    global_batch_size: int = Field(default=32, ge=1)
+    """Images per optimizer step over all replicas; each replica takes an equal share."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the training split; the default, where `steps` is not given either, is DEFAULT_EPOCHS."""
+    steps: int | None = Field(default=None, ge=1)
+    """Optimizer steps, instead of `epochs`."""
+    warmup_steps: int = Field(default=5, ge=0)
+    """First steps that are trained like the others but left out of the measured speed."""
+    optimizer: Optimizer = "adam"
+    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, strict=False)
+    schedule: Schedule = "constant"
+    """How the learning rate goes after its warm-up; see `dpcompare.training.schedule`."""
+    lr_warmup_steps: int = Field(default=0, ge=0)
+    """First steps over which the learning rate rises linearly to its full value."""
+    scale_lr: ScaleLr = "none"
+    """`linear`: the learning rate is that of a global batch of 256 and grows with the batch."""
+    accumulate: int = Field(default=1, ge=1)
+    """Micro-batches per optimizer step: each replica's share is trained in this many parts, gradients added up."""
+    batchnorm: BatchNorm = "local"
+    """`local`: each replica normalises by its own share of the batch. `sync`: by the batch of all replicas."""
+    batchnorm_momentum: float = Field(default=DEFAULT_BATCHNORM_MOMENTUM, ge=0, lt=1, strict=False)
+    """Share of BatchNorm's running statistics that a step keeps (Keras's sense; torch counts what it takes).
+
+    The 0.99 of EfficientNet's reference code needs some 500 steps to forget the initial statistics: until then an
+    evaluation is at chance, however well the model is trained. 0.9 needs 50.
+    """
+    regularization: Regularizing = "off"
+    """`shared`: dropout and stochastic depth, drawn on the host for both frameworks; see `dpcompare.data.regularization`."""
+    precision: Precision = "float32"
+    """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
+    profile: Profile = "strict"
+    """`strict`: the same in both frameworks. `native`: each framework's faster settings; see `dpcompare.config.tuning`."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Seed of the initial weights, the sample order, the augmentation and the regularization."""
+    augment: tuple[Annotated[str, AfterValidator(one_of("augmentation", AUGMENTATIONS))], ...] = Field(
+        default=(), strict=False
+    )
+    skip_corrupt: bool = False
+    """Leave out images that cannot be decoded, and count them, instead of refusing the dataset."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Workload:
+        problems = []
+        if is_own(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
+            problems.append("batchnorm_momentum: received with a model of your own, which has its own; expected none")
+        if is_own(self.dataset) and self.skip_corrupt:
+            problems.append("skip_corrupt: received with a dataset of your own; leave such items out there")
+        smallest = model_of(self.model).min_image_size
+        if self.image_size < smallest:
+            problems.append(
+                f"image_size: received {self.image_size}, but {self.model} needs at least {smallest} pixels"
+            )
+        if self.regularization == "shared" and not model_of(self.model).drops:
+            regularized = [name for name, model in MODELS.items() if model.drops]
+            problems.append(
+                f"regularization: received shared, but {self.model} has no dropout and no stochastic depth; expected "
+                f"off, or one of the models {', '.join(regularized)}"
+            )
+        if self.weights == "imagenet" and model_of(self.model).published is None:
+            published = [name for name, model in MODELS.items() if model.published]
+            problems.append(
+                f"weights: received imagenet, but none are published for {self.model}; expected random or a file, or "
+                f"one of the models {', '.join(published)}"
+            )
+        if self.epochs is not None and self.steps is not None:
+            problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
+        if self.steps is not None and self.warmup_steps >= self.steps:
+            problems.append(
+                f"warmup_steps: received {self.warmup_steps} of {self.steps} steps, which leaves no step to "
+                "measure; expected fewer warm-up steps than steps"
+            )
+        raise_problems(problems)
+        return self
+
+    def batchnorm_values(self, rows: int) -> int | None:
+        """Values per channel in the smallest batch-normalised feature map of `rows` images."""
+        stride = model_of(self.model).batchnorm_stride
+        return None if stride is None else rows * (-(-self.image_size // stride)) ** 2
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs to train where the number of steps is not given instead."""
+        return self.epochs or DEFAULT_EPOCHS
+
+    def total_steps(self, num_train: int) -> int:
+        """Optimizer steps of a whole run over a training split of `num_train` samples."""
+        if self.steps is not None:
+            return self.steps
+        return self.num_epochs * steps_per_epoch(num_train, self.global_batch_size)

@@ -1,0 +1,1 @@
+"""Experiments: many runs, compared, judged and verified."""

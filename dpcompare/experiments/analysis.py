@@ -1,0 +1,448 @@
+"""Judges runs that were gathered: one document that terminal, HTML, Markdown, CSV and JSON render."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare._version import __version__
+from dpcompare.config.run import RunConfig
+from dpcompare.experiments import fairness
+from dpcompare.experiments.collection import ArmRuns, Collection
+from dpcompare.experiments.statistics import SUSPICIOUS_EFFICIENCY, Outcome, claim, jitter
+from dpcompare.results.result import RunResult
+from dpcompare.system.terminal_text import printable
+
+LARGEST_CURVE = 400
+"""Points of a loss curve that are shown."""
+
+
+class _Shown(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Round(_Shown):
+    """One run of an arm."""
+
+    number: int
+    position: int
+    images_per_second: float | None
+    run_dir: str
+
+
+class Efficiency(_Shown):
+    """How much of n times the speed of one device n devices reach."""
+
+    kind: str
+    """`strong`: the same global batch as one device. `weak`: the same batch per replica."""
+    num_devices: int
+    value: float
+    suspicious: bool
+    """Above 105%: look for an unfair baseline before believing it."""
+
+
+class Curve(_Shown):
+    steps: list[int]
+    losses: list[float | None]
+
+
+class ArmRow(_Shown):
+    """What is shown of an arm; figures are medians over its completed rounds."""
+
+    name: str
+    source: str
+    """The study that it was measured in; empty for a single run."""
+    framework: str
+    mode: str
+    num_nodes: int
+    num_replicas: int
+    device_type: str
+    emulated: bool
+    pipeline: str | None
+    """What its pipeline is called, the same for arms that differ in their micro-batches alone; None where it has none."""
+    micro_batches: int
+    """Per step and replica."""
+    rounds: int
+    images_per_second: float | None
+    jitter: float | None
+    """1.4826 x MAD of images per second over the rounds; None for a single round."""
+    step_ms: float | None
+    step_p95_ms: float | None
+    waiting_share: float | None
+    """Share of a step spent waiting for data."""
+    time_to_first_step_seconds: float | None
+    memory_bytes: float | None
+    gpu_memory_bytes: float | None
+    """Peak of all GPUs together; None on the CPU."""
+    joules_per_image: float | None
+    """None where the devices count no energy."""
+    accuracy: float | None
+    last_loss: float | None
+    step_parts_ms: dict[str, float]
+    """A mean step in parts: waiting for data, communication where it was measured, computing; and other, what the loop does
+    between two steps, which images per second leave out."""
+    communication_ms: float | None
+    """What a mean step takes more than without the exchange of gradients; None where that was not measured."""
+    efficiency: Efficiency | None
+    rounds_shown: list[Round]
+    loss_curve: Curve
+    failures: list[str]
+    ablation_failures: list[str]
+    """Of the runs without exchange of gradients, which tell what it costs and nothing else."""
+
+    @property
+    def all_failures(self) -> list[str]:
+        return self.failures + [f"without exchange, {failure}" for failure in self.ablation_failures]
+
+
+class KnobRow(_Shown):
+    """One knob of the fairness sheet, with a value per arm that has a completed run."""
+
+    knob: str
+    values: list[str]
+    equal: bool
+    reason: bool
+    """Whether it makes the arms not comparable."""
+
+
+class ClaimRow(_Shown):
+    """One of the five sentences, and its figures."""
+
+    first: str
+    second: str
+    outcome: Outcome
+    ratio: float | None
+    low: float | None
+    high: float | None
+    rounds: int
+    loss_difference: float | None
+    """The largest difference of the training loss of a step, between the first completed runs of both."""
+    diverged_at: int | None
+    """First step, from 1, at which the loss of one of them is finite and that of the other is not."""
+    accuracy_difference: float | None
+    """Between their last evaluations."""
+    sentence: str
+
+
+class Comparison(_Shown):
+    """Everything that a report shows."""
+
+    schema_version: int = 1
+    dpcompare_version: str = __version__
+    partial: bool
+    """Whether rounds are missing."""
+    repeats: int
+    order_seed: int | None
+    stopped_by: str | None
+    """Why no more rounds were added, where the study added them until its intervals were narrow enough."""
+    subject: list[str]
+    headline: str
+    agreement: str | None
+    """How closely the arms that may be compared have trained."""
+    verdict: str
+    """Of the fairness sheet over all arms."""
+    summary: str
+    reasons: list[str]
+    knobs: list[KnobRow]
+    arms: list[ArmRow]
+    claims: list[ClaimRow]
+
+
+def analyse(collection: Collection) -> Comparison:
+    """Compare all arms with each other."""
+    # Names hold those of directories. Control characters would reach terminals, and make the library that draws abort.
+    arms = [
+        replace(
+            arm,
+            name=printable(arm.name),
+            failures=list(map(printable, arm.failures)),
+            ablation_failures=list(map(printable, arm.ablation_failures)),
+        )
+        for arm in collection.arms
+    ]
+    present = [arm for arm in arms if arm.completed]
+    subject = collection.subject_of(present)
+    sheet = _sheet(present, subject)
+    claims = [
+        _claim(first, second, collection.subject_of([first, second])) for first, second in combinations(present, 2)
+    ]
+    rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
+    # What failed is said of its arm; what is still to be run makes a study partial.
+    done = min((arm.whole_rounds for arm in arms if not arm.failures), default=collection.repeats)
+    partial = any(arm.whole_rounds < len(arm.runs) for arm in arms if not arm.failures)
+    headline = _headline(claims, present[0].name)
+    return Comparison(
+        partial=partial,
+        repeats=collection.repeats,
+        order_seed=collection.order_seed,
+        stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
+        subject=list(subject),
+        headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
+        agreement=_agreement(claims),
+        verdict=sheet.verdict,
+        summary=sheet.summary,
+        reasons=[printable(reason) for reason in sheet.reasons],
+        knobs=[
+            KnobRow(
+                knob=row.knob,
+                values=_values_of_arms(row, present),
+                equal=row.equal,
+                reason=row.reason,
+            )
+            for row in sheet.rows
+        ],
+        arms=rows,
+        claims=claims,
+    )
+
+
+def _values_of_arms(row: fairness.Row, arms: Sequence[ArmRuns]) -> list[str]:
+    """What each arm has; several values where its rounds had several."""
+    values = iter(row.values)
+    return [", ".join(dict.fromkeys(printable(fairness.shown(next(values))) for _ in arm.completed)) for arm in arms]
+
+
+def widest_interval(comparison: Comparison) -> float | None:
+    """Half width, relative to the ratio, of the widest interval of two arms that may be compared and have not failed.
+
+    None where there are no two such arms.
+    """
+    failed = {row.name for row in comparison.arms if row.failures}
+    widths = [
+        math.sqrt(made.high / made.low) - 1 if made.high and made.low else math.inf
+        for made in comparison.claims
+        if made.outcome != "NOT COMPARABLE" and not {made.first, made.second} & failed
+    ]
+    return max(widths, default=None)
+
+
+def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
+    """The fairness sheet of all completed runs; arms of different studies did not run in the same rounds."""
+    sheet = fairness.compare([run for arm in arms for run in arm.completed], subject=subject)
+    sources = [arm.source for arm in arms for _ in arm.completed]
+    if len(set(sources)) > 1:
+        sheet.rows.append(
+            fairness.Row(
+                knob="study",
+                values=sources,
+                equal=False,
+                reason=True,
+                remedy="what drifts between two studies would be taken for a difference; measure all arms in one",
+            )
+        )
+    return sheet
+
+
+def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
+    # All rounds of both: a knob that changed between rounds makes them not comparable as well.
+    sheet = _sheet([first, second], subject)
+    rounds = max(len(first.speeds), len(second.speeds))
+    speeds = tuple(arm.speeds + [None] * (rounds - len(arm.speeds)) for arm in (first, second))
+    unequal = [row.knob for row in sheet.rows if row.reason]
+    made = claim(first.name, second.name, (speeds[0], speeds[1]), unequal=unequal)
+    ratio = made.ratio
+    return ClaimRow(
+        first=made.first,
+        second=made.second,
+        outcome=made.outcome,
+        ratio=ratio.value if ratio else None,
+        low=ratio.low if ratio else None,
+        high=ratio.high if ratio else None,
+        rounds=ratio.rounds if ratio else 0,
+        loss_difference=_loss_difference(first.completed[0], second.completed[0]),
+        diverged_at=_diverged_at(first.completed[0], second.completed[0]),
+        accuracy_difference=_accuracy_difference(first.completed[0], second.completed[0]),
+        sentence=made.sentence,
+    )
+
+
+def _loss_difference(first: RunResult, second: RunResult) -> float | None:
+    pairs = zip(first.train_loss, second.train_loss, strict=False)
+    return max((abs(a - b) for a, b in pairs if a is not None and b is not None), default=None)
+
+
+def _diverged_at(first: RunResult, second: RunResult) -> int | None:
+    pairs = zip(first.train_loss, second.train_loss, strict=False)
+    return next((step for step, (a, b) in enumerate(pairs, start=1) if (a is None) != (b is None)), None)
+
+
+def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
+    if not (first.evaluations and second.evaluations):
+        return None
+    return abs(first.evaluations[-1].accuracy - second.evaluations[-1].accuracy)
+
+
+def _agreement(claims: Sequence[ClaimRow]) -> str | None:
+    """How closely the arms that may be compared have trained; None where there are no two."""
+    comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
+    losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
+    accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
+    figures = [f"the training losses of a step differ by at most {max(losses):.2g}"] if losses else []
+    if accuracies:
+        figures.append(
+            f"the accuracies {'' if losses else 'differ '}by at most {max(accuracies):.1%} of the validation samples"
+        )
+    sentences = [f"Between arms that may be compared {', '.join(figures)}."] if figures else []
+    sentences += [
+        f"{made.first} and {made.second} diverge: from step {made.diverged_at} the loss of one is not finite."
+        for made in comparable
+        if made.diverged_at is not None
+    ]
+    return " ".join(sentences) or None
+
+
+def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
+    """The sentence of the pair with the clearest difference, or that there is none."""
+    if not claims:
+        return f"One arm alone: {alone}."
+    comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
+    if not comparable:
+        return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
+    decided = [made for made in comparable if made.outcome in ("faster", "slower")]
+    if decided:
+        best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))
+        if len(comparable) == 1:
+            return best.sentence
+        return (
+            f"{best.sentence} This is the clearest of {len(comparable)} pairs that may be compared, each judged at 95%."
+        )
+    too_few = sum(made.outcome == "too few rounds" for made in comparable)
+    if too_few == len(comparable):
+        return "Too few rounds to claim anything: figures are shown, none is ranked."
+    if too_few:
+        return f"No difference shown between arms that may be compared; {too_few} of their {len(comparable)} pairs have too few rounds."
+    return "No difference shown between any two arms that may be compared."
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None
+
+
+def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> ArmRow:
+    runs = arm.completed
+    speeds = [run.images_per_second for run in runs if run.images_per_second is not None]
+    shown = runs[0] if runs else None
+    return ArmRow(
+        name=arm.name,
+        source=printable(arm.source),
+        framework=arm.config.framework,
+        mode=arm.config.mode,
+        num_nodes=arm.config.cluster.num_nodes,
+        num_replicas=arm.config.num_replicas,
+        device_type=arm.config.cluster.device_type,
+        emulated=arm.config.emulated,
+        pipeline=pipeline,
+        micro_batches=arm.config.workload.accumulate,
+        rounds=len(runs),
+        images_per_second=_median(speeds),
+        jitter=jitter(speeds) if len(speeds) > 1 else None,
+        step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
+        step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
+        waiting_share=_median([run.data_wait_share for run in runs]),
+        time_to_first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
+        memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
+        gpu_memory_bytes=_median(
+            [run.peak_device_memory_bytes.total if run.peak_device_memory_bytes else None for run in runs]
+        ),
+        joules_per_image=_median([run.joules_per_image for run in runs]),
+        accuracy=_median([run.evaluations[-1].accuracy if run.evaluations else None for run in runs]),
+        last_loss=_median([run.train_loss[-1] if run.train_loss else None for run in runs]),
+        **_parts(arm),
+        efficiency=_efficiency(arm, all_arms),
+        rounds_shown=[
+            Round(number=number, position=position, images_per_second=speed, run_dir=printable(run_dir))
+            for number, (position, speed, run_dir) in enumerate(
+                zip(arm.positions, arm.speeds, arm.run_dirs, strict=True), start=1
+            )
+            if run_dir  # a round that was not made has none
+        ],
+        loss_curve=_curve(shown),
+        failures=arm.failures,
+        ablation_failures=arm.ablation_failures,
+    )
+
+
+def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
+    """What the pipeline of each arm is called: the same where arms differ in their micro-batches alone; None: it has none."""
+    piped = [arm for arm in arms if arm.config.mode_row.split == "over processes"]
+    called: dict[str, str] = {}
+    for arm in piped:
+        config = arm.config
+        label = f"{config.num_replicas} x {config.stages} stages, {config.pipeline_schedule or 'gpipe'}"
+        called.setdefault(_but_micro_batches(config), f"{label}, {arm.name}" if label in called.values() else label)
+    return [called[_but_micro_batches(arm.config)] if arm in piped else None for arm in arms]
+
+
+def _but_micro_batches(config: RunConfig) -> str:
+    workload = config.workload.model_copy(update={"accumulate": 1})
+    return config.model_copy(update={"workload": workload}).model_dump_json()
+
+
+def _parts(arm: ArmRuns) -> dict[str, Any]:
+    """Where a mean step goes; medians over the rounds."""
+    runs = [run for run in arm.completed if run.step_seconds]
+    whole = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
+    if whole is None:
+        return {"step_parts_ms": {}, "communication_ms": None}
+    waiting = whole * (_median([run.data_wait_share for run in runs]) or 0.0)
+    parts = {"waiting for data": waiting}
+    # Paired within the rounds, as ratios of speeds are.
+    differences = [
+        1000 * (run.step_seconds.mean - other.step_seconds.mean)
+        for run, other in zip(arm.runs, arm.without_exchange, strict=False)
+        if run and other and run.step_seconds and other.step_seconds
+    ]
+    communication = _median(differences)
+    if communication is not None:
+        parts["communication"] = max(0.0, communication)
+    parts["computing"] = max(0.0, whole - sum(parts.values()))
+    between = _median([run.other_seconds for run in runs])
+    if between is not None:
+        parts["other"] = 1000 * between
+    return {"step_parts_ms": parts, "communication_ms": communication}
+
+
+def _curve(run: RunResult | None) -> Curve:
+    losses = run.train_loss if run else []
+    stride = -(-len(losses) // LARGEST_CURVE) or 1
+    steps = sorted({*range(0, len(losses), stride), *([len(losses) - 1] if losses else [])})
+    return Curve(steps=[step + 1 for step in steps], losses=[losses[step] for step in steps])
+
+
+_SCALING_KNOBS = {"devices", "replicas", "batch per replica", "emulation"}
+"""What a baseline of one device differs in by its nature."""
+
+
+def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
+    """Against `single` of the same framework with the same settings; median over the rounds of both."""
+    if not arm.completed or arm.completed[0].num_replicas == 1:
+        return None
+    run = arm.completed[0]
+    for other in all_arms:
+        baseline = other.completed[0]
+        if (baseline.mode, baseline.framework, other.source) != ("single", run.framework, arm.source):
+            continue
+        sheet = fairness.compare([run, baseline], subject=sorted(_SCALING_KNOBS))
+        unequal = {row.knob for row in sheet.rows if row.reason}
+        per_replica = run.global_batch_size / run.num_replicas
+        kind = "strong" if not unequal else None
+        if baseline.global_batch_size == per_replica and unequal <= {
+            "global batch size",
+            "sample order",
+            "steps trained",
+            "measured steps",
+        }:
+            kind = "weak"
+        ratios = [a / b for a, b in zip(arm.speeds, other.speeds, strict=False) if a and b]
+        if kind and ratios:
+            num_devices = len(run.device_names)
+            value = float(np.median(ratios)) / num_devices
+            return Efficiency(kind=kind, num_devices=num_devices, value=value, suspicious=value > SUSPICIOUS_EFFICIENCY)
+    return None

@@ -1,0 +1,96 @@
+"""Finds the settings of the native profile that are fastest on this machine: a short run for each, one setting after the other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dpcompare.config.run import RunConfig
+from dpcompare.config.tuning import settings_of
+from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.experiments.study import Arm, Study, Tried, is_study
+from dpcompare.launch.run import run
+
+STEPS, WARMUP_STEPS = 16, 6
+LEAST_GAIN = 0.03
+"""A setting is changed where that makes two short runs faster by more than this."""
+
+
+def tuned(study: Study, study_dir: Path, tell: Callable[[str], None]) -> Study:
+    """The study with its native arms tuned for this machine; one that goes on keeps what was found when it began.
+
+    Args:
+        study_dir: where the study is, or will be.
+        tell: called with a line for every setting that was tried.
+
+    Raises:
+        RequestError: no arm has the native profile, or the study was begun without tuning.
+    """
+    native = [arm for arm in study.arms if arm.config.workload.profile == "native"]
+    if not native:
+        raise RequestError(
+            "--autotune: received arms of the strict profile only, which has nothing to tune; expected --profile native, or an "
+            "arm such as torch:ddp,profile=native"
+        )
+    if is_study(study_dir):
+        tried = Study.load(study_dir).tried
+        if not tried:
+            raise RequestError(
+                f"--autotune: {str(study_dir)!r} holds a study that was begun without it; leave it out, or choose another --out"
+            )
+    else:
+        tried = {arm.name: list(_tries(arm, study_dir, tell)) for arm in native if arm.ablation_of is None}
+    best = {name: [one for one in made if one.kept][-1].tune for name, made in tried.items()}
+    arms = tuple(_with(arm, best.get(arm.ablation_of or arm.name)) for arm in study.arms)
+    return study.model_copy(update={"arms": arms, "tried": tried})
+
+
+def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
+    if tune is None:
+        return arm
+    return arm.model_copy(update={"config": arm.config.model_copy(update={"tune": tune, "autotuned": True})})
+
+
+def _tries(arm: Arm, study_dir: Path, tell: Callable[[str], None]) -> Iterator[Tried]:
+    """The native profile as it is, then every other value of each setting beside the best so far."""
+    best, best_speed = dict(arm.config.tune), 0.0
+    for change in [{}, *_changes(arm.config)]:
+        tune = best | change
+        speed = _speed(arm.config, tune, study_dir, tell)
+        least = best_speed * (1 + LEAST_GAIN)
+        if change and speed is not None and speed > least:  # a single short run may be lucky
+            again = _speed(arm.config, tune, study_dir, tell)
+            speed = None if again is None else min(speed, again)
+        kept = not change or (speed is not None and speed > least)
+        what = ", ".join(f"{name}={value}" for name, value in change.items()) or "native profile"
+        figure = "failed" if speed is None else f"{speed:.1f} images/s"
+        tell(f"autotune: {arm.name}: {what}: {figure}{', kept' if kept and change else ''}")
+        if kept:
+            best, best_speed = tune, speed or 0.0
+        yield Tried(tune=tune, images_per_second=speed, kept=kept)
+
+
+def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
+    """Every setting that was not chosen, with each value that it does not have."""
+    for name, setting in settings_of(config.framework, config.mode).items():
+        if name not in config.tune:
+            yield from ({name: value} for value in setting.values if value != config.tuning[name])
+
+
+def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, tell: Callable[[str], None]) -> float | None:
+    """Images per second of a short run; None where it fails."""
+    workload = config.workload.model_copy(update={"epochs": None, "steps": STEPS, "warmup_steps": WARMUP_STEPS})
+    changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
+    study_dir.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the study, since nodes that are machines share that disk with this one.
+    with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
+        try:
+            return run(config.model_copy(update=changes), Path(folder) / "run", tell=tell).images_per_second
+        except RunFailedError:
+            return None
+        except RequestError as error:
+            if tune == config.tune:  # nothing was changed, so it is the arm that is refused
+                raise
+            tell(f"autotune: refused: {error}")
+            return None

@@ -1,0 +1,253 @@
+"""How two sides that did the same work are compared: one function for each check of `dpcompare verify`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file
+
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.data.order import OrderDigest, training_batches
+from dpcompare.data.store import open_store
+from dpcompare.results.arrays import Arrays
+from dpcompare.results.result import RunResult
+from dpcompare.training.reader import training_reader
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One mode on one topology."""
+
+    framework: str
+    mode: str
+    num_nodes: int
+    devices_per_node: int
+    accumulate: int = 1
+    stages: int = 1
+    launcher: Literal["torchrun", "spawn"] | None = None
+
+    def __str__(self) -> str:
+        topology = "" if self.mode == "single" else f" {self.num_nodes}x{self.devices_per_node}"
+        stages = f" in {self.stages} stages" if self.stages > 1 else ""
+        launcher = f" by {self.launcher}" if self.launcher else ""
+        parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
+        return f"{self.framework} {self.mode}{topology}{stages}{launcher}{parts}"
+
+
+@dataclass
+class Side:
+    """What one arm left behind."""
+
+    arm: Arm
+    config: RunConfig
+    result: RunResult
+    arrays: Arrays = field(repr=False)
+
+
+Difference = Callable[[Side, Side], float]
+
+
+EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation", "regularization")
+"""Checks of each side against the files and rules, not against another side."""
+
+
+def differences(workload: Workload) -> dict[str, Difference]:
+    """The checks of a group of modes, by name."""
+    optimizer = workload.optimizer
+    found: dict[str, Difference] = {
+        "weight round trip": _weights_against_file,
+        "sample order": _order_against_plan,
+        "pixels and augmentation": lambda _, side: _rows_against_host(side, "images", "labels", "weights"),
+        "evaluation logits": _largest("evaluation_logits"),
+        "training logits": _largest("training_logits"),
+        "first loss": lambda a, b: abs(_losses(a)[0] - _losses(b)[0]),
+    }
+    if workload.regularization == "shared":
+        found["regularization"] = lambda _, side: _rows_against_host(side, "factors")
+    if optimizer == "sgd":
+        found["gradient"] = lambda a, b: _relative(_slots(a, "momentum"), _slots(b, "momentum"))
+        found["gradient of each tensor"] = _gradient_of_each_tensor
+    found[f"one step of {optimizer}"] = lambda a, b: _relative(_update(a), _update(b))
+    found["losses over 2 steps"] = lambda a, b: loss_difference(a, b, 2)
+    found[f"losses over {optimizer} steps"] = loss_difference
+    found["BatchNorm statistics"] = _statistics
+    found["accuracy (samples)"] = lambda a, b: abs(_correct(a) - _correct(b))
+    found["evaluation loss"] = lambda a, b: abs(_evaluation_loss(a) - _evaluation_loss(b))
+    return found
+
+
+def _losses(side: Side) -> npt.NDArray[np.float64]:
+    return np.array(side.result.train_loss, np.float64)
+
+
+def loss_difference(a: Side, b: Side, num_steps: int | None = None) -> float:
+    """The largest difference of the loss of one of the first steps, or of any."""
+    return float(np.abs(_losses(a) - _losses(b))[:num_steps].max())
+
+
+def _evaluation_loss(side: Side) -> float:
+    loss = side.result.evaluations[-1].loss
+    return float("nan") if loss is None else loss
+
+
+def _correct(side: Side) -> float:
+    """Validation samples classified correctly; that each was counted once is a condition of every run."""
+    evaluation = side.result.evaluations[-1]
+    return round(evaluation.accuracy * evaluation.count)
+
+
+def _weights_against_file(_: Side, side: Side) -> float:
+    """How many tensors differ from the file of initial weights in any bit."""
+    assert side.config.inputs is not None
+    expected = load_file(side.config.inputs.weights)
+    loaded = _tensors(side, "initial")
+    same = loaded.keys() == expected.keys() and [
+        np.array_equal(loaded[name], expected[name].astype(loaded[name].dtype)) for name in expected
+    ]
+    return float(len(expected) - sum(same)) if same else float(len(expected))
+
+
+def _order_against_plan(_: Side, side: Side) -> float:
+    """1 where the samples were trained in another order than (seed, epoch) says."""
+    workload = side.config.workload
+    assert side.config.inputs is not None
+    digest = OrderDigest()
+    for batch in training_batches(
+        side.config.inputs.num_train,
+        workload.global_batch_size,
+        seed=workload.seed,
+        num_steps=len(side.result.train_loss),
+    ):
+        digest.update(batch)
+    return float(digest.hexdigest() != side.result.sample_order_sha256)
+
+
+def _rows_against_host(side: Side, *names: str) -> float:
+    """How many rows of the first batch reached the devices with other bytes than the store and the rules say."""
+    workload = side.config.workload
+    assert side.config.inputs is not None
+    split = open_store(side.config.inputs.store).split("train")
+    reader = training_reader(workload, split, process_rank=0, num_processes=1)
+    order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
+    (batch,) = reader.read(order)
+    expected = {name: getattr(batch, name) for name in names}
+    received = {name: side.arrays.get(f"rows.{name}", np.empty(0)) for name in names}
+    if any(received[name].shape != expected[name].shape for name in names):
+        return float(workload.global_batch_size)
+    same = [
+        all(np.array_equal(received[name][row], expected[name][row].astype(received[name].dtype)) for name in names)
+        for row in range(workload.global_batch_size)
+    ]
+    return float(len(same) - sum(same))
+
+
+def _largest(name: str) -> Difference:
+    """The largest difference of an array, relative to its largest value."""
+
+    def difference(a: Side, b: Side) -> float:
+        if a.arrays[name].shape != b.arrays[name].shape:
+            return float("inf")
+        return float(np.abs(a.arrays[name] - b.arrays[name]).max() / np.abs(a.arrays[name]).max())
+
+    return difference
+
+
+LAYER_DIFFERS = 1e-3
+"""Relative difference from which on a layer's features are called different; rounding in float32 is a hundredth of it."""
+
+
+def first_layer_that_differs(a: Side, b: Side) -> str:
+    """In words, in the order of the first side's layers; empty where all are the same."""
+    of_a, of_b = _activations(a), _activations(b)
+    for name, features in of_a.items():
+        if name not in of_b:
+            return f"{name} is in {a.arm} alone; {b.arm} has {', '.join(of_b)}"
+        if features.shape != of_b[name].shape:
+            return f"the first layer that differs is {name}: {features.shape} in {a.arm}, {of_b[name].shape} in {b.arm}"
+        difference = float(np.abs(features - of_b[name]).max() / (np.abs(features).max() or 1))
+        if not difference < LAYER_DIFFERS:
+            return f"the first layer that differs is {name}: by {difference:.1e} of its largest value"
+    return ""
+
+
+def _activations(side: Side) -> Arrays:
+    """Layer -> features, in the order of the layers."""
+    numbered = sorted(name for name in side.arrays if name.startswith("activation."))
+    return {name.split(".", 2)[2]: side.arrays[name] for name in numbered}
+
+
+def _tensors(side: Side, when: str) -> Arrays:
+    prefix = f"{when}."
+    return {name.removeprefix(prefix): array for name, array in side.arrays.items() if name.startswith(prefix)}
+
+
+def _slots(side: Side, slot: str) -> Arrays:
+    return _tensors(side, f"slots.{slot}")
+
+
+def _update(side: Side) -> Arrays:
+    """What the first step changed in the trained tensors."""
+    initial, stepped = _tensors(side, "initial"), _tensors(side, "stepped")
+    return {name: stepped[name] - initial[name] for name in initial if not _is_statistic(name)}
+
+
+def _is_statistic(name: str) -> bool:
+    return name.endswith((".running_mean", ".running_var"))
+
+
+def _relative(a: Arrays, b: Arrays) -> float:
+    """||b - a|| / ||a|| over all tensors together; infinite where they are not the same tensors."""
+    if not _same_tensors(a, b):
+        return float("inf")
+    difference = np.sqrt(sum(float(np.square((b[name] - a[name]).astype(np.float64)).sum()) for name in a))
+    norm = np.sqrt(sum(float(np.square(a[name].astype(np.float64)).sum()) for name in a))
+    return float(difference / norm) if norm else float(difference)
+
+
+def _same_tensors(a: Arrays, b: Arrays) -> bool:
+    return a.keys() == b.keys() and all(a[name].shape == b[name].shape for name in a)
+
+
+def zero_gradients(names: Iterable[str]) -> set[str]:
+    """EfficientNet's tensors whose gradient is zero but for rounding.
+
+    The shift of a projection's BatchNorm goes through a convolution of 1x1 into the next BatchNorm, which takes it out
+    again. In the first stage only its last block is followed by such a convolution; the others by a padded one.
+    """
+    shifts = [name for name in names if re.fullmatch(r"blocks\.(0\.\d+\.bn2|[1-9]\.\d+\.bn3)\.bias", name)]
+    first_stage = sorted(
+        (name for name in shifts if name.startswith("blocks.0.")), key=lambda name: int(name.split(".")[2])
+    )
+    return set(shifts) - set(first_stage[:-1])
+
+
+def _gradient_of_each_tensor(a: Side, b: Side) -> float:
+    """The worst relative difference of a single tensor's gradient."""
+    of_a, of_b = _slots(a, "momentum"), _slots(b, "momentum")
+    if not _same_tensors(of_a, of_b):
+        return float("inf")
+    zero = zero_gradients(of_a)
+    return _worst(_relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if name not in zero)
+
+
+def _statistics(a: Side, b: Side) -> float:
+    """The largest difference of a running statistic, relative to 1 plus its size; 0 for a model without BatchNorm."""
+    of_a, of_b = _tensors(a, "trained"), _tensors(b, "trained")
+    if not _same_tensors(of_a, of_b):
+        return float("inf")
+    return _worst(
+        float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max())
+        for name in of_a
+        if _is_statistic(name)
+    )
+
+
+def _worst(values: Iterable[float]) -> float:
+    """The largest value, NaN if any is; 0 for none. (Python's max() passes over a NaN.)"""
+    return float(np.max([0.0, *values]))

@@ -1,0 +1,203 @@
+"""The fairness sheet: every knob that can make a comparison unfair, its value on each side, and a verdict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dpcompare._version import major_minor
+from dpcompare.results.result import RunResult
+
+Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knob:
+    """One row of KNOBS."""
+
+    value: Callable[[RunResult], Any]
+    remedy: str = ""
+    """What makes it equal; empty where it is a property of the framework or mode that is being compared."""
+
+    @property
+    def must_be_equal(self) -> bool:
+        return bool(self.remedy)
+
+
+def _workload(name: str) -> Callable[[RunResult], Any]:
+    return lambda result: result.config["workload"].get(name)
+
+
+def _setting(name: str) -> Callable[[RunResult], Any]:
+    return lambda result: result.settings.get(name)
+
+
+KNOBS: dict[str, Knob] = {
+    "status": Knob(value=lambda r: r.status, remedy="runs that completed"),
+    # What is trained.
+    "data": Knob(value=lambda r: r.store_sha256, remedy="train on the same prepared store"),
+    "skipped images": Knob(value=lambda r: r.skipped_images, remedy="train on the same prepared store"),
+    "evaluated samples": Knob(
+        value=lambda r: r.evaluations[-1].count if r.evaluations else None,
+        remedy="evaluate every validation sample exactly once",
+    ),
+    "sample order": Knob(value=lambda r: r.sample_order_sha256, remedy="same --seed, --global-batch-size and steps"),
+    "augmentation": Knob(value=_workload("augment"), remedy="same --augment"),
+    "model": Knob(value=lambda r: r.model, remedy="same --model"),
+    "source of the model": Knob(
+        value=lambda r: r.settings.get("model_source", "of dpcompare") if r.settings else None,
+        remedy="the same file of the model in all runs",
+    ),
+    "image size": Knob(value=lambda r: r.image_size, remedy="same --image-size"),
+    "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="same --model, --weights and --seed"),
+    "steps trained": Knob(value=lambda r: len(r.train_loss), remedy="same --epochs or --steps"),
+    # How it is trained.
+    "global batch size": Knob(value=lambda r: r.global_batch_size, remedy="same --global-batch-size"),
+    "batch per replica": Knob(value=lambda r: r.global_batch_size / r.num_replicas, remedy="same number of replicas"),
+    "replicas": Knob(value=lambda r: r.num_replicas, remedy="same --nodes times --devices-per-node, and --stages"),
+    "micro-batches per step": Knob(value=_workload("accumulate"), remedy="same --accumulate"),
+    "updates": Knob(
+        value=lambda r: r.settings.get("updates", "synchronous") if r.settings else None,
+        remedy="modes that train synchronously; throughput alone may be compared with --subject updates",
+    ),
+    "BatchNorm scope": Knob(value=_workload("batchnorm"), remedy="same --batchnorm"),
+    "BatchNorm momentum": Knob(value=_workload("batchnorm_momentum"), remedy="same --batchnorm-momentum"),
+    "BatchNorm epsilon": Knob(value=_setting("batchnorm_epsilon"), remedy="same release of dpcompare"),
+    "optimizer": Knob(value=_setting("optimizer"), remedy="same --optimizer"),
+    "learning rate": Knob(value=_workload("learning_rate"), remedy="same --learning-rate"),
+    "schedule": Knob(value=_workload("schedule"), remedy="same --schedule"),
+    "learning-rate warm-up": Knob(value=_workload("lr_warmup_steps"), remedy="same --lr-warmup-steps"),
+    "learning-rate scaling": Knob(value=_workload("scale_lr"), remedy="same --scale-lr"),
+    "regularization": Knob(value=_workload("regularization"), remedy="same --regularization"),
+    "dropout": Knob(value=_setting("dropout"), remedy="the same rate of dropout in both frameworks"),
+    "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
+    # With which arithmetic.
+    "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
+    "TF32": Knob(value=_setting("tf32"), remedy="same --profile"),
+    "convolution algorithms": Knob(
+        value=_setting("convolution_algorithms"), remedy="leave TF_CUDNN_USE_AUTOTUNE alone"
+    ),
+    "profile": Knob(value=lambda r: r.profile, remedy="same --profile"),
+    "tuning": Knob(
+        value=lambda r: "found by trying" if r.config.get("autotuned") else r.config.get("tune") or "of the profile",
+        remedy="same --tune, or --autotune for all",
+    ),
+    "emulation": Knob(value=lambda r: r.emulated, remedy="devices on which the mode runs by itself"),
+    # On what, and how it is measured.
+    "device type": Knob(value=lambda r: r.device_type, remedy="same --device"),
+    "devices": Knob(
+        value=lambda r: len(r.device_names), remedy="same number of devices: --nodes times --devices-per-node"
+    ),
+    "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
+    "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
+    "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
+    "input threads per process": Knob(value=_setting("input_threads"), remedy="same release of dpcompare"),
+    "checkpoints": Knob(
+        value=lambda r: f"every {n} steps" if (n := r.config.get("checkpoint_every")) else "none",
+        remedy="same --checkpoint-every",
+    ),
+    "profiled steps": Knob(
+        value=lambda r: r.config.get("profile_steps") or "none", remedy="same --profile-steps, or none"
+    ),
+    "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
+    "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),
+    "versions that differ between nodes": Knob(
+        value=lambda r: r.differing_versions or "none", remedy="the same versions on every node"
+    ),
+    "dpcompare": Knob(value=lambda r: major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),
+    "engine": Knob(value=lambda r: r.config.get("placement", {}).get("engine", "local"), remedy="same --engine"),
+    "link": Knob(value=lambda r: r.config.get("placement", {}).get("link") or "as it is", remedy="same --link"),
+    # What the comparison is about: shown, and never a reason.
+    "stages": Knob(value=lambda r: r.config.get("stages", 1)),
+    "pipeline schedule": Knob(value=lambda r: r.config.get("pipeline_schedule") or "none"),
+    "launcher": Knob(value=lambda r: r.config.get("launcher") or "of the mode"),
+    "framework": Knob(value=lambda r: r.framework),
+    "mode": Knob(value=lambda r: r.mode),
+    "nodes": Knob(value=lambda r: r.num_nodes),
+    "processes": Knob(value=lambda r: r.num_processes),
+    "exchange of gradients": Knob(
+        value=lambda r: r.config.get("exchange_gradients", True), remedy="runs that exchange gradients"
+    ),
+    "exchange": Knob(value=lambda r: r.collective),
+    "memory layout": Knob(value=_setting("memory_layout")),
+    "compilation": Knob(value=_setting("compilation")),
+    "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
+    "gradient buckets": Knob(value=_setting("gradient_buckets")),
+    # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
+    "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),
+    "versions": Knob(value=lambda r: r.versions),
+}
+
+
+def _kinds(names: Sequence[str]) -> list[str]:
+    """Device names without the numbers of simulated ones."""
+    return sorted({name.split(":")[0] for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    knob: str
+    values: list[Any]
+    """One per result, in their order."""
+    equal: bool
+    reason: bool
+    """Whether it makes the results not comparable."""
+    remedy: str
+    """As for a Knob."""
+
+
+def shown(value: Any) -> str:
+    """A value as people read it: of a checksum, which nobody reads whole, the beginning."""
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
+    text = str(value)
+    return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    rows: list[Row]
+
+    @property
+    def verdict(self) -> Verdict:
+        return "NOT COMPARABLE" if self.reasons else "COMPARABLE"
+
+    @property
+    def reasons(self) -> list[str]:
+        """One sentence per knob that differs and must not."""
+        return [
+            f"{row.knob} differs or is unknown ({', '.join(dict.fromkeys(map(shown, row.values)))}): {row.remedy}"
+            for row in self.rows
+            if row.reason
+        ]
+
+    @property
+    def summary(self) -> str:
+        judged = [row for row in self.rows if row.remedy]
+        equal = sum(row.equal for row in judged)
+        return f"{self.verdict} ({equal} of {len(judged)} knobs equal)"
+
+
+def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> Sheet:
+    """The sheet of two or more results.
+
+    Args:
+        results: what is to be compared.
+        subject: knobs that the comparison is about, which may therefore differ.
+
+    Raises:
+        ValueError: `subject` names no knob.
+    """
+    if unknown := set(subject) - set(KNOBS):
+        raise ValueError(f"unknown knob {sorted(unknown)}; expected some of {', '.join(KNOBS)}")
+    rows = []
+    for name, knob in KNOBS.items():
+        values = [knob.value(result) for result in results]
+        equal = all(value == values[0] for value in values)
+        # What was not recorded, or a run that did not complete, cannot be called equal.
+        unknown_value = None in values or (name == "status" and set(values) != {"completed"})
+        reason = knob.must_be_equal and (not equal or unknown_value) and name not in subject
+        rows.append(Row(knob=name, values=values, equal=equal and not reason, reason=reason, remedy=knob.remedy))
+    return Sheet(rows=rows)

@@ -1,0 +1,378 @@
+"""A study: several arms, each a run config, trained in every round in an order drawn anew, so that drift cancels."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dpcompare._version import __version__, major_minor
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.launch.inputs import num_training_images
+from dpcompare.launch.run import run
+from dpcompare.results.events import Event
+from dpcompare.results.result import RunResult
+from dpcompare.results.run_dir import RESULT_FILE
+from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.locks import LOCK_FILE, only_one
+
+STUDY_FILE = "study.json"
+LONGEST_FOLDER = 80
+RUNS_DIR = "runs"
+
+
+class Arm(BaseModel):
+    """What is trained once per round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    """As people read it, such as `torch ddp 2x1`; unique in its study."""
+    config: RunConfig
+    ablation_of: str | None = None
+    """Name of the arm that this one is without its exchange of gradients, to tell what the exchange costs."""
+
+    @property
+    def folder(self) -> str:
+        """Of its run directory: readable, of bounded length, and another one for every name."""
+        readable = re.sub(r"[^A-Za-z0-9.=]+", "-", self.name)
+        if readable.replace("-", " ") == self.name and len(readable) <= LONGEST_FOLDER:
+            return readable
+        return f"{readable[:LONGEST_FOLDER]}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
+
+
+def ablated(arm: Arm) -> Arm | None:
+    """The same arm without the exchange of gradients; None where there is none to leave out."""
+    config = arm.config
+    if config.num_replicas == 1 or not config.mode_row.exchange_separable:
+        return None
+    without = config.model_copy(update={"exchange_gradients": False})
+    return Arm(name=f"{arm.name} without exchange", config=without, ablation_of=arm.name)
+
+
+class Study(BaseModel):
+    """study.json: everything that decides what is run, and in which order."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dpcompare_version: str = __version__
+    arms: tuple[Arm, ...] = Field(min_length=1)
+    repeats: int = Field(ge=1)
+    """Rounds; every arm runs once in each."""
+    order_seed: int = Field(default=0, ge=0)
+    subject: tuple[str, ...] = ()
+    """Knobs of the fairness sheet that the study is about, which may therefore differ."""
+    tried: dict[str, list[Tried]] = Field(default_factory=dict)
+    """Arm -> the short runs that found its settings, where it was autotuned."""
+    stopped_by: str | None = None
+    """Why no more rounds were added, where they are added until intervals are narrow enough."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Study:
+        names = [arm.name for arm in self.arms]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"arms need names of their own, received {', '.join(twice)} more than once")
+        return self
+
+    def order(self, number: int) -> list[Arm]:
+        """The arms of a round (from 1), in the order in which they run."""
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.order_seed, number])))
+        return [self.arms[index] for index in generator.permutation(len(self.arms))]
+
+    def run_dir(self, study_dir: Path, number: int, arm: Arm) -> Path:
+        return study_dir / RUNS_DIR / f"round-{number:02d}" / arm.folder
+
+    def save(self, study_dir: Path) -> None:
+        write_document(self, study_dir / STUDY_FILE)
+
+    @classmethod
+    def load(cls, study_dir: Path) -> Study:
+        """Read STUDY_DIR/study.json.
+
+        Raises:
+            RequestError: it is not there, or is no study.
+        """
+        return read_document(cls, study_dir / STUDY_FILE, kind="a study", expected="the directory of a study")
+
+
+def is_study(path: Path) -> bool:
+    return (path / STUDY_FILE).is_file()
+
+
+def refuse_other_files(study_dir: Path) -> None:
+    """Raises RequestError where a directory holds something else than a study."""
+    if not study_dir.exists() or is_study(study_dir):
+        return
+    if not study_dir.is_dir() or any(path.name != LOCK_FILE for path in study_dir.iterdir()):
+        raise RequestError(f"study directory {str(study_dir)!r} holds other files; choose another --out")
+
+
+def open_study(study: Study, study_dir: Path) -> Study:
+    """Begin a study in a new directory, or take up the one that is there.
+
+    A study that is taken up may have more rounds than before, and nothing else may differ.
+
+    Raises:
+        RequestError: the directory holds other files, or another study.
+    """
+    refuse_other_files(study_dir)
+    if is_study(study_dir):
+        there = Study.load(study_dir)
+        differing = [
+            name
+            for name in Study.model_fields
+            if name not in ("dpcompare_version", "repeats", "subject", "tried", "stopped_by")
+            and getattr(there, name) != getattr(study, name)
+        ]
+        if major_minor(there.dpcompare_version) != major_minor(study.dpcompare_version):
+            differing.append(f"dpcompare version ({there.dpcompare_version})")
+        if differing:
+            changed = [arm.name for arm in there.arms if arm not in study.arms] if "arms" in differing else []
+            which = f" ({', '.join(changed)})" if changed else ""
+            raise RequestError(
+                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same arms, "
+                "options and version to continue it, or choose another --out"
+            )
+        study = study.model_copy(
+            update={
+                "repeats": max(there.repeats, study.repeats),
+                # More rounds than there were are not those that an earlier limit ended.
+                "stopped_by": there.stopped_by if study.repeats <= there.repeats else None,
+                "subject": tuple(dict.fromkeys((*there.subject, *study.subject))),
+            }
+        )
+    try:
+        study_dir.mkdir(parents=True, exist_ok=True)
+        study.save(study_dir)
+    except OSError as error:
+        raise RequestError(
+            f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
+        ) from None
+    return study
+
+
+@contextmanager
+def hold(study_dir: Path) -> Iterator[None]:
+    """Hold a directory, which is made where there is none, while its study is opened and its runs are made.
+
+    Raises:
+        RequestError: another process holds it, it holds other files, or it cannot be written.
+    """
+    refuse_other_files(study_dir)
+    with ExitStack() as held:
+        try:
+            study_dir.mkdir(parents=True, exist_ok=True)
+            held.enter_context(
+                only_one(
+                    study_dir,
+                    f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with `dpcompare "
+                    f"watch {study_dir}`, or choose another --out",
+                )
+            )
+        except OSError as error:
+            raise RequestError(
+                f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
+            ) from None
+        yield
+
+
+def finished_run(run_dir: Path) -> RunResult | None:
+    """The result of a run that has come to an end by itself, completed or failed; an unreadable one has not."""
+    try:
+        result = RunResult.load(run_dir)
+    except RequestError:
+        return None
+    return None if result.status == "interrupted" else result
+
+
+class Watcher:
+    """What a study tells while it goes; override what is of interest."""
+
+    def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
+        """Returns what is called with the events of the run."""
+        return lambda event: None
+
+    def run_says(self, line: str) -> None:
+        """An engine has something to tell of the run, such as what to start on its hosts."""
+
+    def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
+        """A run has completed or failed."""
+
+    def run_left_out(self, number: int, arm: Arm, reason: str) -> None:
+        """A run is not made: it was made before, or its arm has failed."""
+
+
+def run_study(study: Study, study_dir: Path, watcher: Watcher, *, tell_from: int = 1) -> None:
+    """Run what is not there yet, round by round.
+
+    A run that fails is reported, and its arm left out of the later rounds; the others go on. What an interrupted run
+    left is kept beside the new one. Of rounds before `tell_from`, which were told of before, nothing is told.
+    """
+    failed: set[str] = set()
+    for number in range(1, study.repeats + 1):
+        for arm in study.order(number):
+            run_dir = study.run_dir(study_dir, number, arm)
+            if result := finished_run(run_dir):
+                if result.status == "failed":
+                    failed.add(arm.name)
+                if number >= tell_from:
+                    watcher.run_left_out(number, arm, f"made before: {result.status}")
+            elif arm.name in failed:
+                if number >= tell_from:
+                    watcher.run_left_out(number, arm, "its arm has failed")
+            else:
+                _set_aside(run_dir, "interrupted")
+                result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+                watcher.run_ended(number, arm, result)
+                if result.status == "failed":
+                    failed.add(arm.name)
+
+
+def add_rounds(
+    study: Study,
+    study_dir: Path,
+    watcher: Watcher,
+    *,
+    wide: Callable[[Path], float | None],
+    until: float,
+    budget_seconds: float,
+) -> Study:
+    """Run a study, then add rounds until its intervals are narrow enough or the time is up.
+
+    Looking at the intervals before deciding makes a false claim somewhat likelier than 5%; the report says that it was
+    done.
+
+    Args:
+        study: has rounds enough for an interval.
+        study_dir: where it is.
+        watcher: is told what runs.
+        wide: the largest half width of an interval of the study in a directory; None where more rounds would add none.
+        until: half width to reach, relative to the ratio: 0.02 is plus or minus 2%.
+        budget_seconds: no round is begun after this time, counted from now; not those that an interval needs either.
+
+    Returns:
+        the study as it was run, with `stopped_by`.
+    """
+    begun = time.monotonic()
+    asked_for = study.repeats
+    made_before = max((number for _, number, result in results(study, study_dir) if result), default=1)
+    for number in range(made_before, asked_for + 1):
+        if number > made_before and time.monotonic() - begun >= budget_seconds:
+            break
+        study = study.model_copy(update={"repeats": number})
+        study.save(study_dir)
+        run_study(study, study_dir, watcher, tell_from=1 if number == made_before else number)
+    while True:
+        width, spent = wide(study_dir), time.monotonic() - begun
+        if width is None:
+            reason = "no two arms that run may be compared"
+        elif width <= until:
+            reason = f"every interval is within {width:.1%} ({until:.1%} asked for)"
+        elif spent >= budget_seconds:
+            reached = f"the widest interval is {width:.1%}" if width < math.inf else "there are too few for an interval"
+            reason = f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
+        else:
+            study = study.model_copy(update={"repeats": study.repeats + 1})
+            study.save(study_dir)
+            run_study(study, study_dir, watcher, tell_from=study.repeats)
+            continue
+        study = study.model_copy(update={"stopped_by": reason})
+        study.save(study_dir)
+        return study
+
+
+def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]) -> RunResult:
+    try:
+        return run(arm.config, run_dir, observe=observe, tell=tell)
+    except RunFailedError:
+        if not (run_dir / RESULT_FILE).is_file():  # it could not be written
+            raise
+        return RunResult.load(run_dir)
+
+
+def set_failed_aside(study: Study, study_dir: Path) -> None:
+    """Have the failed runs of a study made again; what they left is kept beside the new ones."""
+    for arm, number, result in results(study, study_dir):
+        if result is not None and result.status == "failed":
+            _set_aside(study.run_dir(study_dir, number, arm), "failed")
+
+
+def _set_aside(run_dir: Path, why: str) -> None:
+    """Rename what a run left that is made again."""
+    if run_dir.exists() and any(run_dir.iterdir()):
+        number = 1
+        while (other := run_dir.with_name(f"{run_dir.name}.{why}-{number}")).exists():
+            number += 1
+        run_dir.rename(other)
+
+
+def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | None]]) -> tuple[float, str]:
+    """How long the runs that are still to be made will take, and what that is guessed from.
+
+    Args:
+        study: what is to be run.
+        ended: (arm, round, result) of what has ended, as from `results`; a failed arm is not run again.
+    """
+    known: dict[str, list[float]] = {}
+    made: set[tuple[str, int]] = set()
+    failed: set[str] = set()
+    for arm, number, result in ended:
+        if result is None:
+            continue
+        made.add((arm.name, number))
+        if result.status == "completed":
+            known.setdefault(arm.name, []).append(result.wall_seconds)
+        else:
+            failed.add(arm.name)
+    total = 0.0
+    for arm in study.arms:
+        left = sum((arm.name, number) not in made for number in range(1, study.repeats + 1))
+        if left and arm.name not in failed:
+            seconds = known.get(arm.name)
+            total += left * (float(np.median(seconds)) if seconds else _guess_seconds(arm.config))
+    everything_known = all(arm.name in known or arm.name in failed for arm in study.arms)
+    return total, "from earlier rounds" if everything_known else "a rough guess until every arm has run once"
+
+
+# Seconds until the first step and images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
+_START_SECONDS = {"torch": 8.0, "tensorflow": 20.0}
+_IMAGES_PER_CORE_SECOND = 50.0
+
+
+def _guess_seconds(config: RunConfig) -> float:
+    workload = config.workload
+    num_steps = workload.steps or workload.total_steps(num_training_images(config))
+    cores = sum(node.num_cores for node in config.cluster.nodes)
+    size = (workload.image_size / 64) ** 2 if workload.model.startswith("efficientnet") else 0.05
+    slower = 8.0 if workload.precision == "float64" else 1.0
+    images = num_steps * workload.global_batch_size
+    return _START_SECONDS[config.framework] + images * size * slower / (_IMAGES_PER_CORE_SECOND * cores)
+
+
+def results(study: Study, study_dir: Path) -> list[tuple[Arm, int, RunResult | None]]:
+    """(arm, round, result) of every run; None where it has not ended."""
+    return [
+        (arm, number, finished_run(study.run_dir(study_dir, number, arm)))
+        for number in range(1, study.repeats + 1)
+        for arm in study.arms
+    ]
+
+
+class Tried(BaseModel):
+    """A short run that tells how fast some settings are; see `dpcompare.experiments.autotune`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tune: dict[str, str]
+    """What was changed of the native profile."""
+    images_per_second: float | None
+    """None where it failed."""
+    kept: bool

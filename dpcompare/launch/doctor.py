@@ -1,0 +1,275 @@
+"""`dpcompare doctor`: what of this machine and its environments would break a run, and what belongs into a bug report."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Literal
+
+from dpcompare._version import __version__
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.launch.run import run
+from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
+from dpcompare.system.ports import free_ports
+
+Status = Literal["ok", "note", "problem"]
+
+TESTED = {"torch": "2.15", "timm": "1.0", "tensorflow": "2.21", "keras": "3.15", "python": "3.11"}
+"""MAJOR.MINOR of what the figures of the documentation were made with."""
+
+LEAST_SHARED_MEMORY = 1 << 30
+LEAST_OPEN_FILES = 1024
+TRIAL_SECONDS = 180
+"""A mode that has not trained two steps of a tiny model by then counts as hanging."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One line of the diagnosis."""
+
+    name: str
+    status: Status
+    found: str
+    remedy: str = ""
+
+
+def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> Iterator[Finding]:
+    """Everything that can be told without a run, then a tiny run of every mode.
+
+    Args:
+        interpreters: framework -> interpreter of its environment, where it is not this one.
+        device: `auto` or `cpu`, as for a run.
+        trials: whether to run the modes.
+    """
+    yield Finding(name="dpcompare", status="ok", found=__version__)
+    yield Finding(name="system", status="ok", found=f"{platform.platform()}, Python {platform.python_version()}")
+    yield _cores()
+    yield from _limits()
+    usable = []
+    for framework in FRAMEWORKS:
+        findings = list(_framework(framework, interpreters.get(framework, sys.executable)))
+        yield from findings
+        if all(finding.status != "problem" for finding in findings):
+            usable.append(framework)
+    gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
+    yield from _gpus(gpus)
+    if trials:
+        for (framework, mode), row in MODES.items():
+            if framework in usable and row.by_default:
+                yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
+        if "torch" in usable:
+            # Each pair by itself: two GPUs that cannot reach each other hang every run that has both.
+            for pair in combinations(gpus, 2) if len(gpus) > 2 else ():
+                cluster = Cluster.partition(1, 2, gpus=list(pair))
+                yield trial(
+                    "torch", "ddp", cluster, interpreters, name=f"exchange between GPUs {pair[0]} and {pair[1]}"
+                )
+
+
+def _cores() -> Finding:
+    cores = available_cores()
+    found = f"{cores} usable of {os.cpu_count()}, {max(1, cores // 2)} for each of 2 processes"
+    if cores < 2:
+        return Finding(
+            name="cores", status="note", found=found, remedy="two processes will share one core: expect slow runs"
+        )
+    return Finding(name="cores", status="ok", found=found)
+
+
+def _limits() -> Iterator[Finding]:
+    try:
+        ports = free_ports(2)
+        yield Finding(name="ports", status="ok", found=f"loopback gives free ports such as {ports[0]}")
+    except OSError as error:
+        yield Finding(
+            name="ports", status="problem", found=str(error), remedy="allow sockets on 127.0.0.1: processes meet there"
+        )
+    shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0
+    yield Finding(
+        name="/dev/shm",
+        status="ok" if shared >= LEAST_SHARED_MEMORY else "note",
+        found=f"{shared >> 20:,} MiB free",
+        remedy="" if shared >= LEAST_SHARED_MEMORY else "NCCL uses it between GPUs: in a container give --shm-size=2g",
+    )
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    yield Finding(
+        name="open files",
+        status="ok" if soft >= LEAST_OPEN_FILES else "note",
+        found=f"limit {soft}, at most {hard}",
+        remedy="" if soft >= LEAST_OPEN_FILES else f"ulimit -n {min(hard, 65536)}",
+    )
+
+
+# Runs in the interpreter of a framework: versions without importing it, and files that two distributions both claim.
+_ASK = """
+import json, sys
+from importlib import metadata
+versions, owners = {"python": sys.version.split()[0]}, {}
+for name in sys.argv[1:]:
+    try:
+        versions[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+for distribution in metadata.distributions():
+    name = distribution.metadata["Name"] or ""
+    if name.startswith("nvidia-"):
+        for file in distribution.files or ():
+            if file.suffix in (".so", ".h") or ".so." in file.name:
+                owners.setdefault(str(file), set()).add(name)
+claimed = sorted({" and ".join(sorted(names)) for names in owners.values() if len(names) > 1})
+print(json.dumps({"versions": versions, "claimed_twice": claimed}))
+"""
+
+
+def _framework(framework: str, python: str) -> Iterator[Finding]:
+    packages = FRAMEWORKS[framework].packages
+    try:
+        answer = subprocess.run(
+            [python, "-P", "-c", _ASK, *packages], capture_output=True, text=True, timeout=60, check=True
+        )
+        told = json.loads(answer.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        yield Finding(
+            name=framework,
+            status="problem",
+            found=f"the interpreter {python!r} cannot be used: {error}",
+            remedy=f"name one that holds dpcompare[{framework}] with --python {framework}=PATH",
+        )
+        return
+    yield from judge_versions(framework, packages, told["versions"], python)
+    if told["claimed_twice"]:
+        yield Finding(
+            name=f"{framework} CUDA wheels",
+            status="problem",
+            found=f"the same files belong to {'; '.join(told['claimed_twice'])}",
+            remedy="the one installed last has overwritten the other: give each framework an environment of its own and "
+            "name it with --python FRAMEWORK=PATH",
+        )
+
+
+def judge_versions(
+    framework: str, packages: Sequence[str], versions: Mapping[str, str], python: str
+) -> Iterator[Finding]:
+    """What the versions in an environment say of a framework."""
+    if missing := [package for package in packages if package not in versions]:
+        yield Finding(
+            name=framework,
+            status="problem",
+            found=f"{', '.join(missing)} not installed for {python}",
+            remedy=f"{python} -m pip install 'dpcompare[{framework}]'",
+        )
+        return
+    found = ", ".join(f"{name} {version}" for name, version in versions.items())
+    untested = [name for name, version in versions.items() if not f"{version}.".startswith(f"{TESTED[name]}.")]
+    yield Finding(
+        name=framework,
+        status="note" if untested else "ok",
+        found=f"{found} ({python})",
+        remedy=f"tested with {', '.join(f'{name} {TESTED[name]}' for name in untested)}: run dpcompare verify"
+        if untested
+        else "",
+    )
+
+
+def _gpus(gpus: Sequence[str]) -> Iterator[Finding]:
+    if not gpus:
+        yield Finding(name="GPUs", status="ok", found="none visible or asked for: devices are simulated on the CPU")
+        return
+    yield Finding(name="GPUs", status="ok", found=f"{len(gpus)} visible: {', '.join(gpus)}")
+    command = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding(name="GPUs in use", status="note", found=f"cannot be told: {error}")
+        return
+    if answer:
+        yield Finding(
+            name="GPUs in use",
+            status="note",
+            found="; ".join(answer.splitlines()),
+            remedy="other processes take memory and time: end them, or choose others with --gpus",
+        )
+
+
+def _two_replicas(framework: str, mode: str, device: str, gpus: Sequence[str]) -> Cluster:
+    """The smallest cluster on which a mode exchanges anything; one replica where there is one GPU, or for `single`."""
+    row = MODES[framework, mode]
+    replicas = min(2, len(gpus) or 2) if row.multi_device else 1
+    nodes = replicas if row.multi_node else 1
+    return Cluster.partition(nodes, replicas // nodes, device=device)  # type: ignore[arg-type]
+
+
+def trial(
+    framework: str, mode: str, cluster: Cluster, interpreters: Mapping[str, str], *, name: str | None = None
+) -> Finding:
+    """Two steps of a tiny model, gradients exchanged by all-reduce, with a time limit."""
+    name = name or f"{framework} {mode}"
+    chosen = {"python": interpreters[framework]} if framework in interpreters else {}
+    started = _Deadline(TRIAL_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="dpcompare-doctor-") as folder:
+        try:
+            config = RunConfig(
+                framework=framework,
+                mode=mode,
+                workload=Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0),
+                cluster=cluster,
+                **chosen,
+            )
+            with started:
+                result = run(config, Path(folder) / "run")
+        except (RunFailedError, RequestError) as error:
+            lines = str(error).strip().splitlines()
+            return Finding(
+                name=name, status="problem", found="; ".join(lines[-3:]), remedy=f"dpcompare run --framework {framework} "
+                f"--mode {mode} --model mlp --image-size 8 --steps 2 --warmup-steps 0 keeps all logs"
+            )  # fmt: skip
+        except TimeoutError:
+            return Finding(
+                name=name,
+                status="problem",
+                found=f"no end after {TRIAL_SECONDS} s",
+                remedy="the processes start but do not reach each other: look for a firewall on 127.0.0.1",
+            )
+    how = " (emulated)" if result.emulated else ""
+    return Finding(
+        name=name,
+        status="ok",
+        found=f"works on {result.num_replicas} {result.device_type} replicas{how}, exchange {result.collective}, "
+        f"{result.wall_seconds:.0f} s",
+    )
+
+
+class _Deadline:
+    """Raises TimeoutError in the main thread after a while; use as a context manager."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        import signal
+
+        def expired(number: int, frame: object) -> None:
+            raise TimeoutError
+
+        self._before = signal.signal(signal.SIGALRM, expired)
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *error: object) -> None:
+        import signal
+
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)

@@ -1,0 +1,49 @@
+"""Engines: who starts the node processes of a run, here or elsewhere.
+
+`local` is `dpcompare.launch.local`, for nodes that share this machine and its network. Any other has `python -m dpcompare.launch.node
+RUN_DIR` run once per node. An engine knows no framework, and no backend knows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from dpcompare.config.engines import ENGINES
+
+if TYPE_CHECKING:
+    from dpcompare.config.run import RunConfig
+    from dpcompare.launch.rendezvous import Room
+
+
+Tell = Callable[[str], None]
+
+WhyOver = Callable[[], str | None]
+"""Says that no node is running any more and how it came, or None while that is not known."""
+
+
+class Engine(Protocol):
+    """What the module of an engine has."""
+
+    QUEUES: bool
+    """Whether nodes may begin much later than they were asked for."""
+
+    def check(self, config: RunConfig) -> None:
+        """Raise RequestError where the request cannot be carried out from here."""
+
+    def started(self, config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> AbstractContextManager[WhyOver]:
+        """Start the part of every node, or tell how; what still runs at the end of the context, where nodes were told to stop,
+        is ended."""
+
+    def where_this_is(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+        """On a machine of the run: its rank, and the address by which the others reach it."""
+
+
+def load_engine(name: str) -> Engine:
+    """The module of an engine other than local."""
+    module = ENGINES[name].module
+    assert module is not None
+    return cast(Engine, import_module(module))

@@ -1,0 +1,90 @@
+"""Plain hosts: one command on each, by hand or by ssh."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.launch.engines import Tell, WhyOver
+from dpcompare.launch.rendezvous import Room
+from dpcompare.system.addresses import own_address
+
+QUEUES = False
+SECONDS_TO_END = 10.0
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
+"""Without questions: nobody is there to answer them."""
+
+
+def check(config: RunConfig) -> None:
+    if config.placement.ssh and shutil.which(SSH[0]) is None:
+        raise RequestError(
+            "--ssh: ssh is not installed here; install it, or leave --ssh out and type the commands on each host"
+        )
+    for host in config.placement.hosts:
+        own_address(host)
+
+
+def commands(config: RunConfig, run_dir: Path, attempt: str | None = None) -> list[str]:
+    """The command of each host, for a shell."""
+    only = ["--attempt", attempt] if attempt else []
+    return [
+        shlex.join([config.python, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--node-rank", str(rank), *only])
+        for rank in range(config.cluster.num_nodes)
+    ]
+
+
+@contextmanager
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+    hosts = config.placement.hosts
+    each = list(zip(hosts, commands(config, run_dir, room.attempt.id), strict=True))
+    if not config.placement.ssh:
+        tell(f"run one of these on each host, within {config.start_timeout:.0f} s:")
+        for host, command in each:
+            tell(f"  on {host}: {command}")
+        yield lambda: None
+        return
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                ended(subprocess.Popen([*SSH, host, command], stdin=subprocess.DEVNULL, start_new_session=True))
+            )
+            for host, command in each
+        ]
+
+        def all_ended() -> str | None:
+            statuses = [process.poll() for process in processes]
+            if None in statuses:
+                return None
+            return "ssh has ended with " + ", ".join(
+                f"{status} on {host}" for host, status in zip(hosts, statuses, strict=True)
+            )
+
+        yield all_ended
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends with its node, or is killed some seconds after that should have."""
+    try:
+        yield process
+    finally:
+        try:
+            process.wait(SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+    num_nodes = config.cluster.num_nodes
+    if node_rank is None or not 0 <= node_rank < num_nodes:
+        raise RequestError(
+            f"--node-rank: received {node_rank}, expected 0 to {num_nodes - 1}: which of the hosts this is"
+        )
+    return node_rank, own_address(config.placement.hosts[node_rank])

@@ -1,0 +1,179 @@
+"""Kubernetes: manifests of a run, for `kubectl apply`; one pod per node, which meet on a volume that they share.
+
+Pod 0 prepares the run, follows it and collects its result, as `dpcompare run` does; all do their part as nodes. torch becomes a TrainJob
+of Kubeflow Trainer v2, which has no runtime for TensorFlow: that becomes an Indexed Job.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.launch.engines import Tell, WhyOver
+from dpcompare.launch.engines.hosts import ended
+from dpcompare.launch.rendezvous import Room
+
+QUEUES = True
+INDEX = "JOB_COMPLETION_INDEX"
+"""Set by Kubernetes in every pod of an Indexed Job, of which a TrainJob is made too."""
+POD_IP = "DPCOMPARE_POD_IP"
+SHARED = PurePosixPath("/shared")
+"""Where the volume is mounted."""
+CONFIG = PurePosixPath("/config")
+PYTHON = "python3"
+"""Of the image."""
+SECONDS_TO_COME = 600
+"""For pod 0 to prepare the run, once another pod has begun."""
+
+Manifest = dict[str, Any]
+
+
+def check(config: RunConfig) -> None:
+    if os.environ.get(INDEX) != "0":
+        raise RequestError(
+            "--engine kubernetes: this is not pod 0 of a job; print what to submit with `dpcompare plan --format kubernetes`, and "
+            "hand it to `kubectl apply -f -`"
+        )
+
+
+@contextmanager
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+    """The part of this pod; the others begin by themselves."""
+    own = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", room.attempt.id]
+    with ended(subprocess.Popen(own, stdin=subprocess.DEVNULL, start_new_session=True)):
+        yield lambda: None
+
+
+def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+    if INDEX not in os.environ or POD_IP not in os.environ:
+        raise RequestError("this is no pod of a run; expected the manifests of `dpcompare plan --format kubernetes`")
+    return int(os.environ[INDEX]), os.environ[POD_IP]
+
+
+def job_name(config: RunConfig) -> str:
+    """A name for a job that has none, another every second; Kubernetes's names begin with a letter."""
+    return f"{config.framework}-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
+
+
+def manifests(config: RunConfig, name: str) -> Manifest:
+    """All that a run takes, as one List for kubectl.
+
+    Args:
+        config: of the run, with a placement of this engine.
+        name: of the job and of the run directory on the volume; lower-case letters, digits and dashes.
+
+    Raises:
+        RequestError: the name is none for Kubernetes, or restarts are asked for.
+    """
+    if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
+        raise RequestError(
+            f"--run-dir: received {name!r}, whose last part names the job; expected lower-case letters, digits and dashes, such as "
+            "runs/b2-ddp"
+        )
+    if config.max_restarts:
+        raise RequestError(
+            f"--max-restarts: received {config.max_restarts}, but a pod that has ended is not started again, so the others "
+            "would wait for it; leave it out with --engine kubernetes"
+        )
+    config = config.model_copy(update={"python": PYTHON})
+    settings: Manifest = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": name},
+        "data": {"config.json": config.model_dump_json(indent=2)},
+    }
+    job = _train_job(config, name) if config.framework == "torch" else _indexed_job(config, name)
+    return {"apiVersion": "v1", "kind": "List", "items": [settings, job]}
+
+
+def _command(name: str) -> list[str]:
+    run_dir = SHARED / "runs" / name
+    first = f"exec {PYTHON} -P -m dpcompare.launch.run run {run_dir} < {CONFIG}/config.json"
+    other = f"exec {PYTHON} -P -m dpcompare.launch.node {run_dir} --wait {SECONDS_TO_COME}"
+    return ["sh", "-c", f'if [ "${INDEX}" = 0 ]; then {first}; else {other}; fi']
+
+
+def _environment() -> list[Manifest]:
+    return [
+        {"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "DPCOMPARE_CACHE_DIR", "value": str(SHARED / "cache")},
+    ]
+
+
+def _resources(config: RunConfig) -> Manifest:
+    cluster = config.cluster
+    limits = {"cpu": str(cluster.nodes[0].num_cores)}
+    if cluster.device_type == "gpu":
+        limits["nvidia.com/gpu"] = str(cluster.devices_per_node)
+    return {"limits": limits}
+
+
+def _volumes(config: RunConfig, name: str) -> list[Manifest]:
+    return [
+        {"name": "shared", "persistentVolumeClaim": {"claimName": config.placement.volume_claim}},
+        {"name": "config", "configMap": {"name": name}},
+    ]
+
+
+def _mounts() -> list[Manifest]:
+    return [{"name": "shared", "mountPath": str(SHARED)}, {"name": "config", "mountPath": str(CONFIG)}]
+
+
+def _train_job(config: RunConfig, name: str) -> Manifest:
+    pods = {"volumes": _volumes(config, name), "containers": [{"name": "node", "volumeMounts": _mounts()}]}
+    jobs = [{"name": "node", "template": {"spec": {"template": {"spec": pods}}}}]
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": name},
+        "spec": {
+            "runtimeRef": {"name": "torch-distributed"},
+            "trainer": {
+                "image": config.placement.image,
+                "command": _command(name),
+                "env": _environment(),
+                "numNodes": config.cluster.num_nodes,
+                "resourcesPerNode": _resources(config),
+            },
+            "runtimePatches": [
+                {
+                    "manager": "dpcompare.io/plan",
+                    "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
+                }
+            ],
+        },
+    }
+
+
+def _indexed_job(config: RunConfig, name: str) -> Manifest:
+    nodes = config.cluster.num_nodes
+    container = {
+        "name": "node",
+        "image": config.placement.image,
+        "command": _command(name),
+        "env": _environment(),
+        "resources": _resources(config),
+        "volumeMounts": _mounts(),
+    }
+    pods = {"restartPolicy": "Never", "containers": [container], "volumes": _volumes(config, name)}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": nodes,
+            "parallelism": nodes,
+            "backoffLimit": 0,  # the run itself says whether it begins again
+            "template": {"spec": pods},
+        },
+    }

@@ -1,0 +1,112 @@
+"""Network namespaces: every simulated node as a host with an address and a wire of its own, so that the wire can be limited."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.launch.engines import Tell, WhyOver
+from dpcompare.launch.engines.hosts import ended
+from dpcompare.launch.rendezvous import Room
+from dpcompare.results.run_dir import LOGS_DIR
+from dpcompare.system.network_namespace import Network, isolated
+from dpcompare.system.processes import die_with_parent
+from dpcompare.system.signals import uninterrupted
+
+QUEUES = False
+BURST = "256kb"
+"""What tc's token bucket lets through at once: more than the largest packet (64 KiB), or nothing would pass."""
+QUEUE = "50ms"
+"""How long a packet may wait at the limit before it is dropped."""
+_MOST_NODES = 200
+
+
+def check(config: RunConfig) -> None:
+    if missing := [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]:
+        raise RequestError(
+            f"--engine namespaces: {', '.join(missing)} not found; install iproute2 and util-linux, or use --engine local"
+        )
+    if os.geteuid() != 0:
+        raise RequestError("--engine namespaces: wires between network namespaces take root; use --engine local")
+    if config.cluster.num_nodes > _MOST_NODES:
+        raise RequestError(f"--nodes: received {config.cluster.num_nodes}, expected at most {_MOST_NODES} namespaces")
+
+
+@contextmanager
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+    with ExitStack() as stack:
+        # Held by processes, not by names: whatever happens to this one, they are gone with it.
+        switch = stack.enter_context(isolated())
+        _ip(switch, "link add switch type bridge")
+        _ip(switch, "link set switch up")
+        hosts = [stack.enter_context(isolated()) for _ in config.cluster.nodes]
+        for rank, host in enumerate(hosts):
+            _ip(switch, f"link add wire{rank} type veth peer name eth0 netns {host.pid}")
+            _ip(switch, f"link set wire{rank} master switch up")
+            _ip(host, f"addr add {_address(rank)}/24 dev eth0")
+            _ip(host, "link set eth0 up")
+            if rate := config.placement.link:
+                # What a node sends, on its own side; what it gets, on the side of the switch.
+                _in(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst {BURST} latency {QUEUE}")
+                _in(switch, f"tc qdisc add dev wire{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
+        processes = []
+        for rank, host in enumerate(hosts):
+            with uninterrupted():  # as where other nodes are launched
+                processes.append(stack.enter_context(ended(_start(host, run_dir, room, rank))))
+
+        def why_over() -> str | None:
+            statuses = [process.poll() for process in processes]
+            return None if None in statuses else f"the nodes have ended with {', '.join(map(str, statuses))}"
+
+        yield why_over
+
+
+def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+    if node_rank is None:
+        raise RequestError("--node-rank: received none; expected that of the namespace that this process is in")
+    return node_rank, _address(node_rank)
+
+
+def _address(rank: int) -> str:
+    # Of a network that is reserved for benchmarks (RFC 2544), and reaches nothing from inside the namespaces anyway.
+    return f"198.18.0.{rank + 1}"
+
+
+def _start(host: Network, run_dir: Path, room: Room, rank: int) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        host.enter()
+        die_with_parent(parent)
+
+    with (run_dir / LOGS_DIR / f"host{rank}.log").open("ab") as log:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir)),
+                *("--node-rank", str(rank), "--attempt", room.attempt.id),
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=before_exec,
+        )
+
+
+def _ip(network: Network, command: str) -> None:
+    _in(network, f"ip {command}")
+
+
+def _in(network: Network, command: str) -> None:
+    done = subprocess.run(
+        ["nsenter", f"--net=/proc/{network.pid}/ns/net", *command.split()], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RequestError(f"--engine namespaces: `{command}` says: {done.stderr.strip()}")

@@ -1,0 +1,282 @@
+"""Slurm: a run is one job, or a step of the allocation that it is started in."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.launch.engines import Tell, WhyOver
+from dpcompare.launch.rendezvous import Room
+from dpcompare.results.run_dir import LOGS_DIR, end_of
+from dpcompare.system.addresses import own_address
+from dpcompare.system.signals import uninterrupted
+
+QUEUES = True
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_TO_END = 15.0
+"""Until a job that was cancelled is killed: TensorFlow catches SIGTERM."""
+
+WAITING = ("PENDING", "CONFIGURING")
+ENDED = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "COMPLETING",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+)
+HOPELESS = re.compile(
+    "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|JobHeld(User|Admin)|"
+    "Partition(Down|Inactive|NodeLimit|TimeLimit)|(QOS|Assoc)Max(?!.*PerUser).*"
+)
+"""Reasons (squeue(1)) for which a job waits for ever, where EnforcePartLimits does not refuse it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A line of sinfo(1)."""
+
+    name: str
+    num_nodes: int
+    cpus_per_node: int
+    is_default: bool
+
+
+def partitions() -> list[Partition]:
+    """Those of this machine's Slurm.
+
+    Raises:
+        RequestError: there is no Slurm, or it does not answer.
+    """
+    found: dict[str, Partition] = {}
+    for line in _slurm("sinfo", "--noheader", "--format=%R|%D|%c|%P").splitlines():
+        name, nodes, cpus, starred = line.split("|")
+        before = found[name].num_nodes if name in found else 0  # a partition has a line per kind of node
+        cores = int(cpus.rstrip("+"))
+        if name in found:
+            cores = min(cores, found[name].cpus_per_node)
+        found[name] = Partition(
+            name=name, num_nodes=before + int(nodes), cpus_per_node=cores, is_default=starred.endswith("*")
+        )
+    return list(found.values())
+
+
+def partition_of(name: str | None) -> Partition:
+    """The partition of that name, or the default one."""
+    known = partitions()
+    for partition in known:
+        if partition.name == name or (name is None and partition.is_default):
+            return partition
+    names = ", ".join(partition.name for partition in known)
+    if name is None:
+        raise RequestError(f"--partition: received none, and this Slurm has no default one; expected one of {names}")
+    raise RequestError(f"--partition: received {name!r}, expected one of {names}")
+
+
+def cores_per_node(partition: str | None) -> int:
+    """CPUs that a node of the allocation, or of the partition, has for a run."""
+    if "SLURM_JOB_ID" in os.environ:
+        # Such as 4(x2),8: the least counts.
+        return min(map(int, re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1"))))
+    return partition_of(partition).cpus_per_node
+
+
+def check(config: RunConfig) -> None:
+    num_nodes, cores = config.cluster.num_nodes, config.cluster.nodes[0].num_cores
+    if "SLURM_JOB_ID" in os.environ:
+        allocated, name = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")), "this allocation"
+    else:
+        partition = partition_of(config.placement.partition)
+        allocated, name = partition.num_nodes, f"partition {partition.name}"
+    if num_nodes > allocated:
+        raise RequestError(f"--nodes: received {num_nodes}, but {name} has {allocated}; expected at most as many")
+    if cores > (most := cores_per_node(config.placement.partition)):
+        raise RequestError(
+            f"--cores-per-node: received {cores}, but nodes of {name} have {most}; expected at most as many"
+        )
+
+
+def srun_command(config: RunConfig, run_dir: Path, attempt: str | None = None, *options: str) -> list[str]:
+    """What starts the part of every node within an allocation."""
+    nodes = config.cluster.num_nodes
+    return [
+        *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
+        # Not inherited from the job since Slurm 22.05: a task would be bound to one core.
+        *(f"--cpus-per-task={config.cluster.nodes[0].num_cores}", *options),
+        *(
+            config.python,
+            "-P",
+            "-m",
+            "dpcompare.launch.node",
+            str(run_dir),
+            *(("--attempt", attempt) if attempt else ()),
+        ),
+    ]
+
+
+def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> str:
+    """A script for sbatch."""
+    cluster, placement = config.cluster, config.placement
+    options = [
+        f"--job-name=dpcompare-{config.framework}-{config.mode}",
+        f"--nodes={cluster.num_nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cluster.nodes[0].num_cores}",
+        f"--output={_log(run_dir)}",
+        "--open-mode=append",
+        "--no-requeue",  # who began the run decides whether it begins again
+    ]
+    if cluster.device_type == "gpu":
+        options.append(f"--gpus-per-node={cluster.devices_per_node}")
+    for name, value in (("partition", placement.partition), ("time", placement.time), ("account", placement.account)):
+        if value:
+            options.append(f"--{name}={value}")
+    lines = "\n".join(f"#SBATCH {option}" for option in [*options, *placement.sbatch])
+    return f"#!/bin/bash\n{lines}\nexec {shlex.join(srun_command(config, run_dir, attempt))}\n"
+
+
+@contextmanager
+def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+    if "SLURM_JOB_ID" in os.environ:
+        with _step(config, run_dir, room) as why_over:
+            yield why_over
+        return
+    job = ""
+    try:
+        with uninterrupted():  # or a job might be submitted whose id nobody knows
+            job = (
+                _slurm("sbatch", "--parsable", text=job_script(config, run_dir, room.attempt.id)).strip().split(";")[0]
+            )
+        tell(f"Slurm job {job} was submitted")
+        yield _followed(job, run_dir, tell)
+        _ended_within(job, SECONDS_TO_END)  # its nodes have ended: it does by itself, unless they did not all
+    finally:
+        if job:
+            _cancel(job, tell)
+
+
+def _followed(job: str, run_dir: Path, tell: Tell) -> WhyOver:
+    """Asks for the state of a job now and then, and tells when it changes."""
+    told, asked = "", 0.0
+
+    def why_over() -> str | None:
+        nonlocal told, asked
+        if time.monotonic() - asked < SECONDS_BETWEEN_LOOKS:
+            return None
+        asked = time.monotonic()
+        state, reason = _state(job)
+        why = f" ({reason})" if reason not in ("", "None") else ""
+        if f"{state}{why}" != told:
+            told = f"{state}{why}"
+            tell(f"Slurm job {job} is {told}")
+        if state in WAITING and HOPELESS.fullmatch(reason):
+            raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
+        return f"Slurm job {job} has ended: {told}\n{end_of(_log(run_dir))}" if state in ENDED else None
+
+    return why_over
+
+
+def _log(run_dir: Path) -> Path:
+    return run_dir / LOGS_DIR / "slurm.log"
+
+
+def _state(job: str) -> tuple[str, str]:
+    """Its state and Slurm's reason; COMPLETED where Slurm has forgotten it, which it does some minutes after its end."""
+    answer = subprocess.run(
+        ["scontrol", "--oneliner", "show", "job", job], capture_output=True, text=True, start_new_session=True
+    )
+    if answer.returncode:
+        forgotten = "Invalid job id" in answer.stderr
+        return ("COMPLETED" if forgotten else "UNKNOWN", "" if forgotten else answer.stderr.strip())
+    fields = dict(pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair)
+    return fields.get("JobState", "UNKNOWN"), fields.get("Reason", "")
+
+
+def _cancel(job: str, tell: Tell) -> None:
+    """End a job that is still there: asked to, then killed."""
+    for command in (["scancel", job], ["scancel", "--signal=KILL", "--full", job]):
+        if _ended_within(job, 0):
+            return
+        subprocess.run(command, capture_output=True, start_new_session=True)
+        if _ended_within(job, SECONDS_TO_END):
+            return
+    tell(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")
+
+
+def _ended_within(job: str, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while _state(job)[0] not in ENDED:
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(SECONDS_BETWEEN_LOOKS / 4)
+    return True
+
+
+@contextmanager
+def _step(config: RunConfig, run_dir: Path, room: Room) -> Iterator[WhyOver]:
+    """A step of the allocation that this process is in."""
+    soon = f"--immediate={config.start_timeout:.0f}"  # another step may have the cores
+    with _log(run_dir).open("ab") as log:
+        step = subprocess.Popen(
+            srun_command(config, run_dir, room.attempt.id, soon),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def why_over() -> str | None:
+        if step.poll() is None:
+            return None
+        return f"srun has ended with status {step.returncode}\n{end_of(_log(run_dir))}"
+
+    try:
+        yield why_over
+    finally:
+        for number in (None, signal.SIGTERM, signal.SIGKILL):
+            if number is not None:
+                step.send_signal(number)
+            try:
+                step.wait(SECONDS_TO_END)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+
+
+def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+    if "SLURM_NODEID" not in os.environ:
+        raise RequestError("this is no step of a Slurm job; expected `dpcompare run --engine slurm` to start it")
+    name = os.environ["SLURMD_NODENAME"]
+    described = dict(
+        pair.split("=", 1) for pair in _slurm("scontrol", "--oneliner", "show", "node", name).split() if "=" in pair
+    )
+    return int(os.environ["SLURM_NODEID"]), own_address(described["NodeAddr"])
+
+
+def _slurm(*command: str, text: str | None = None) -> str:
+    """What a command of Slurm's prints.
+
+    Raises:
+        RequestError: it is not there, or says no.
+    """
+    if shutil.which(command[0]) is None:
+        raise RequestError(f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used")
+    answer = subprocess.run(command, input=text, capture_output=True, text=True, start_new_session=True)
+    if answer.returncode:
+        raise RequestError(f"--engine slurm: {shlex.join(command)} says: {answer.stderr.strip()}")
+    return answer.stdout

@@ -1,0 +1,152 @@
+"""What a run reads: the prepared dataset and the initial weights, made once and kept in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from dpcompare.backends.custom_model import tensor_shapes
+from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.data.custom import own_dataset
+from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
+from dpcompare.data.sources import BUILT_IN, find_images
+from dpcompare.data.store import FORMAT, Store, is_store, open_store
+from dpcompare.errors import RequestError
+from dpcompare.models.weights import classifier_of, load_source, prepare_weights
+from dpcompare.system.cache import cache_dir
+from dpcompare.system.import_path import is_own
+
+
+def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunConfig:
+    """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
+
+    A config that has its inputs already is returned as it is.
+
+    Raises:
+        RequestError: the dataset cannot be used as asked.
+    """
+    if config.inputs is not None:
+        return config
+    workload = config.workload
+    # Before a dataset is prepared, which can take long.
+    source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
+    store = _store(workload, progress)
+    num_steps = workload.total_steps(store.manifest.splits["train"].count)
+    if workload.warmup_steps >= num_steps:
+        raise RequestError(
+            f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
+            "no step to measure; expected fewer warm-up steps, or more epochs"
+        )
+    if workload.lr_warmup_steps > num_steps:
+        raise RequestError(
+            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
+            "at most as many, or more epochs"
+        )
+    if config.profile_steps and config.profile_steps[1] > num_steps:
+        raise RequestError(
+            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
+            "steps only; expected steps of the run"
+        )
+    num_classes = len(store.manifest.classes)
+    own_shapes = None
+    if is_own(workload.model):
+        own_shapes = tensor_shapes(workload.model, config.framework, config.python, workload.image_size, num_classes)
+    weights = prepare_weights(
+        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), own_shapes
+    )
+    inputs = Inputs(
+        store=store.path,
+        store_sha256=store.manifest.sha256,
+        weights=weights,
+        weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest(),
+        classifier=classifier_of(weights),
+        num_classes=num_classes,
+        num_train=store.manifest.splits["train"].count,
+        num_validation=store.manifest.splits["validation"].count,
+        num_skipped=len(store.manifest.skipped),
+    )
+    return config.model_copy(update={"inputs": inputs})
+
+
+def num_training_images(config: RunConfig) -> int:
+    """Images of the training split, counted without preparing them; those that turn out to be corrupt are included."""
+    if config.inputs is not None:
+        return config.inputs.num_train
+    name = config.workload.dataset
+    if name in BUILT_IN:
+        return len(BUILT_IN[name]().splits["train"][1])
+    if is_own(name):
+        return len(own_dataset(name).splits["train"][1])
+    path = Path(name).expanduser()
+    if is_store(path):
+        return open_store(path.resolve()).manifest.splits["train"].count
+    return len(find_images(path).splits["train"])
+
+
+def _store(workload: Workload, progress: Progress | None) -> Store:
+    if is_own(workload.dataset):
+        return _own_store(workload.dataset, workload.image_size, progress)
+    path = Path(workload.dataset).expanduser()
+    if workload.dataset not in BUILT_IN and is_store(path):
+        store = open_store(path.resolve(), verify=True)
+        if store.manifest.image_size != workload.image_size:
+            raise RequestError(
+                f"store {str(path)!r} holds images of {store.manifest.image_size} px, received image_size "
+                f"{workload.image_size}; pass --image-size {store.manifest.image_size}, or prepare another store with "
+                f"`dpcompare data prepare SOURCE DEST --image-size {workload.image_size}`"
+            )
+        return store
+    source = workload.dataset if workload.dataset in BUILT_IN else path
+    cached = cache_dir() / "stores" / _store_key(workload, path)
+    if (found := _sound_store(cached)) is not None:
+        return found
+    return prepare(source, cached, workload.image_size, skip_corrupt=workload.skip_corrupt, progress=progress)
+
+
+@cache
+def _own_store(name: str, image_size: int, progress: Progress | None) -> Store:
+    """Prepared anew by every command, since nobody knows what a user's code gives, and kept by what it gave."""
+    folder = cache_dir() / "stores"
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".own-") as temporary:
+        store = prepare(name, Path(temporary) / "store", image_size, progress=progress)
+        kept = folder / f"{name.replace(':', '.')}-{image_size}px-{store.manifest.sha256[:16]}"
+        if (found := _sound_store(kept)) is not None:
+            return found
+        try:
+            store.path.replace(kept)
+        except OSError:  # another command was faster, which nothing is lost by
+            if not is_store(kept):
+                raise
+    return open_store(kept, verify=True)
+
+
+def _sound_store(path: Path) -> Store | None:
+    """The cached store; a damaged one is removed, since it is ours to make again and no error of the user's."""
+    if not is_store(path):
+        return None
+    try:
+        return open_store(path, verify=True)
+    except RequestError:
+        shutil.rmtree(path)
+        return None
+
+
+def _store_key(workload: Workload, path: Path) -> str:
+    """Name of the cached store: changes with the files, the size and whatever else decides the pixels."""
+    digest = hashlib.sha256(f"{FORMAT}|{RESIZE_RULE}|{DECODER}|{workload.skip_corrupt}".encode())
+    name = workload.dataset
+    if workload.dataset not in BUILT_IN:
+        name = path.resolve().name
+        files = find_images(path)
+        digest.update(str(path.resolve()).encode())
+        for split, images in files.splits.items():
+            for file, label in images:
+                status = file.stat() if file.exists() else None
+                stamp = (status.st_size, status.st_mtime_ns) if status else None
+                digest.update(f"{split}|{file}|{label}|{stamp}\n".encode("utf-8", "surrogateescape"))
+    return f"{name}-{workload.image_size}px-{digest.hexdigest()[:16]}"

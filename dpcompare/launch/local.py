@@ -1,0 +1,173 @@
+"""Starts the node processes of a plan on this machine, watches them, and leaves none of them behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from dpcompare.launch.outcome import Deadlines, Ended, Observer, Stall
+from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
+from dpcompare.results.events import LAST_EVENTS, EventTail
+from dpcompare.results.run_dir import node_log_path
+from dpcompare.system.network_namespace import isolated
+from dpcompare.system.processes import die_with_parent, is_alive, oom_kills, process_state, signal_group
+from dpcompare.system.signals import uninterrupted
+
+SECONDS_BETWEEN_LOOKS = 0.05
+SECONDS_TO_END = 3.0
+"""How long a process that was told to end (SIGTERM) may take before it is killed."""
+SECONDS_TO_TELL = 1.0
+"""How long a torchrun agent may take to end, and to tell by that how its training process did."""
+
+
+def launch(
+    node_processes: Sequence[NodeProcess],
+    run_dir: Path,
+    deadlines: Deadlines,
+    observe: Observer = lambda event: None,
+    *,
+    isolate: bool = False,
+    stopped_by: Callable[[], str | None] = lambda: None,
+    ended: Ended | None = None,
+) -> Ended:
+    """Start node processes and wait until they have ended; the first failure or deadline stops the others.
+
+    Args:
+        node_processes: what to start on this machine, from `dpcompare.launch.plan.plan`.
+        run_dir: holds config.json; gets the logs.
+        deadlines: how long processes may be silent.
+        observe: called with every event of the training processes, soon after it was written.
+        isolate: whether they get a network of their own.
+        stopped_by: says what else is to stop them, as soon as there is something.
+        ended: what is returned, filled as it happens, for who wants to know it after an interruption too.
+
+    Raises:
+        RequestError: they cannot have one.
+    """
+    ended = Ended() if ended is None else ended
+    node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
+    trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
+    watch = _Watch(EventTail(run_dir, node_of), trainers, deadlines, observe)
+    kills_before = oom_kills()
+    with ExitStack() as stack:
+        enter = stack.enter_context(isolated()).enter if isolate else None
+        running: dict[int, subprocess.Popen[bytes]] = {}
+        stack.callback(_stop, running)
+        for node in node_processes:
+            # What a signal raises during a fork is lost, in the hooks of Python's logging for one.
+            with uninterrupted():
+                running[node.node_rank] = _start(node, run_dir, enter)
+        try:
+            while running and not ended.failed:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                ended.vanished += watch.look()
+                ended.stalled = watch.stalled()
+                ended.nodes |= _reap(running)
+                if running and not ended.failed and (reason := stopped_by()):
+                    ended.others.append(reason)
+        finally:  # also where a signal ends this process: another node may have failed sooner, by what has happened here
+            ended.vanished += watch.look()
+            deadline = time.monotonic() + SECONDS_TO_TELL
+            while any(node_of[rank] in running for rank in ended.vanished) and time.monotonic() < deadline:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                ended.nodes |= _reap(running)
+            ended.out_of_memory = oom_kills() > kills_before
+    watch.look()
+    return ended
+
+
+class _Watch:
+    """Passes events on, and notices training processes that end without their last one or fall silent."""
+
+    def __init__(self, events: EventTail, ranks: Sequence[int], deadlines: Deadlines, observe: Observer) -> None:
+        self._events = events
+        self._observe = observe
+        self._deadlines = deadlines
+        self._pids: dict[int, int] = {}
+        # By this process's own steady clock: the computer's may be set.
+        self._heard = dict.fromkeys(ranks, time.monotonic())
+        self._started: set[int] = set()
+
+    def look(self) -> list[int]:
+        """Ranks that have vanished since the last look."""
+        # First who is gone, then what they wrote before: in the other order a last word could be missed.
+        gone = [rank for rank, pid in self._pids.items() if not is_alive(pid)]
+        for event in self._events.new_events():
+            rank = event["process_rank"]
+            if event["kind"] == "start":
+                self._pids[rank] = event["pid"]
+            elif event["kind"] in LAST_EVENTS:
+                self._pids.pop(rank, None)  # its node process has still to end, within the same limits
+            elif event["kind"] == "train":
+                self._started.add(rank)
+            if rank in self._started and rank in self._heard:
+                self._heard[rank] = time.monotonic()
+            self._observe(event)
+        vanished = [rank for rank in gone if rank in self._pids]
+        for rank in vanished:
+            del self._pids[rank]
+        return vanished
+
+    def stalled(self) -> list[Stall]:
+        """The processes that have been silent for longer than they may."""
+        now = time.monotonic()
+        limits = {
+            rank: self._deadlines.progress if rank in self._started else self._deadlines.start for rank in self._heard
+        }
+        return [
+            Stall(process_rank=rank, seconds=now - heard, state=process_state(self._pids.get(rank)))
+            for rank, heard in self._heard.items()
+            if now - heard > limits[rank]
+        ]
+
+
+def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -> subprocess.Popen[bytes]:
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        if enter is not None:
+            enter()
+        die_with_parent(parent)  # last: entering a user namespace would undo it
+
+    inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
+    with node_log_path(run_dir, node.node_rank).open("ab") as log:
+        return subprocess.Popen(
+            node.argv,
+            env=inherited | node.env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=before_exec,
+        )
+
+
+def _reap(running: dict[int, subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Take out the node processes that have ended; returns node_rank -> exit status."""
+    statuses = {rank: status for rank, process in running.items() if (status := process.poll()) is not None}
+    for rank in statuses:
+        # A node process that died may leave members of its group behind.
+        signal_group(running.pop(rank).pid, signal.SIGKILL)
+    return statuses
+
+
+def _stop(running: dict[int, subprocess.Popen[bytes]]) -> None:
+    """End what is still running: SIGTERM to each group, SIGKILL to what is left (TensorFlow catches SIGTERM)."""
+    for process in running.values():
+        signal_group(process.pid, signal.SIGTERM)
+    deadline = time.monotonic() + SECONDS_TO_END
+    try:
+        for process in running.values():
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                continue
+    finally:  # also when a second Ctrl-C cuts the wait short
+        for process in running.values():
+            signal_group(process.pid, signal.SIGKILL)
+            process.wait()

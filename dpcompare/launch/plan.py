@@ -1,0 +1,196 @@
+"""From a run config to one node process per node: what to start, as data. Pure: reads and starts nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare.config.cluster import Node
+from dpcompare.config.run import RunConfig
+from dpcompare.system.ports import LOOPBACK
+from dpcompare.system.processes import AGENT_PID
+
+KEPT_MEMORY = {
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(64 << 30),
+    "MALLOC_TOP_PAD_": str(64 << 20),
+}
+"""Have glibc keep what a process frees (mallopt(3)): with its defaults large arrays go back to the kernel after every
+operation and come back page by page. EfficientNet-B2 on 2 CPU cores: multiworker 1.08 and 1.14, mirrored 1.02 times as fast."""
+
+INHERITED_TO_DROP = (
+    AGENT_PID,
+    "GROUP_RANK",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RANK",
+    "TF_CONFIG",
+    "WORLD_SIZE",
+)
+"""Variables of an outer launcher, which would make our processes believe they belong to its cluster."""
+
+
+class TrainingProcess(BaseModel):
+    """One process of the training: its place and the devices it drives."""
+
+    model_config = ConfigDict(frozen=True)
+
+    process_rank: int
+    local_rank: int
+    devices: tuple[str, ...]
+    trains: bool = True
+    """Whether it runs the loop, or serves those that do."""
+
+
+class NodeProcess(BaseModel):
+    """What is started once on one node; it becomes, or starts, the node's training processes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node_rank: int
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """Added to the inherited environment."""
+    processes: tuple[TrainingProcess, ...]
+
+
+def num_ports(config: RunConfig) -> int:
+    """How many free ports `plan` needs for this config."""
+    return {"plain": 0, "torchrun": 1, "spawn": 1, "tf_config": config.cluster.num_nodes}[config.launch]
+
+
+class Endpoints(NamedTuple):
+    """Where the processes of all nodes find each other."""
+
+    ports: Sequence[int]
+    """One that torchrun's first node listens on, or one for each TensorFlow worker; see `num_ports`."""
+    addresses: Sequence[str] = ()
+    """Of the nodes, where they are machines of their own."""
+
+    def address(self, node_rank: int) -> str:
+        return self.addresses[node_rank] if self.addresses else LOOPBACK
+
+
+def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodeProcess]:
+    """One node process per node, in the order of the node ranks.
+
+    Args:
+        config: the run.
+        run_dir: where the processes find config.json and leave their results.
+        endpoints: with `num_ports(config)` ports that are free.
+    """
+    start = _STARTERS[config.launch]
+    node_processes = []
+    for node in config.cluster.nodes:
+        argv, env = start(config, node, str(run_dir), endpoints)
+        node_processes.append(
+            NodeProcess(
+                node_rank=node.rank,
+                argv=tuple(argv),
+                env=_environment(config, node) | env,
+                processes=_training_processes(config, node),
+            )
+        )
+    return node_processes
+
+
+def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess, ...]:
+    share = config.devices_per_process
+    return tuple(
+        TrainingProcess(
+            process_rank=node.rank * config.processes_per_node + local_rank,
+            local_rank=local_rank,
+            devices=node.devices[local_rank * share : (local_rank + 1) * share],
+            trains=node.rank * config.processes_per_node + local_rank < config.num_trainers,
+        )
+        for local_rank in range(config.processes_per_node)
+    )
+
+
+def _environment(config: RunConfig, node: Node) -> dict[str, str]:
+    """What every node process gets, whatever starts it."""
+    on_gpu = config.cluster.device_type == "gpu"
+    threads = str(config.threads_per_process)
+    # torch's pool of compilers would outlive a training process that is killed.
+    compiling = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if config.tuning.get("compilation") == "torch.compile" else {}
+    return (
+        KEPT_MEMORY
+        | compiling
+        | {
+            "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu else "",
+            # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            # A folder named torch/ or tensorflow/ in the current directory is not the framework.
+            "PYTHONSAFEPATH": "1",
+        }
+    )
+
+
+def _worker_argv(node: Node, run_dir: str) -> list[str]:
+    return ["-m", "dpcompare.worker", run_dir, "--node-rank", str(node.rank)]
+
+
+Start = tuple[list[str], dict[str, str]]
+
+
+def _plain(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+    return [config.python, *_worker_argv(node, run_dir)], {}
+
+
+def _torchrun(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+    """A torchrun agent; static rendezvous keeps the order of the nodes (c10d takes the order of arrival)."""
+    agent = [
+        *(config.python, "-m", "dpcompare.backends.torch.agent"),
+        *_world(config, endpoints),
+        *("--node-rank", str(node.rank), "--local-addr", endpoints.address(node.rank)),
+        # Each training process writes its own log; left out, an empty folder of the agent's stays below /tmp.
+        *("--max-restarts", "0", "--log-dir", os.devnull),
+    ]
+    return [*agent, *_worker_argv(node, run_dir)], _interface(endpoints)
+
+
+def _spawn(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+    """A program that starts its training processes itself."""
+    program = [config.python, "-m", "dpcompare.backends.torch.spawn", *_world(config, endpoints)]
+    return [*program, run_dir, "--node-rank", str(node.rank)], _interface(endpoints)
+
+
+def _world(config: RunConfig, endpoints: Endpoints) -> list[str]:
+    return [
+        *("--nnodes", str(config.cluster.num_nodes), "--nproc-per-node", str(config.processes_per_node)),
+        *("--master-addr", endpoints.address(0), "--master-port", str(endpoints.ports[0])),
+    ]
+
+
+def _interface(endpoints: Endpoints) -> dict[str, str]:
+    """All simulated nodes are this machine, whatever its host name resolves to. Where they are not, each knows its own."""
+    return {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+    """One TensorFlow task per node, each with a port of its own since nodes may share a machine; workers, but for `roles`."""
+    roles = config.mode_row.roles
+    tasks: dict[str, list[str]] = {}
+    for rank, port in enumerate(endpoints.ports):
+        tasks.setdefault(roles[rank] if rank < len(roles) else "worker", []).append(f"{endpoints.address(rank)}:{port}")
+    own = roles[node.rank] if node.rank < len(roles) else "worker"
+    index = tasks[own].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
+    content = {"cluster": tasks, "task": {"type": own, "index": index}}
+    return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)}
+
+
+_STARTERS: dict[str, Callable[[RunConfig, Node, str, Endpoints], Start]] = {
+    "plain": _plain,
+    "torchrun": _torchrun,
+    "spawn": _spawn,
+    "tf_config": _tf_config,
+}

@@ -1,0 +1,308 @@
+"""A whole run: check, prepare, plan, launch, collect, and go on where one ended. Also the steps of a plan's shell script, one by one."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime
+from pathlib import Path
+
+from dpcompare.backends.availability import require_compiler, require_mode
+from dpcompare.config.run import RunConfig
+from dpcompare.data.prepare import Progress
+from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.launch.engines import load_engine
+from dpcompare.launch.failures import why_it_failed
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.launch.local import launch
+from dpcompare.launch.outcome import Deadlines, Ended
+from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.supervise import follow
+from dpcompare.results.aggregate import collect
+from dpcompare.results.checkpoint import newest_checkpoint, training_id
+from dpcompare.results.events import Event, read_events
+from dpcompare.results.history import close_attempt, load_history, result_so_far
+from dpcompare.results.result import RunResult, Status
+from dpcompare.results.run_dir import ATTEMPTS_DIR, CONFIG_FILE, EVENTS_DIR, LOGS_DIR, RESULT_FILE
+from dpcompare.system.devices import installed_gpus, invisible_gpus, visible_gpus
+from dpcompare.system.locks import only_one
+from dpcompare.system.ports import free_ports
+from dpcompare.system.signals import terminated_as_interrupted, uninterrupted
+
+MOST_LOST_PORTS = 3
+
+
+def default_run_dir(config: RunConfig) -> Path:
+    """runs/<time>-<framework>-<mode>-<nodes>x<devices> below the current directory."""
+    topology = f"{config.cluster.num_nodes}x{config.cluster.devices_per_node}"
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+    return Path("runs") / f"{stamp}-{config.framework}-{config.mode}-{topology}"
+
+
+def run(
+    config: RunConfig,
+    run_dir: str | Path | None = None,
+    *,
+    observe: Callable[[Event], None] = lambda event: None,
+    data_progress: Progress | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> RunResult:
+    """Train one config in processes of its own, here or where its placement says, and return what was measured.
+
+    Args:
+        config: what to run.
+        run_dir: where config, logs and result go; default: a new directory below `runs/`.
+        observe: called with every event of the training processes; see `dpcompare.results.events`.
+        data_progress: called with (images done, images in all) while a dataset is prepared.
+        tell: called with a line for every restart, and with what an engine says.
+
+    Raises:
+        RequestError: the request cannot be carried out; nothing was started.
+        RunFailedError: a process failed; result.json holds what was measured until then.
+        KeyboardInterrupt: the run was interrupted; all processes have ended and result.json says so.
+    """
+    directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
+    with terminated_as_interrupted():
+        config = prepare_run(config, directory, data_progress)
+        try:
+            with _hold(directory):
+                return _train(config, directory, observe, tell)
+        except RequestError:
+            if not any((directory / name).exists() for name in (EVENTS_DIR, ATTEMPTS_DIR)):  # nothing was ever started
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
+
+
+def resume(
+    run_dir: str | Path,
+    config: RunConfig,
+    *,
+    observe: Callable[[Event], None] = lambda event: None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> RunResult:
+    """Go on with a run from its newest checkpoint that can be used, in the same directory.
+
+    Args:
+        run_dir: the run, which has ended or was killed.
+        config: its config, see `RunConfig.load`; the length, the mode, the framework and the cluster may be others.
+        observe: as for `run`.
+        tell: called with a line for every checkpoint that cannot be used, and for the one that is.
+
+    Raises:
+        RequestError: there is nothing to go on from; nothing was started.
+        RunFailedError, KeyboardInterrupt: as for `run`.
+    """
+    directory = Path(run_dir)
+    with terminated_as_interrupted():
+        _require_machine(config)
+        config = prepare_inputs(config.model_copy(update={"inputs": None}))
+        with _hold(directory):
+            path, step, problems = newest_checkpoint(directory, training=training_id(config))
+            for problem in problems:
+                tell(problem)
+            assert config.inputs is not None
+            num_steps = config.workload.total_steps(config.inputs.num_train)
+            if path is None:
+                raise RequestError(
+                    f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was made with "
+                    "--checkpoint-every N. " + "; ".join(problems)
+                )
+            # One that failed after its last checkpoint has still to be brought to its end.
+            if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
+                raise RequestError(
+                    f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have {num_steps} "
+                    "steps; ask for more with --steps or --epochs"
+                )
+            tell(f"going on from {path.name}, after step {step} of {num_steps}")
+            config = config.model_copy(update={"resume": path.resolve()})
+            close_attempt(directory, config, step=step)
+            return _train(config, directory, observe, tell)
+
+
+def _hold(run_dir: Path) -> AbstractContextManager[None]:
+    return only_one(
+        run_dir,
+        f"run directory {str(run_dir)!r} is in use by another process; wait for it, or choose another --run-dir",
+    )
+
+
+def _train(
+    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]
+) -> RunResult:
+    """Attempt after attempt, until one completes or none is left."""
+    restarts = ports_lost = 0
+    while True:
+        try:
+            result = _attempt(config, run_dir, observe, tell)
+        except RequestError as refused:
+            if not restarts + ports_lost:
+                raise
+            raise RunFailedError(
+                f"{config.framework} {config.mode} failed.\nno restart: {refused}", str(run_dir)
+            ) from None
+        if result.status == "completed":
+            return result
+        # A port that was free when it was chosen can be taken by anybody before it is used; that is no restart.
+        if _lost_a_port(result) and ports_lost < MOST_LOST_PORTS:
+            ports_lost += 1
+        elif restarts < config.max_restarts:
+            restarts += 1
+        else:
+            raise RunFailedError(
+                f"{config.framework} {config.mode} failed.\n{result.error}\nlogs: {run_dir / LOGS_DIR}", str(run_dir)
+            )
+        with uninterrupted():
+            path, step, problems = newest_checkpoint(run_dir, training=training_id(config))
+            if problems and path is None:  # beginning again would throw away what they may still hold
+                raise RunFailedError(f"{result.error}\nno restart: {'; '.join(problems)}", str(run_dir))
+            config = config.model_copy(update={"resume": path.resolve() if path else None})
+            close_attempt(run_dir, config, step=step)
+        for line in [*problems, f"failed; beginning again after step {step}"]:
+            tell(line)
+
+
+def _lost_a_port(result: RunResult) -> bool:
+    words = ("eaddrinuse", "address already in use", "could not start grpc server")
+    return not result.train_loss[result.first_step :] and any(word in (result.error or "").lower() for word in words)
+
+
+def _attempt(
+    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]
+) -> RunResult:
+    """Launch once, and write result.json whatever happens.
+
+    Raises:
+        RunFailedError: result.json cannot be written.
+        KeyboardInterrupt, or whatever went wrong in this process.
+    """
+    deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
+    started_at = time.time()
+    status: Status = "failed"
+    error: str | None = None
+    try:
+        if config.placement.engine == "local":
+            node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
+            ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
+        else:
+            ended = follow(config, run_dir.resolve(), deadlines, observe, tell)
+        started_at = ended.began_at or started_at  # not the time in a queue
+        status = "failed" if ended.failed else "completed"
+        error = why_it_failed(config, run_dir, ended) if ended.failed else None
+    except BaseException as raised:
+        # Where this process had no memory, disk or file left, a study makes the run again.
+        status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
+        error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
+        raise
+    finally:  # whatever happened, what was measured is kept
+        with uninterrupted():
+            result = _finish(config, run_dir, status=status, error=error, started_at=started_at)
+    return result
+
+
+def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None = None) -> RunConfig:
+    """Refuse what cannot run here, prepare the inputs, and write config.json into a new run directory."""
+    if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
+        raise RequestError(
+            f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir, or remove it"
+        )
+    _require_machine(config)
+    prepared = prepare_inputs(config, data_progress)
+    try:
+        (run_dir / LOGS_DIR).mkdir(parents=True)  # fails where another run has just begun here
+        prepared.save(run_dir / CONFIG_FILE)
+    except OSError as error:
+        raise RequestError(
+            f"run directory {str(run_dir)!r} cannot be written ({error.strerror}); choose another --run-dir"
+        ) from None
+    return prepared
+
+
+def _require_machine(config: RunConfig) -> None:
+    require_mode(config.framework, config.mode, config.python)
+    require_compiler(config.tuning)
+    if config.placement.engine != "local":
+        load_engine(config.placement.engine).check(config)
+    if (
+        config.cluster.simulated
+        and config.cluster.device_type == "gpu"
+        and (missing := invisible_gpus(config.cluster.devices))
+    ):
+        visible = ", ".join(visible_gpus(installed_gpus())) or "none"
+        raise RequestError(
+            f"GPUs {', '.join(missing)} are not visible here (visible: {visible}); name visible ones, or use "
+            "--device cpu to simulate devices on the CPU"
+        )
+
+
+def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | None, started_at: float) -> RunResult:
+    result = collect(
+        config,
+        run_dir,
+        read_events(run_dir, config.num_processes),
+        load_history(run_dir),
+        status=status,
+        error=error,
+        started_at=started_at,
+        ended_at=time.time(),
+    )
+    try:
+        result.save(run_dir)
+    except OSError as unwritten:  # a full disk, often the cause of all
+        if status == "interrupted":
+            raise KeyboardInterrupt from unwritten
+        raise RunFailedError(
+            f"{config.framework} {config.mode} failed.\n{result.error or 'It trained to its end.'}\n"
+            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint it goes on, or is brought "
+            f"to its end, when that is mended: dpcompare run --resume {run_dir}",
+            str(run_dir),
+        ) from unwritten
+    return result
+
+
+def main() -> None:
+    """`python -m dpcompare.launch.run prepare|run RUN_DIR < config.json` and `... collect RUN_DIR STARTED_AT STATUS`."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    prepare_command = commands.add_parser("prepare", help="write the run directory of a config read from stdin")
+    prepare_command.add_argument("run_dir", type=Path)
+    run_command = commands.add_parser("run", help="do the whole sequence with a config read from stdin")
+    run_command.add_argument("run_dir", type=Path)
+    collect_command = commands.add_parser("collect", help="write result.json of a run that has ended")
+    collect_command.add_argument("run_dir", type=Path)
+    collect_command.add_argument("started_at", type=float, help="when it started, seconds since the epoch")
+    collect_command.add_argument("status", choices=["completed", "failed", "interrupted"], help="how it ended")
+    arguments = parser.parse_args()
+    run_dir: Path = arguments.run_dir
+    try:
+        if arguments.command == "prepare":
+            prepare_run(RunConfig.model_validate_json(sys.stdin.read()), run_dir)
+            return
+        if arguments.command == "run":
+            run(RunConfig.model_validate_json(sys.stdin.read()), run_dir, tell=lambda line: print(line, flush=True))
+            return
+    except RunFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except RequestError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    config = RunConfig.load(run_dir / CONFIG_FILE)
+    status: Status = arguments.status
+    causes = {"completed": None, "failed": why_it_failed(config, run_dir, Ended()), "interrupted": "interrupted"}
+    try:
+        result = _finish(config, run_dir, status=status, error=causes[status], started_at=arguments.started_at)
+    except RunFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    if result.error:
+        print(result.error, file=sys.stderr)
+    print(f"{result.status}: {run_dir / RESULT_FILE}", file=sys.stderr)
+    sys.exit(0 if result.status == "completed" else 1)
+
+
+if __name__ == "__main__":
+    main()

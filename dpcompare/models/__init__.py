@@ -1,0 +1,1 @@
+"""Models: architectures, initial weights and layouts that all frameworks share."""

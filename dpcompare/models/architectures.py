@@ -1,0 +1,289 @@
+"""The models: names, shapes and initial values of their tensors, in no framework's terms.
+
+Tensor names are those of timm's `tf_efficientnet_*` checkpoints, layouts are (out, in, height, width) for
+convolutions and (out, in) for dense layers. Initial values are drawn here, once, so that both frameworks
+start from the same file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Weights = dict[str, npt.NDArray[np.float32]]
+Shape = tuple[int, ...]
+
+IMAGE_CHANNELS = 3
+
+INITIALIZATION = 2
+"""Number of the rule by which `initial_weights` draws, so that no cached file of another rule is taken for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """A place in a model where regularization drops features of a sample in training."""
+
+    name: str
+    """Its layer: `blocks.1.1.drop_path`, or `dropout` before the classifier."""
+    kind: Literal["dropout", "stochastic depth"]
+    rate: float
+    """Probability that a feature, or with stochastic depth the whole branch, is dropped."""
+    features: int = 1
+    """Independent draws per sample: 1 drops all features of the sample together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One row of MODELS."""
+
+    min_image_size: int
+    """Smallest image side in pixels that the layers accept."""
+    batchnorm_stride: int | None = None
+    """Pixels per position of the smallest feature map that is batch-normalised; None without BatchNorm."""
+    shapes: Callable[[int, int], dict[str, Shape]]
+    """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
+    layers: tuple[tuple[str, ...], ...]
+    """What it can be cut between: by the prefixes of the names of their tensors, in the order of the layers."""
+    drops: tuple[Drop, ...] = ()
+    """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
+    published: str | None = None
+    """timm's name of published ImageNet weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One row of the EfficientNet-B0 table (Tan and Le 2019, table 1), before scaling."""
+
+    repeats: int
+    channels: int
+    kernel_size: int
+    expansion: int
+
+
+B0_STAGES = (
+    Stage(repeats=1, channels=16, kernel_size=3, expansion=1),
+    Stage(repeats=2, channels=24, kernel_size=3, expansion=6),
+    Stage(repeats=2, channels=40, kernel_size=5, expansion=6),
+    Stage(repeats=3, channels=80, kernel_size=3, expansion=6),
+    Stage(repeats=3, channels=112, kernel_size=5, expansion=6),
+    Stage(repeats=4, channels=192, kernel_size=5, expansion=6),
+    Stage(repeats=1, channels=320, kernel_size=3, expansion=6),
+)
+B0_STEM_CHANNELS = 32
+B0_HEAD_CHANNELS = 1280
+
+# Coefficients of width and depth, and dropout rate, of B0 to B7 (Tan and Le 2019 and their reference code).
+EFFICIENTNET_SCALES = {
+    "b0": (1.0, 1.0, 0.2),
+    "b1": (1.0, 1.1, 0.2),
+    "b2": (1.1, 1.2, 0.3),
+    "b3": (1.2, 1.4, 0.3),
+    "b4": (1.4, 1.8, 0.4),
+    "b5": (1.6, 2.2, 0.4),
+    "b6": (1.8, 2.6, 0.5),
+    "b7": (2.0, 3.1, 0.5),
+}
+STOCHASTIC_DEPTH_RATE = 0.2
+"""The rate towards which the blocks rise, from 0 for the first one (Huang et al. 2016, section 3, "linear decay")."""
+
+
+def _scaled_channels(channels: int, width: float) -> int:
+    """The nearest multiple of 8, but never more than 10% below (the reference code's rounding rule)."""
+    scaled = channels * width
+    rounded = max(8, int(scaled + 4) // 8 * 8)
+    return rounded + 8 if rounded < 0.9 * scaled else rounded
+
+
+def _batch_norm(prefix: str, channels: int) -> Iterator[tuple[str, Shape]]:
+    for tensor in ("weight", "bias", "running_mean", "running_var"):
+        yield f"{prefix}.{tensor}", (channels,)
+
+
+def _biased(prefix: str, weight_shape: Shape) -> Iterator[tuple[str, Shape]]:
+    yield f"{prefix}.weight", weight_shape
+    yield f"{prefix}.bias", weight_shape[:1]
+
+
+def _efficientnet_block(
+    prefix: str, channels_in: int, channels_out: int, kernel_size: int, expansion: int
+) -> Iterator[tuple[str, Shape]]:
+    hidden = channels_in * expansion
+    squeezed = max(1, channels_in // 4)
+    if expansion > 1:
+        yield f"{prefix}.conv_pw.weight", (hidden, channels_in, 1, 1)
+        yield from _batch_norm(f"{prefix}.bn1", hidden)
+    yield f"{prefix}.conv_dw.weight", (hidden, 1, kernel_size, kernel_size)
+    yield from _batch_norm(f"{prefix}.bn2" if expansion > 1 else f"{prefix}.bn1", hidden)
+    yield from _biased(f"{prefix}.se.conv_reduce", (squeezed, hidden, 1, 1))
+    yield from _biased(f"{prefix}.se.conv_expand", (hidden, squeezed, 1, 1))
+    projection, norm = ("conv_pwl", "bn3") if expansion > 1 else ("conv_pw", "bn2")
+    yield f"{prefix}.{projection}.weight", (channels_out, hidden, 1, 1)
+    yield from _batch_norm(f"{prefix}.{norm}", channels_out)
+
+
+def _efficientnet(width: float, depth: float, num_classes: int) -> Iterator[tuple[str, Shape]]:
+    channels = _scaled_channels(B0_STEM_CHANNELS, width)
+    yield "conv_stem.weight", (channels, IMAGE_CHANNELS, 3, 3)
+    yield from _batch_norm("bn1", channels)
+    for i, stage in enumerate(B0_STAGES):
+        channels_out = _scaled_channels(stage.channels, width)
+        for j in range(math.ceil(stage.repeats * depth)):
+            yield from _efficientnet_block(
+                f"blocks.{i}.{j}", channels, channels_out, stage.kernel_size, stage.expansion
+            )
+            channels = channels_out
+    head = _scaled_channels(B0_HEAD_CHANNELS, width)
+    yield "conv_head.weight", (head, channels, 1, 1)
+    yield from _batch_norm("bn2", head)
+    yield from _biased("classifier", (num_classes, head))
+
+
+def _efficientnet_layers(depth: float) -> Iterator[tuple[str, ...]]:
+    yield "conv_stem", "bn1"
+    for i, stage in enumerate(B0_STAGES):
+        yield from ((f"blocks.{i}.{j}",) for j in range(math.ceil(stage.repeats * depth)))
+    yield "conv_head", "bn2"
+    yield ("classifier",)
+
+
+def _efficientnet_drops(width: float, depth: float, dropout_rate: float) -> Iterator[Drop]:
+    """Stochastic depth in every block with a residual, and dropout before the classifier.
+
+    The rate of block b of n is 0.2 * b / n, b counted from 0 over all blocks, as in both frameworks' own models.
+    """
+    blocks = [(i, j) for i, stage in enumerate(B0_STAGES) for j in range(math.ceil(stage.repeats * depth))]
+    for number, (i, j) in enumerate(blocks):
+        if j > 0:  # the first block of a stage changes the shape of its features and has no residual
+            rate = STOCHASTIC_DEPTH_RATE * number / len(blocks)
+            yield Drop(name=f"blocks.{i}.{j}.drop_path", kind="stochastic depth", rate=rate)
+    head = _scaled_channels(B0_HEAD_CHANNELS, width)
+    yield Drop(name="dropout", kind="dropout", rate=dropout_rate, features=head)
+
+
+def _toy_cnn(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
+    """conv(5)-pool-conv(5)-pool and three dense layers, with valid padding."""
+    side = ((image_size - 4) // 2 - 4) // 2
+    yield from _biased("conv1", (6, IMAGE_CHANNELS, 5, 5))
+    yield from _biased("conv2", (16, 6, 5, 5))
+    yield from _biased("fc1", (120, side * side * 16))
+    yield from _biased("fc2", (84, 120))
+    yield from _biased("fc3", (num_classes, 84))
+
+
+def _toy_bn(num_classes: int) -> Iterator[tuple[str, Shape]]:
+    """What is hard to align in EfficientNet, in miniature: strided "same" convolutions, BatchNorm and a residual."""
+    yield "conv_stem.weight", (8, IMAGE_CHANNELS, 3, 3)
+    yield from _batch_norm("bn1", 8)
+    yield "conv_dw.weight", (8, 1, 3, 3)
+    yield from _batch_norm("bn2", 8)
+    yield "conv_pwl.weight", (8, 8, 1, 1)
+    yield from _batch_norm("bn3", 8)
+    yield from _biased("classifier", (num_classes, 8))
+
+
+def _mlp(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
+    """One hidden layer of 512 units on the flattened (height, width, channel) pixels."""
+    yield from _biased("fc1", (512, image_size * image_size * IMAGE_CHANNELS))
+    yield from _biased("fc2", (num_classes, 512))
+
+
+def _efficientnet_row(scale: str) -> Model:
+    width, depth, dropout_rate = EFFICIENTNET_SCALES[scale]
+    return Model(
+        min_image_size=32,
+        batchnorm_stride=32,
+        shapes=lambda image_size, num_classes: dict(_efficientnet(width, depth, num_classes)),
+        layers=tuple(_efficientnet_layers(depth)),
+        drops=tuple(_efficientnet_drops(width, depth, dropout_rate)),
+        # Trained on ImageNet-1k alone, with these pixel statistics, and there for B0 to B7. Keras's own files come from
+        # other checkpoints and are never mixed with these.
+        published=f"tf_efficientnet_{scale}.aa_in1k",
+    )
+
+
+MODELS: dict[str, Model] = {
+    **{f"efficientnet-{scale}": _efficientnet_row(scale) for scale in EFFICIENTNET_SCALES},
+    "toy-cnn": Model(
+        min_image_size=32,
+        shapes=lambda size, classes: dict(_toy_cnn(size, classes)),
+        layers=(("conv1",), ("conv2",), ("fc1",), ("fc2",), ("fc3",)),
+    ),
+    "toy-bn": Model(
+        min_image_size=4,
+        batchnorm_stride=4,
+        shapes=lambda size, classes: dict(_toy_bn(classes)),
+        layers=(("conv_stem", "bn1"), ("conv_dw", "bn2"), ("conv_pwl", "bn3"), ("classifier",)),
+        drops=(
+            Drop(name="drop_path", kind="stochastic depth", rate=0.2),
+            Drop(name="dropout", kind="dropout", rate=0.25, features=8),
+        ),
+    ),
+    "mlp": Model(
+        min_image_size=1,
+        shapes=lambda size, classes: dict(_mlp(size, classes)),
+        layers=(("fc1",), ("fc2",)),
+        drops=(Drop(name="dropout", kind="dropout", rate=0.5, features=512),),
+    ),
+}
+
+
+OWN = Model(min_image_size=1, shapes=lambda size, classes: {}, layers=())
+"""Of a model of a user's own, of which nothing is known but what `dpcompare.models.custom` is told of it."""
+
+
+def model_of(name: str) -> Model:
+    return MODELS.get(name, OWN)
+
+
+def own_weights(shapes: Mapping[str, Shape], seed: int) -> Weights:
+    """As `initial_weights`, but whatever the order of the tensors, which may be another in another framework."""
+    weights = {}
+    for name, shape in shapes.items():
+        entropy = [seed, 0, *hashlib.sha256(name.encode()).digest()]
+        weights[name] = _initial_value(
+            name, shape, np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+        )
+    return weights
+
+
+def initial_weights(model: str, image_size: int, num_classes: int, seed: int) -> Weights:
+    """Draw the initial value of every tensor of `model`: float32 arrays by name.
+
+    Convolutions are normal with variance 2 / fan_out, truncated at two standard deviations (as EfficientNet's
+    reference code); dense weights are uniform within 1 / sqrt(fan_in) (as torch.nn.Linear); biases and means are
+    0, scales and variances 1.
+    """
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 0])))
+    return {
+        name: _initial_value(name, shape, generator)
+        for name, shape in MODELS[model].shapes(image_size, num_classes).items()
+    }
+
+
+def _initial_value(name: str, shape: Shape, generator: np.random.Generator) -> npt.NDArray[np.float32]:
+    if len(shape) == 4:
+        depthwise = shape[1] == 1
+        fan_out = shape[2] * shape[3] * (1 if depthwise else shape[0])
+        return _truncated_normal(shape, math.sqrt(2 / fan_out), generator)
+    if len(shape) == 2:
+        limit = 1 / math.sqrt(shape[1])
+        return generator.uniform(-limit, limit, shape).astype(np.float32)
+    is_scale_or_variance = name.endswith((".weight", ".running_var"))
+    return np.full(shape, 1.0 if is_scale_or_variance else 0.0, np.float32)
+
+
+def _truncated_normal(
+    shape: Shape, standard_deviation: float, generator: np.random.Generator
+) -> npt.NDArray[np.float32]:
+    """Normal draws outside two standard deviations are drawn again; the result has the variance asked for."""
+    values = generator.standard_normal(shape)
+    while (outside := np.abs(values) > 2).any():
+        values[outside] = generator.standard_normal(int(outside.sum()))
+    # 0.8796... is the standard deviation of a standard normal truncated at +-2.
+    return (values * (standard_deviation / 0.87962566103423978)).astype(np.float32)

@@ -1,0 +1,70 @@
+"""Custom models: a user's own, named `package.module:NAME`, in one or both frameworks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from dpcompare.errors import RequestError
+from dpcompare.system.import_path import find_object
+
+Factory = Callable[[int, int], Any]
+"""(image_size, num_classes) -> a model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModel:
+    """A model in one or both frameworks, which must be the same one.
+
+    Both take normalised pixels and give logits, (rows, num_classes), and draw no random numbers. Their layers have the same
+    names, or `layer_names` says how those of one are called in the other.
+    """
+
+    torch: Factory | None = None
+    """Makes a torch.nn.Module that takes (rows, 3, image_size, image_size)."""
+    tensorflow: Factory | None = None
+    """Makes a keras.Model that takes (rows, image_size, image_size, 3)."""
+    layer_names: Mapping[str, str] = field(default_factory=dict)
+    """Name of a torch module -> name of the Keras layer that is its twin, where that is another."""
+
+    def build(self, framework: str, image_size: int, num_classes: int) -> Any:
+        """The model of a framework.
+
+        Raises:
+            RequestError: there is none.
+        """
+        factory: Factory | None = getattr(self, framework)
+        if factory is None:
+            raise RequestError(f"model: received one without a factory for {framework}; give OwnModel({framework}=...)")
+        return factory(image_size, num_classes)
+
+
+def own_model(name: str) -> OwnModel:
+    """The model of a name: an OwnModel, or a function of no arguments that returns one.
+
+    Raises:
+        RequestError: there is none.
+    """
+    model = find_object(name, "model")
+    if not isinstance(model, OwnModel) and callable(model):
+        try:
+            model = model()
+        except Exception as error:
+            raise RequestError(f"model: {name!r} failed ({type(error).__name__}: {error}); {EXPECTED_MODEL}") from None
+    if not isinstance(model, OwnModel):
+        raise RequestError(f"model: {name!r} is of type {type(model).__name__}; {EXPECTED_MODEL}")
+    return model
+
+
+def source_sha256(model: str) -> str:
+    """sha256 of the file that an own model's module is written in; what that imports is not looked at."""
+    file = import_module(model.partition(":")[0]).__file__
+    assert file is not None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
+EXPECTED_MODEL = "expected a dpcompare.OwnModel, or a function of no arguments that returns one"

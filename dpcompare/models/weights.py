@@ -1,0 +1,294 @@
+"""The file of initial weights that both frameworks read: drawn, published by timm, or a user's own."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import load, save_file
+
+from dpcompare.errors import RequestError
+from dpcompare.models import keras_layout
+from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weights, initial_weights, own_weights
+from dpcompare.models.keras_layout import BATCH_NORM_VARIABLES, neutral_name
+
+HUB = "https://huggingface.co"
+"""Where timm publishes; HF_ENDPOINT, as everywhere in its field, names a mirror."""
+FETCH_TIMEOUT_SECONDS = 30
+
+CONVERSION = 1
+"""Number of the rule by which files become weights, so that no cached file of another rule is taken for it."""
+
+EXPECTED = "a safetensors file with timm's names, or a Keras weights file (.weights.h5, .keras or .h5)"
+
+HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+# What reading a file that is damaged or none raises; h5py and zipfile add kinds of their own to the usual ones.
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    zipfile.BadZipFile,
+    SafetensorError,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A file to take weights from, read."""
+
+    name: str
+    sha256: str
+    tensors: dict[str, Any]
+    """By framework-neutral names, in framework-neutral layouts."""
+
+
+def load_source(weights: str, model: str, image_size: int, cache: Path) -> Source | None:
+    """The file that a workload names; None where all weights are drawn.
+
+    Args:
+        weights: `random`, `imagenet`, or a file.
+        model: which they are for.
+        image_size: of its images, in pixels.
+        cache: where a file that was fetched is kept.
+
+    Raises:
+        RequestError: it cannot be had, or holds no weights.
+    """
+    if weights == "random":
+        return None
+    if weights == "imagenet":
+        return _published(model, image_size, cache)
+    try:
+        path = Path(weights).expanduser()
+        content = path.read_bytes()
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the home of an unknown user
+        raise RequestError(
+            f"weights: received {weights!r}, which cannot be read ({error}); expected random, imagenet, or {EXPECTED}"
+        ) from None
+    return read_source(content, str(path))
+
+
+def read_source(content: bytes, name: str) -> Source:
+    """The tensors of a timm safetensors file or a Keras file.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    try:
+        tensors: dict[str, Any] = {}
+        for tensor, value in _tensors(content):
+            if tensor in tensors:
+                raise ValueError(f"it holds {tensor} twice, as a file of several models does")
+            tensors[tensor] = value
+    except UNREADABLE as error:
+        raise RequestError(f"weights: {name} cannot be read ({error}); expected {EXPECTED}") from None
+    return Source(name=name, sha256=hashlib.sha256(content).hexdigest(), tensors=tensors)
+
+
+def prepare_weights(
+    model: str,
+    image_size: int,
+    seed: int,
+    num_classes: int,
+    source: Source | None,
+    cache: Path,
+    own_shapes: Mapping[str, Shape] | None = None,
+) -> Path:
+    """The file of a model's initial weights, made now unless the cache has it.
+
+    Args:
+        model: whose weights they are.
+        image_size: of its images, in pixels.
+        seed: of what is drawn.
+        num_classes: of its dataset.
+        source: the file to take weights from, if any.
+        cache: where it is kept.
+        own_shapes: of the tensors of a model of the user's own.
+
+    Raises:
+        RequestError: the source's weights are not those of the model.
+    """
+    shape = f"{image_size}px-{num_classes}classes"
+    origin = "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
+    file_name = model
+    if own_shapes is not None:
+        described = json.dumps(sorted(own_shapes.items()))
+        file_name = f"{model.replace(':', '.')}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
+    name = f"{file_name}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
+    path = cache / "weights" / name
+    if path.is_file():
+        return path
+    if own_shapes is not None:
+        weights = own_weights(own_shapes, seed)
+    else:
+        weights = initial_weights(model, image_size, num_classes, seed)
+    classifier = "drawn"
+    if source is not None:
+        weights, classifier = fit(source, weights, model)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        # Written apart and moved: a run started at the same time reads a whole file or none.
+        written = Path(temporary) / name
+        save_file(weights, written, metadata={"classifier": classifier})
+        written.replace(path)
+    return path
+
+
+def classifier_of(path: Path) -> str:
+    """`drawn` or `from file`: where the classifier in a file of `prepare_weights` comes from."""
+    with safe_open(path, framework="numpy") as file:
+        return str((file.metadata() or {}).get("classifier", "drawn"))
+
+
+def _published(model: str, image_size: int, cache: Path) -> Source:
+    """timm's file for a model, fetched on first use."""
+    name = MODELS[model].published
+    assert name is not None  # checked with the workload
+    path = cache / "published" / f"{name}.safetensors"
+    if path.is_file():
+        return read_source(path.read_bytes(), f"{path} (delete it to fetch it again)")
+    hub = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    url = f"{hub}/timm/{name}/resolve/main/model.safetensors"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        # Imported here: every command would wait for it, and nearly none fetches anything.
+        import urllib.request
+        from http.client import HTTPException
+
+        fetched = Path(temporary) / path.name
+        try:
+            with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_SECONDS) as answer, fetched.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+            # Kept only if it is what was asked for: a proxy may answer with a page, and a connection may break off.
+            source = read_source(fetched.read_bytes(), url)
+            fit(source, initial_weights(model, image_size, 1, 0), model)
+        except (OSError, ValueError, HTTPException, RequestError) as error:
+            raise RequestError(
+                f"weights: the ImageNet weights of {model} cannot be fetched from {url} ({error}); download that "
+                f"file elsewhere and put it at {path}, or name it with --weights FILE, or set HF_ENDPOINT to a mirror"
+            ) from None
+        fetched.replace(path)
+    return source
+
+
+def _tensors(content: bytes) -> Iterator[tuple[str, Any]]:
+    if content.startswith(HDF5_SIGNATURE):
+        yield from _of_keras(content)
+    elif zipfile.is_zipfile(io.BytesIO(content)):  # Keras's archive of a whole model; also what torch.save writes
+        yield from _of_keras(zipfile.ZipFile(io.BytesIO(content)).read("model.weights.h5"))
+    else:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] not in ("F16", "F32", "F64") and not _is_ignored(name):
+                raise ValueError(f"{name} is of type {entry['dtype']}; save it in float32")
+        yield from load(content).items()
+
+
+def _of_keras(content: bytes) -> Iterator[tuple[str, Any]]:
+    """The tensors of an HDF5 file that Keras has written, in its present or its older format."""
+    import h5py
+
+    with h5py.File(io.BytesIO(content), "r") as file:
+        older = file.get("model_weights", file)
+        if "layer_names" in older.attrs:
+            for layer in map(_text, older.attrs["layer_names"]):
+                for variable in map(_text, older[layer].attrs["weight_names"]):
+                    # `stem_conv/kernel:0`; in a nested model the layer's own group is that of the outer one.
+                    *path, name = variable.split(":")[0].split("/")
+                    yield _neutral(path[-1] if path else layer, name, older[layer][variable][()])
+            return
+        groups: list[Any] = []
+        # Sequential and functional models nest in one another; a layer's own group is `.../layers/<class>/vars`.
+        file.visititems(lambda name, item: groups.append(item) if name.endswith("/vars") else None)
+        for group in groups:
+            values = [group[key][()] for key in sorted(group, key=int)]
+            *_, container, kind, _ = group.name.split("/")
+            if not values or container != "layers" or kind.startswith("normalization"):
+                continue  # of an optimizer, or of the normalisation of pixels, which is done on the host here
+            if "name" not in group.attrs:
+                raise ValueError("it does not name its layers; save it again with a current release of Keras")
+            names = BATCH_NORM_VARIABLES if len(values) == len(BATCH_NORM_VARIABLES) else ("kernel", "bias")
+            for variable, value in zip(names, values, strict=False):  # a layer without bias has a kernel only
+                yield _neutral(group.attrs["name"], variable, value)
+
+
+def _neutral(layer: str, variable: str, value: Any) -> tuple[str, Any]:
+    name = neutral_name(layer, variable)
+    if value.ndim == 4:
+        depthwise = name.endswith("conv_dw.weight")
+        layout = keras_layout.DEPTHWISE if depthwise else keras_layout.CONVOLUTION
+    else:
+        layout = keras_layout.DENSE if value.ndim == 2 else keras_layout.AS_IT_IS
+    return name, layout.to_neutral(value)
+
+
+def _text(name: bytes | str) -> str:
+    return name.decode() if isinstance(name, bytes) else name
+
+
+def _is_ignored(name: str) -> bool:
+    """Tensors without a place here: timm counts steps; Keras normalises pixels in the model, which the host does here."""
+    return name.endswith("num_batches_tracked") or name in {f"normalization.{n}" for n in ("mean", "variance", "count")}
+
+
+def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
+    """The tensors of a source in the place of those drawn, and where the classifier comes from.
+
+    A classifier for other classes, or none at all, is left as drawn.
+
+    Args:
+        source: what is read.
+        drawn: every tensor of the model, as drawn from the seed; the last layer is the classifier.
+        model: its name, for the error.
+
+    Raises:
+        RequestError: other tensors are missing or have another shape, there are tensors that the model has not, or values
+            that are not finite.
+    """
+    found = {name: value for name, value in source.tensors.items() if not _is_ignored(name)}
+    shapes: dict[str, Shape] = {name: value.shape for name, value in drawn.items()}
+    weight, bias = list(shapes)[-2:]
+    classifier = "from file"
+    if _is_other_head(found, shapes, weight, bias):
+        classifier = "drawn"
+        found |= {weight: drawn[weight], bias: drawn[bias]}
+    # What float32 cannot hold becomes infinite, and is refused below by name.
+    with np.errstate(over="ignore"):
+        fitted = {name: np.ascontiguousarray(found[name], np.float32) for name in shapes if name in found}
+    problems = [
+        *(f"{name} is missing" for name in shapes if name not in found),
+        *(f"{name} is not one of its tensors" for name in found if name not in shapes),
+        *(f"{n} has shape {v.shape}, expected {shapes[n]}" for n, v in fitted.items() if v.shape != shapes[n]),
+        *(f"{name} has values that are not finite" for name, value in fitted.items() if not np.isfinite(value).all()),
+    ]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise RequestError(
+            f"weights: {source.name} does not fit {model}: {'; '.join(problems[:5])}{more}; expected weights of this "
+            "model, with any number of classes"
+        )
+    return fitted, classifier
+
+
+def _is_other_head(found: dict[str, Any], shapes: dict[str, Shape], weight: str, bias: str) -> bool:
+    """Whether the classifier is for another number of classes, or left out altogether."""
+    if weight not in found or bias not in found:
+        return weight not in found and bias not in found
+    classes = found[bias].shape
+    consistent = len(classes) == 1 and found[weight].shape == (*classes, *shapes[weight][1:])
+    return consistent and classes != shapes[bias]

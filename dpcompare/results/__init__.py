@@ -1,0 +1,1 @@
+"""Results: what a run leaves on disk."""

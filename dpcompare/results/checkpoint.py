@@ -1,0 +1,190 @@
+"""Checkpoints: one safetensors file each, in names of neither framework, written whole or not at all, checked when read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from dpcompare._version import __version__
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
+
+FORMAT = 1
+"""Of what is in the file; a reader refuses a newer one."""
+
+_NO_CHECKSUM = "0" * 64
+_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
+
+# How long a training goes on does not decide what it is so far; data and initial weights go by their checksums.
+_MAY_CHANGE = ("epochs", "steps", "warmup_steps", "skip_corrupt", "weights", "dataset")
+
+State = dict[str, npt.NDArray[Any]]
+
+
+class BrokenCheckpointError(RequestError):
+    """A file that is no checkpoint of this run, or not the one that was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A training after a number of steps, complete: the order of the samples and all random numbers follow from the step."""
+
+    step: int
+    """Steps trained."""
+    training: str
+    """`training_id` of the run that wrote it."""
+    model: State
+    """Tensors of the model, BatchNorm statistics of replica 0 included."""
+    optimizer: State
+    """What the optimizer remembers, as `<slot>.<tensor>`."""
+
+
+def training_id(config: RunConfig) -> str:
+    """sha256 of what decides a training: workload, data and initial weights; not topology, mode or framework."""
+    assert config.inputs is not None
+    # Without defaults: a setting that a later release adds does not make another training of it.
+    workload = config.workload.model_dump(mode="json", exclude=set(_MAY_CHANGE), exclude_defaults=True)
+    content = [workload, config.inputs.store_sha256, config.inputs.weights_sha256]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def save_checkpoint(checkpoint: Checkpoint, run_dir: Path, *, keep: int) -> int:
+    """Write a checkpoint, then remove all but the newest `keep`; returns its size in bytes.
+
+    Until the new file is on the disk under its name the old ones are there.
+    """
+    content = encode(checkpoint)
+    path = checkpoint_path(run_dir, checkpoint.step)
+    path.parent.mkdir(exist_ok=True)
+    for unfinished in path.parent.glob("*.tmp"):  # of a process that was killed
+        unfinished.unlink()
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    # Those of later steps are of a training that was given up, as where they are damaged and an earlier one was gone on from.
+    others = [other for other in checkpoint_paths(run_dir) if other != path]
+    later = [other for other in others if other.name > path.name]
+    for old in later + [other for other in others if other.name < path.name][keep - 1 :]:
+        old.unlink()
+    return len(content)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the names in a folder survive a loss of power."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """A safetensors file whose metadata hold its own checksum: sha256 of the file with zeros in the checksum's place."""
+    tensors = {f"model.{name}": tensor for name, tensor in checkpoint.model.items()}
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in checkpoint.optimizer.items()}
+    metadata = {
+        "format": str(FORMAT),
+        "dpcompare_version": __version__,
+        "step": str(checkpoint.step),
+        "training": checkpoint.training,
+        "checksum": _NO_CHECKSUM,
+    }
+    blank = save(tensors, metadata=metadata)
+    checksum = hashlib.sha256(blank).hexdigest()
+    return blank.replace(f'"checksum":"{_NO_CHECKSUM}"'.encode(), f'"checksum":"{checksum}"'.encode(), 1)
+
+
+def decode(content: bytes) -> Checkpoint:
+    """The checkpoint in the bytes of a file. Nothing in it is ever executed.
+
+    Raises:
+        BrokenCheckpointError: it is none, a single byte has changed since it was written, or a newer dpcompare wrote it.
+    """
+    header = _header(content)
+    found = _CHECKSUM.search(content, 8, 8 + len(header))
+    if found is None:
+        raise BrokenCheckpointError("it has no checksum, so dpcompare has not written it")
+    blank = content[: found.start(1)] + _NO_CHECKSUM.encode() + content[found.end(1) :]
+    if hashlib.sha256(blank).hexdigest().encode() != found[1]:
+        raise BrokenCheckpointError("its content does not match its checksum: it was damaged or cut off")
+    try:
+        metadata = json.loads(header)["__metadata__"]
+        form, step, training = int(metadata["format"]), int(metadata["step"]), str(metadata["training"])
+        if form > FORMAT:
+            raise BrokenCheckpointError(
+                f"its format is {form}, expected at most {FORMAT}: dpcompare {metadata['dpcompare_version']} wrote it, use that"
+            )
+        tensors = load(content)
+        if step < 1:
+            raise BrokenCheckpointError(f"its step is {step}, expected at least 1")
+    except BrokenCheckpointError:
+        raise
+    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+        raise BrokenCheckpointError(f"it is no checkpoint ({type(error).__name__}: {error})") from None
+    parts: dict[str, State] = {"model": {}, "optimizer": {}}
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        if part not in parts:
+            raise BrokenCheckpointError(f"it holds a tensor {name!r}; expected model.* and optimizer.*")
+        parts[part][rest] = tensor
+    return Checkpoint(step=step, training=training, model=parts["model"], optimizer=parts["optimizer"])
+
+
+def _header(content: bytes) -> bytes:
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length]
+    if len(content) < 8 or len(header) < length:
+        raise BrokenCheckpointError("it was cut off")
+    return header
+
+
+def load_checkpoint(path: Path, *, training: str) -> Checkpoint:
+    """Read a checkpoint of a certain training.
+
+    Raises:
+        BrokenCheckpointError: it cannot be read, is damaged, or belongs to another training.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BrokenCheckpointError(f"checkpoint {str(path)!r} cannot be read: {error.strerror}") from None
+    try:
+        checkpoint = decode(content)
+        if checkpoint.training != training:
+            raise BrokenCheckpointError("it belongs to another model, dataset, seed or other setting of the training")
+    except BrokenCheckpointError as error:
+        raise BrokenCheckpointError(f"checkpoint {str(path)!r} cannot be used: {error}") from None
+    return checkpoint
+
+
+def newest_checkpoint(run_dir: Path, *, training: str) -> tuple[Path | None, int, list[str]]:
+    """The newest checkpoint of a run that can be used.
+
+    Returns:
+        its path and step (None and 0 where there is none), and why newer ones cannot be used.
+    """
+    problems: list[str] = []
+    for path in checkpoint_paths(run_dir):
+        try:
+            return path, load_checkpoint(path, training=training).step, problems
+        except BrokenCheckpointError as error:
+            problems.append(str(error))
+    return None, 0, problems

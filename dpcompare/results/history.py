@@ -1,0 +1,109 @@
+"""A run in several attempts: what the earlier ones measured is kept and becomes part of the result."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.results.aggregate import collect
+from dpcompare.results.events import read_events
+from dpcompare.results.result import Attempt, History, RunResult
+from dpcompare.results.run_dir import (
+    ATTEMPTS_DIR,
+    CONFIG_FILE,
+    EVENTS_DIR,
+    HISTORY_FILE,
+    LOGS_DIR,
+    RESULT_FILE,
+    TRACES_DIR,
+)
+from dpcompare.system.json_files import read_document, write_document
+
+
+def load_history(run_dir: Path) -> History:
+    """What the earlier attempts of a run measured; nothing where there were none."""
+    if not (run_dir / HISTORY_FILE).is_file():
+        return History()
+    return read_document(History, run_dir / HISTORY_FILE, kind="the history of a run", expected="a run directory")
+
+
+def result_so_far(run_dir: Path) -> RunResult:
+    """The result of the present attempt: as it was written, or from what it left where nobody was there to write it."""
+    try:
+        return RunResult.load(run_dir)
+    except RequestError:
+        config = RunConfig.load(run_dir / CONFIG_FILE)
+        events = read_events(run_dir, config.num_processes)
+        times = [event["time"] for event in events] or [time.time()]
+        return collect(
+            config,
+            run_dir,
+            events,
+            load_history(run_dir),
+            status="interrupted",
+            error="the launcher was killed",
+            started_at=min(times),
+            ended_at=max(times),
+        )
+
+
+def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
+    """Make room for the next attempt, which begins after `step` steps with another config.
+
+    Its losses and evaluations up to there go into history.json, its files into attempts/. Each part of it can be
+    repeated, so nothing is lost where it is cut short: config.json is there all the time, and replaced at the end.
+    """
+    history = load_history(run_dir)
+    if (run_dir / EVENTS_DIR).is_dir() or (run_dir / RESULT_FILE).is_file():
+        if not history.attempts or (_folder(run_dir, len(history.attempts)) / EVENTS_DIR).is_dir():
+            history = _extended(history, result_so_far(run_dir))
+            write_document(history, run_dir / HISTORY_FILE)
+        folder = _folder(run_dir, len(history.attempts))
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(run_dir / CONFIG_FILE, folder / CONFIG_FILE)
+        (run_dir / EVENTS_DIR).mkdir(exist_ok=True)  # an attempt may have ended before anything happened
+        records = [path.name for path in run_dir.glob("process-*.json")]
+        for name in (
+            LOGS_DIR,
+            TRACES_DIR,
+            RESULT_FILE,
+            *records,
+            EVENTS_DIR,
+        ):  # the events last: they tell what is left
+            if (run_dir / name).exists():
+                (run_dir / name).rename(folder / name)
+    write_document(_up_to(history, step), run_dir / HISTORY_FILE)
+    (run_dir / LOGS_DIR).mkdir(exist_ok=True)
+    config.save(run_dir / CONFIG_FILE)
+
+
+def _folder(run_dir: Path, number: int) -> Path:
+    return run_dir / ATTEMPTS_DIR / f"{number:02d}"
+
+
+def _extended(history: History, result: RunResult) -> History:
+    """History with the attempt that is closed."""
+    attempt = Attempt(
+        first_step=result.first_step,
+        last_step=len(result.train_loss),
+        status=result.status,
+        error=result.error,
+        framework=result.framework,
+        mode=result.mode,
+        num_replicas=result.num_replicas,
+        images_per_second=result.images_per_second,
+    )
+    return History(losses=result.train_loss, evaluations=result.evaluations, attempts=[*history.attempts, attempt])
+
+
+def _up_to(history: History, step: int) -> History:
+    """Without what was trained beyond a step, which is trained again."""
+    losses = history.losses[:step]
+    return History(
+        losses=losses + [None] * (step - len(losses)),  # events that a loss of power took, unlike the checkpoint
+        evaluations=[evaluation for evaluation in history.evaluations if evaluation.step <= step],
+        attempts=history.attempts,
+    )

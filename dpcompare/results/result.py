@@ -1,0 +1,227 @@
+"""What a run measured: one record per process, collected into result.json."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from dpcompare._version import __version__
+from dpcompare.results.run_dir import RESULT_FILE
+from dpcompare.system.json_files import read_document, write_document
+
+Status = Literal["completed", "failed", "interrupted"]
+
+
+class ProcessRecord(BaseModel):
+    """process-<rank>.json: what one training process was, written when its training is done."""
+
+    model_config = ConfigDict(frozen=True)
+
+    process_rank: int
+    node_rank: int
+    local_rank: int
+    pid: int
+    host: str
+    device_names: list[str]
+    threads: int
+    collective: str
+    """What carried the gradients: nccl, gloo, ring, threads, or none for one replica."""
+    settings: dict[str, Any]
+    """What the backend chose or was given that a fair comparison must know; see `Backend.settings`."""
+    sample_order_sha256: str
+    peak_memory_bytes: int
+    """Most resident memory at once."""
+    peak_device_memory_bytes: int | None
+    """Most memory of the process's GPUs at once; None on the CPU."""
+    versions: dict[str, str]
+
+    @staticmethod
+    def path(run_dir: Path, process_rank: int) -> Path:
+        return run_dir / f"process-{process_rank}.json"
+
+    def save(self, run_dir: Path) -> None:
+        write_document(self, self.path(run_dir, self.process_rank))
+
+
+class StepSeconds(BaseModel):
+    """Duration of one step over the measured steps of the slowest process."""
+
+    model_config = ConfigDict(frozen=True)
+
+    median: float
+    p95: float
+    mean: float
+    mad: float
+    """Median absolute deviation, not scaled."""
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> StepSeconds:
+        values = np.asarray(seconds)
+        median = float(np.median(values))
+        return cls(
+            median=median,
+            p95=float(np.percentile(values, 95)),
+            mean=float(values.mean()),
+            mad=float(np.median(np.abs(values - median))),
+        )
+
+
+class PeakMemory(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    max_process: int
+    total: int
+
+
+class NodeRecord(BaseModel):
+    """What one node was, by its processes."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node_rank: int
+    host: str
+    device_names: list[str]
+    versions: dict[str, str]
+
+
+class Evaluation(BaseModel):
+    """One pass over the validation split, every sample once."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: int
+    """Epochs begun when it was made, from 1."""
+    step: int
+    """Steps trained when it was made."""
+    loss: float | None
+    """None where it is not finite."""
+    accuracy: float
+    count: int
+
+
+class Attempt(BaseModel):
+    """An earlier attempt of a run that went on from a checkpoint; its files are below attempts/."""
+
+    model_config = ConfigDict(frozen=True)
+
+    first_step: int
+    """Steps made before it."""
+    last_step: int
+    """Steps made in all when it ended; those after the checkpoint from which the run went on were made again."""
+    status: Status
+    error: str | None
+    framework: str
+    mode: str
+    num_replicas: int
+    images_per_second: float | None
+
+
+class History(BaseModel):
+    """history.json: what earlier attempts of a run contribute to its result."""
+
+    model_config = ConfigDict(frozen=True)
+
+    losses: list[float | None] = Field(default_factory=list)
+    """Of every step up to the checkpoint from which the present attempt began."""
+    evaluations: list[Evaluation] = Field(default_factory=list)
+    attempts: list[Attempt] = Field(default_factory=list)
+
+
+class RunResult(BaseModel):
+    """result.json. Keys keep their meaning from release to release; figures are None where nothing was measured."""
+
+    model_config = ConfigDict(frozen=True)
+
+    dpcompare_version: str = __version__
+    status: Status
+    first_step: int = 0
+    """Steps made before the last attempt, whose figures of the clock these are; 0 where the run began once."""
+    attempts: list[Attempt] = []
+    """Earlier attempts."""
+    error: str | None = None
+    """Why the run did not complete: the first failure, with its traceback."""
+    framework: str
+    mode: str
+    num_nodes: int
+    num_processes: int
+    num_replicas: int
+    device_type: str
+    device_names: list[str] = []
+    emulated: bool
+    """True where the mode was imitated: torch dp on the CPU runs DataParallel's algorithm on threads."""
+    collective: str | None = None
+    model: str
+    dataset: str
+    image_size: int
+    global_batch_size: int
+    precision: str
+    profile: str
+    images_per_second: float | None = None
+    """Images of all replicas per second over the measured steps, by the slowest process."""
+    measured_steps: int = 0
+    step_seconds: StepSeconds | None = None
+    data_wait_share: float | None = None
+    """Share of the measured time in which the slowest process waited for its next batch."""
+    other_seconds: float | None = None
+    """Mean time between two measured steps of the slowest process, outside of them: its losses are read, events written."""
+    joules_per_image: float | None = None
+    """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine; None where the devices
+    count none."""
+    time_to_first_step_seconds: float | None = None
+    """From the start of the launch until the last process has finished its first step."""
+    first_step_seconds: float | None = None
+    """The first step of the slowest process itself: what a framework traces, compiles or tries out then is in it."""
+    wall_seconds: float
+    peak_memory_bytes: PeakMemory | None = None
+    peak_device_memory_bytes: PeakMemory | None = None
+    train_loss: list[float | None] = []
+    """Global loss of every step, those of earlier attempts included; None where it is not finite, which JSON cannot say."""
+    evaluations: list[Evaluation] = []
+    sample_order_sha256: str | None = None
+    store_sha256: str | None = None
+    weights_sha256: str | None = None
+    skipped_images: int = 0
+    threads_per_process: int
+    settings: dict[str, Any] = {}
+    versions: dict[str, str] = {}
+    """Of node 0; see `nodes`."""
+    nodes: list[NodeRecord] = []
+    """Each node's host, devices and versions."""
+    config: dict[str, Any]
+
+    @field_validator("config")
+    @classmethod
+    def _has_its_parts(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Not a RunConfig: results of other releases are read too. What is looked up in it must be there."""
+        if not isinstance(config.get("workload"), dict) or not isinstance(config.get("placement", {}), dict):
+            raise ValueError("expected the config of a run, with its workload")
+        return config
+
+    @property
+    def devices_per_node(self) -> int:
+        return len(self.config["cluster"]["nodes"][0]["devices"])
+
+    @property
+    def differing_versions(self) -> dict[str, list[str]]:
+        """Package -> its version on every node, of those that are not the same on all."""
+        packages = dict.fromkeys(package for node in self.nodes for package in node.versions)
+        versions = {package: [node.versions.get(package, "none") for node in self.nodes] for package in packages}
+        return {package: each for package, each in versions.items() if len(set(each)) > 1}
+
+    def save(self, run_dir: Path) -> None:
+        write_document(self, run_dir / RESULT_FILE)
+
+    @classmethod
+    def load(cls, run_dir: Path) -> RunResult:
+        """Read RUN_DIR/result.json.
+
+        Raises:
+            RequestError: it is not there, or is no result.
+        """
+        return read_document(
+            cls, run_dir / RESULT_FILE, kind="the result of a run", expected="the directory of a run that has ended"
+        )

@@ -1,0 +1,1 @@
+"""The ground: processes, signals, locks, ports, devices and files of one machine."""

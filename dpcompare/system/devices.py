@@ -1,0 +1,106 @@
+"""The devices of this machine: its cores and its GPUs."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def available_cores(cgroups: Path = CGROUPS) -> int:
+    """CPU cores that this process may use: its affinity and the limit of a container, part of a core counted as one.
+
+    joblib, which decodes images, counts so too, but takes a third of our own start to be imported. Source of the limits:
+    `cpu.max` of cgroups(7), version 2, and `cpu.cfs_quota_us` of version 1; in a container they are below `cgroups`.
+    """
+    cores = len(os.sched_getaffinity(0))
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
+        files = [cgroups / name for name in names]
+        if all(file.is_file() for file in files):
+            quota, period = " ".join(file.read_text() for file in files).split()
+            return cores if quota in ("max", "-1") else min(cores, max(1, math.ceil(int(quota) / int(period))))
+    return cores
+
+
+_GPU_LINE = re.compile(r"^GPU (?P<index>\d+): .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
+
+
+_MIG_LINE = re.compile(r"^\s+MIG .*\(UUID: (?P<uuid>MIG-[^)]+)\)")
+
+
+class Gpu(BaseModel):
+    """A GPU that is installed in this machine."""
+
+    index: str
+    uuid: str
+    mig: list[str] = []
+
+
+def installed_gpus() -> list[Gpu]:
+    """The GPUs that `nvidia-smi -L` lists, in PCI order; none where there is no driver."""
+    try:
+        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):  # no driver, or one that does not answer: no usable GPU
+        return []
+    gpus: list[Gpu] = []
+    for line in listing.stdout.splitlines():
+        if gpu := _GPU_LINE.match(line):
+            gpus.append(Gpu(index=gpu["index"], uuid=gpu["uuid"]))
+        elif (mig := _MIG_LINE.match(line)) and gpus:
+            gpus[-1].mig.append(mig["uuid"])
+    return gpus
+
+
+def visible_gpus(installed: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Which of the installed GPUs a process started here would see, as CUDA_VISIBLE_DEVICES names them.
+
+    Without a mask these are the indices of all GPUs (the MIG ids, where a GPU is cut into MIG devices). A mask
+    that is already set is respected as CUDA reads it: up to the first entry that names no installed device.
+    """
+    mask = environ.get("CUDA_VISIBLE_DEVICES")
+    if mask is None:
+        return [name for gpu in installed for name in (gpu.mig or [gpu.index])]
+    visible = []
+    for entry in (part.strip() for part in mask.split(",")):
+        if _find(entry, installed) is None:
+            break
+        visible.append(entry)
+    return visible
+
+
+def invisible_gpus(names: Sequence[str]) -> list[str]:
+    """Those of `names` that are not visible on this machine, however they are named."""
+    installed = installed_gpus()
+    visible = {device_id(name, installed) for name in visible_gpus(installed)}
+    return [name for name in names if device_id(name, installed) not in visible]
+
+
+def device_id(name: str, installed: Sequence[Gpu]) -> str | None:
+    """The full UUID of the GPU or MIG device that an index or (the beginning of) a UUID names."""
+    gpu = _find(name, installed)
+    if gpu is None:
+        return None
+    return next((mig for mig in gpu.mig if mig.startswith(name)), gpu.uuid)
+
+
+def _physical_gpu(name: str, installed: Sequence[Gpu]) -> str:
+    """The UUID of the physical GPU behind a name; the name itself where it is not installed."""
+    gpu = _find(name, installed)
+    return gpu.uuid if gpu else name
+
+
+def _find(name: str, installed: Sequence[Gpu]) -> Gpu | None:
+    """CUDA accepts an index, or any prefix of a UUID that names one device."""
+    if name.isdigit():
+        return next((gpu for gpu in installed if gpu.index == name), None)
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    matches = [gpu for gpu in installed if any(uuid.startswith(name) for uuid in (gpu.uuid, *gpu.mig))]
+    return matches[0] if len(matches) == 1 else None

@@ -1,0 +1,121 @@
+"""A network for one run: a namespace that has loopback and nothing else, so that nobody outside reaches its ports."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dpcompare.errors import RequestError
+from dpcompare.system.processes import die_with_parent
+from dpcompare.system.signals import uninterrupted
+
+_CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # netdevice(7)
+
+
+@dataclass(frozen=True)
+class Network:
+    """A namespace that a process holds."""
+
+    pid: int
+    """Of that process."""
+    enter: Callable[[], None]
+    """What a child process calls between fork and exec."""
+
+
+@contextmanager
+def isolated() -> Iterator[Network]:
+    """Make the namespace; it is gone when its processes have ended.
+
+    Raises:
+        RequestError: this machine does not permit it.
+    """
+    # A process of its own holds it: a thread that entered would stay there, and user namespaces refuse threads.
+    with ExitStack() as stack:
+        with uninterrupted():  # a fork, see `launch`
+            holder = stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "dpcompare.system.network_namespace"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,  # Ctrl-C is not for it
+                    preexec_fn=die_with_parent,
+                )
+            )
+        assert holder.stdout is not None
+        answer = holder.stdout.readline().strip()
+        if answer != "ready":
+            raise RequestError(
+                f"this machine permits no network namespace ({answer or 'no answer'}), which --isolate and --engine namespaces "
+                "take; run as root, allow unprivileged user namespaces, or leave the option out"
+            )
+        namespaces = [Path(f"/proc/{holder.pid}/ns/{kind}") for kind in ("user", "net")]
+        # Those that are this process's own as well cannot be entered again.
+        files = [
+            os.open(path, os.O_RDONLY)
+            for path in namespaces
+            if path.stat().st_ino != Path(f"/proc/self/ns/{path.name}").stat().st_ino
+        ]
+        try:
+            try:
+                with uninterrupted():
+                    subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
+            except subprocess.SubprocessError as error:
+                raise RequestError(
+                    f"the network namespace that --isolate or --engine namespaces takes cannot be entered ({error}); leave it out"
+                ) from None
+            yield Network(holder.pid, lambda: _enter(files))
+        finally:
+            for file in files:
+                os.close(file)
+
+
+def _enter(namespaces: list[int]) -> None:
+    for file in namespaces:
+        _call("setns", file, 0)
+
+
+def _call(name: str, *arguments: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _make() -> None:
+    """Leave the network of the machine; as root, or as the only user of a user namespace."""
+    uid, gid = os.getuid(), os.getgid()
+    try:
+        _call("unshare", _CLONE_NEWNET)
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+        _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNET)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sH22x", b"lo", 0)
+        (flags,) = struct.unpack_from("H", fcntl.ioctl(any_socket, _SIOCGIFFLAGS, request), 16)
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", flags | _IFF_UP))
+
+
+if __name__ == "__main__":
+    try:
+        _make()
+    except OSError as failure:
+        print(failure.strerror)
+        sys.exit(1)
+    print("ready", flush=True)
+    sys.stdin.read()  # until the launcher closes it, or is gone

@@ -1,0 +1,62 @@
+"""Processes: ended together with their parent, asked to end, told apart from those that were, and alone in a folder."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+AGENT_PID = "DPCOMPARE_AGENT_PID"
+"""Set by our torchrun agents for their training processes, which start them much later than they are started."""
+
+SIGNALED = 128
+"""What our torchrun agents add to the number of the signal that ended a training process, for their own exit status."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int | None = None) -> None:
+    """Have the kernel kill this process when the thread that started it ends (Linux).
+
+    The setting belongs to one process only: it is cleared by fork, so every child asks for itself. Where the pid of the
+    parent is given, a parent that ended before this was asked for is noticed too.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
+
+
+def signal_group(pid: int, number: signal.Signals) -> None:
+    """Send a signal to the process group that `pid` leads; nothing happens when it is gone."""
+    try:
+        os.killpg(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and has not ended (a zombie has)."""
+    return _state(pid) not in ("", "Z", "X")
+
+
+def process_state(pid: int | None) -> str:
+    """What a process is doing, in words."""
+    words = {"R": "running", "S": "waiting", "D": "waiting for a device", "T": "stopped by a signal", "t": "traced"}
+    return "not started" if pid is None else words.get(_state(pid), "ended")
+
+
+def _state(pid: int) -> str:
+    """The letter of proc(5); empty where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def oom_kills() -> int:
+    """Processes of this machine that the kernel has killed for want of memory, in a control group or at all."""
+    counters = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    return next((int(count) for name, count in counters if name == "oom_kill"), 0)

@@ -1,0 +1,57 @@
+"""What a process leaves behind for `dpcompare verify`: the arrays in which two modes could differ."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from dpcompare.backends.base import Backend
+from dpcompare.data.order import training_batches
+from dpcompare.data.store import Store
+from dpcompare.results.arrays import Arrays, path
+from dpcompare.results.events import EventLog
+from dpcompare.system.import_path import is_own
+from dpcompare.training import loop
+from dpcompare.training.reader import training_reader
+
+
+def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
+    """Train as `loop.train` does, and write RUN_DIR/probe-<rank>.safetensors.
+
+    Every process writes its rows of the first batch and their logits; process 0 also writes the tensors of the model
+    at the start (`initial.`), after the first step (`stepped.`) and at the end (`trained.`), and what the optimizer
+    remembers after the first step (`slots.`): with SGD its momentum then is the gradient.
+    """
+    arrays: Arrays = {}
+    initial = backend.state()
+    split = store.split("train")
+    workload = backend.workload
+    share, num_shares = backend.share
+    reader = training_reader(workload, split, process_rank=share, num_processes=num_shares)
+    order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
+    (first,) = backend.feed(reader.read(order))
+    arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}
+    if is_own(workload.model):
+        activations = backend.activations(first)
+        arrays |= {f"activation.{number:04d}.{name}": array for number, (name, array) in enumerate(activations.items())}
+    arrays["evaluation_logits"] = backend.logits(first, training=False)
+    arrays["training_logits"] = backend.logits(first, training=True)
+    backend.load_state(initial)  # the forward pass in training mode has moved BatchNorm's statistics
+
+    captured: dict[str, Arrays] = {"initial": initial}
+
+    def after_step(step: int) -> None:
+        if step == 1:
+            captured["stepped"] = backend.state()
+            captured["slots"] = backend.optimizer_state()
+
+    digest = loop.train(backend, store, events, run_dir, after_step)
+    captured["trained"] = backend.state()
+    if backend.process_rank == 0:
+        arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
+    save_file(
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, path(run_dir, backend.process_rank)
+    )
+    return digest

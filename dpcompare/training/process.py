@@ -1,0 +1,173 @@
+"""The body of a training process: it sets up a backend, trains, and leaves its record."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+import PIL
+
+from dpcompare._version import __version__
+from dpcompare.backends import load_backend
+from dpcompare.backends.base import Backend
+from dpcompare.config.run import RunConfig
+from dpcompare.data.store import open_store
+from dpcompare.results.events import LAST_EVENTS, EventLog, EventTail
+from dpcompare.results.result import ProcessRecord
+from dpcompare.results.run_dir import CONFIG_FILE, TRACES_DIR, log_path
+from dpcompare.system.energy import meter_of
+from dpcompare.training import loop, probe
+
+SECONDS_BETWEEN_LOOKS = 0.2
+
+
+def work(run_dir: Path, node_rank: int) -> NoReturn:
+    """Be the training process of a node whose local rank the environment says; this ends the process."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
+    _write_output_to(log_path(run_dir, node_rank, local_rank))
+    faulthandler.enable(all_threads=False)  # tells where it was, if it crashes in native code
+    status = _work(run_dir, node_rank, local_rank)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit(): TensorFlow's shutdown of a worker hung for up to 98 seconds after its work was done.
+    os._exit(status)
+
+
+def _write_output_to(path: Path) -> None:
+    """One log per process, C++ messages of the framework included."""
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, sys.stdout.fileno())
+    os.dup2(log, sys.stderr.fileno())
+    os.close(log)
+
+
+def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
+    config = RunConfig.load(run_dir / CONFIG_FILE)
+    process_rank = node_rank * config.processes_per_node + local_rank
+    devices = config.cluster.nodes[node_rank].devices
+    if config.cluster.device_type == "gpu" and not config.cluster.simulated:
+        devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))  # which they are, the machine itself has said
+    share = config.devices_per_process
+    own_devices = devices[local_rank * share : (local_rank + 1) * share]
+    place = {"node_rank": node_rank, "local_rank": local_rank}
+    events = EventLog(run_dir, process_rank)
+    events.append(
+        "start",
+        time=time.time(),
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        devices=own_devices,
+        **place,
+    )
+    threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
+    try:
+        backend = load_backend(config.framework, config.mode)(config)
+        backend.setup()
+        _check_against_plan(backend, config, process_rank)
+        assert config.inputs is not None
+        store = open_store(config.inputs.store)
+        if backend.serves:
+            order_sha256 = _serve(events, run_dir)
+        elif config.task == "probe":
+            order_sha256 = probe.run(backend, store, events, run_dir)
+        else:
+            order_sha256 = loop.train(
+                backend,
+                store,
+                events,
+                run_dir,
+                traces=run_dir / TRACES_DIR,
+                energy=meter_of(
+                    config.cluster.device_type, own_devices, counts_packages=process_rank in config.first_of_machines
+                ),
+            )
+        _record(backend, config, order_sha256, **place).save(run_dir)
+        backend.teardown()
+    except Exception as error:
+        traceback.print_exc()
+        events.append(
+            "error",
+            time=time.time(),
+            message=f"{type(error).__name__}: {error}",
+            traceback=traceback.format_exc(),
+        )
+        return 1
+    events.append("end", time=time.time())
+    return 0
+
+
+def _serve(events: EventLog, run_dir: Path) -> str:
+    """Be there until the first process, which trains, has ended."""
+    events.append("alive", time=time.time())
+    tail = EventTail(run_dir, [0])
+    while not any(event["kind"] in LAST_EVENTS for event in tail.new_events()):
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+    return ""
+
+
+def _say_when_stopped(events: EventLog) -> None:
+    """Wait for SIGTERM, which the parent sends when another process has failed, and end.
+
+    A handler would not run while the main thread waits in an exchange with a process that is gone, and the parent must
+    be able to tell a process that was asked to end from one that was killed.
+    """
+    signal.sigwait({signal.SIGTERM})
+    events.append("stopped", time=time.time())
+    os._exit(128 + signal.SIGTERM)
+
+
+def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) -> None:
+    """The framework must see the devices that were planned, before anything is measured."""
+    seen = (backend.process_rank, backend.num_processes, backend.num_replicas)
+    planned = (process_rank, config.num_processes, config.num_replicas)
+    if seen != planned:
+        raise RuntimeError(
+            f"{config.framework} {config.mode} sees (process_rank, num_processes, num_replicas) = {seen}, the plan "
+            f"says {planned}; devices of the plan: {', '.join(config.cluster.devices)}"
+        )
+
+
+def _record(
+    backend: Backend, config: RunConfig, order_sha256: str, *, node_rank: int, local_rank: int
+) -> ProcessRecord:
+    return ProcessRecord(
+        process_rank=backend.process_rank,
+        node_rank=node_rank,
+        local_rank=local_rank,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        device_names=backend.devices(),
+        threads=config.threads_per_process,
+        collective=backend.collective,
+        settings=backend.settings(),
+        sample_order_sha256=order_sha256,
+        peak_memory_bytes=_peak_memory_bytes(),
+        peak_device_memory_bytes=backend.peak_device_memory_bytes(),
+        versions={
+            "dpcompare": __version__,
+            "python": sys.version.split()[0],
+            "pillow": PIL.__version__,
+            # Asked of the module: a distribution may have another name, such as tensorflow-cpu. timm may not have been needed.
+            **{
+                package: sys.modules[package].__version__
+                for package in ("numpy", *backend.packages)
+                if package in sys.modules
+            },
+        },
+    )
+
+
+def _peak_memory_bytes() -> int:
+    """Most resident memory of this process. Not ru_maxrss, which a child inherits from whoever started it."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM line")

@@ -1,0 +1,36 @@
+"""The learning rate of every step, computed on the host: the same number for both frameworks."""
+
+from __future__ import annotations
+
+import math
+
+from dpcompare.config.workload import Workload
+
+GOYAL_BATCH_SIZE = 256
+"""The batch size that the linear scaling rule counts from (Goyal et al. 2017, section 2.1)."""
+
+
+def peak_learning_rate(workload: Workload) -> float:
+    """The learning rate after the warm-up; `scale_lr="linear"` multiplies it by global_batch_size / 256.
+
+    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 2.1.
+    """
+    if workload.scale_lr == "linear":
+        return workload.learning_rate * workload.global_batch_size / GOYAL_BATCH_SIZE
+    return workload.learning_rate
+
+
+def learning_rate(workload: Workload, step: int, num_steps: int) -> float:
+    """The learning rate of `step` (from 0) of `num_steps`.
+
+    Warm-up: linear from peak / n at step 0 to the peak at step n - 1 (Goyal et al. 2017, section 2.2, counted so that
+    no step is lost to a rate of 0). Then constant, or cosine to 0 after the last step (Loshchilov and Hutter 2017,
+    equation 5, without restarts).
+    """
+    peak = peak_learning_rate(workload)
+    warmup = workload.lr_warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    if workload.schedule == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (num_steps - warmup)))
+    return peak

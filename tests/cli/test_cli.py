@@ -1,0 +1,336 @@
+"""The command line as a user or a script meets it: real processes, exit codes, stdout and stderr."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dpcompare.cli.options import OPTIONS, WORKLOAD_OPTIONS
+from dpcompare.config.workload import Workload
+from dpcompare.data.prepare import prepare
+from tests.support.command import dpcompare, start
+
+TINY = ("--model", "toy-cnn", "--image-size", "32", "--steps", "8")
+TORCH = ("--framework", "torch", "--mode", "single", "--device", "cpu")
+ESCAPE = "\x1b"
+
+
+# ---- what is refused: exit code 2, nothing started ----
+
+REFUSED = {
+    "unknown framework": (
+        ["--framework", "toch", "--mode", "ddp"],
+        "unknown framework 'toch'.*Did you mean 'torch'",
+    ),
+    "unknown mode": (
+        ["--framework", "torch", "--mode", "dpp"],
+        "unknown mode 'dpp' of torch; expected one of single",
+    ),
+    "mode of the other framework": (
+        ["--framework", "torch", "--mode", "mirrored"],
+        "'mirrored' is a mode of tensorflow",
+    ),
+    "no framework": (["--mode", "ddp"], "--framework: received nothing; expected torch or tensorflow"),
+    "no GPU": ([*TORCH[:4], "--device", "gpu"], "no GPU is visible here.*--device cpu"),
+    "two nodes of a single-node mode": (
+        ["--framework", "tensorflow", "--mode", "mirrored", "--nodes", "2"],
+        "trains on one node, received 2 nodes.*multiworker",
+    ),
+    "two devices of single": ([*TORCH, "--devices-per-node", "2"], "trains on one device, received 2"),
+    "GPU twice": (
+        ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,0"],
+        "GPUs 0 of 0,1,0 .* more than once",
+    ),
+    "GPUs that do not divide": (
+        ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2", "--nodes", "2"],
+        "3 devices do not divide evenly among 2 nodes",
+    ),
+    "GPUs that are not visible": (
+        ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1"],
+        r"GPUs 0, 1 are not visible here \(visible: none\)",
+    ),
+    "more devices than visible": (
+        ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1", "--nodes", "2", "--devices-per-node", "2"],
+        "need 4 gpu devices, but 2 are visible",
+    ),
+    "one image per replica": (
+        ["--framework", "torch", "--mode", "ddp", "--nodes", "2", "--global-batch-size", "2", "--image-size", "32"],
+        "leaves each replica one image per micro-batch",
+    ),
+    "run directory that cannot be made": ([*TORCH, *TINY, "--run-dir", "/proc/run"], "cannot be written"),
+    "GPUs on the CPU": ([*TORCH, "--gpus", "0"], "both a list of GPUs and the device type cpu"),
+    "no node": ([*TORCH, "--nodes", "0"], "nodes: received 0, expected at least 1"),
+    "batch that does not divide": (
+        ["--framework", "torch", "--mode", "ddp", "--nodes", "2", "--global-batch-size", "31"],
+        "received 31, which does not divide evenly among 2 replicas",
+    ),
+    "batch of 0": (
+        [*TORCH, "--global-batch-size", "0"],
+        "global_batch_size: .*greater than or equal to 1, received 0",
+    ),
+    "image size of 0": (
+        [*TORCH, "--image-size", "0"],
+        "image_size: .*greater than or equal to 1, received 0",
+    ),
+    "image size that is no number": ([*TORCH, "--image-size", "big"], "'big' is not a valid integer"),
+    "image too small": ([*TORCH, "--image-size", "8"], "efficientnet-b2 needs at least 32 pixels"),
+    "epochs and steps": ([*TORCH, "--epochs", "1", "--steps", "9"], "received both epochs=1 and steps=9"),
+    "unknown model": ([*TORCH, "--model", "resnet50"], "unknown model 'resnet50'"),
+    "unknown augmentation": ([*TORCH, "--augment", "flip,rotate"], "unknown augmentation 'rotate'"),
+    "dataset that is missing": ([*TORCH, "--dataset", "no/where"], "dataset 'no/where' does not exist"),
+    "dataset that is empty": ([*TORCH, "--dataset", "empty"], "'empty' is not a dataset: it holds no images"),
+    "dataset with one class": ([*TORCH, "--dataset", "one-class"], "has one class only"),
+    "dataset that is a file": ([*TORCH, "--dataset", "file"], "is a file, not a folder"),
+    "corrupt image": ([*TORCH, "--dataset", "corrupt"], r"05\.jpg' cannot be decoded: .*--skip-corrupt"),
+    "damaged store": ([*TORCH, *TINY, "--dataset", "damaged"], "the checksum of split train does not match"),
+    "store of another size": ([*TORCH, "--dataset", "store"], "holds images of 32 px, received image_size 64"),
+    "profiled steps that are none": ([*TORCH, "--profile-steps", "3"], "received '3', expected FIRST:LAST"),
+    "profiled steps backwards": ([*TORCH, "--profile-steps", "5:3"], "profile_steps: received .*a later last one"),
+    "profiled steps after the end": ([*TORCH, *TINY, "--profile-steps", "5:99"], "received 5:99, but the run has"),
+    "weights that are missing": ([*TORCH, "--weights", "nowhere"], "received 'nowhere', which cannot be read"),
+    "regularization of nothing": (
+        [*TORCH, "--model", "toy-cnn", "--regularization", "shared"],
+        "toy-cnn has no dropout and no stochastic depth",
+    ),
+    "run directory in use": ([*TORCH, "--run-dir", "used"], "run directory 'used' already holds a run"),
+    "unknown key in the config file": (
+        [*TORCH, "--config", "unknown.toml"],
+        r"unknown.toml:2: key 'epoch' is unknown; .*Did you mean 'epochs'",
+    ),
+    "wrong type in the config file": (
+        [*TORCH, "--config", "type.toml"],
+        r"type.toml:3: key 'image_size': received '64', expected an integer",
+    ),
+    "config file that is no TOML": ([*TORCH, "--config", "broken.toml"], "is not valid TOML"),
+    "config file that is missing": ([*TORCH, "--config", "missing.toml"], "missing.toml.* cannot be read"),
+    "interpreter that is missing": (
+        [*TORCH, "--python", "torch=/no/python"],
+        "'/no/python' for torch cannot be used",
+    ),
+    "interpreter of nothing": ([*TORCH, "--python", "/usr/bin/python3"], "expected FRAMEWORK=PATH"),
+    "unknown option": ([*TORCH, "--batch", "3"], "No such option"),
+}
+
+
+@pytest.fixture
+def bad_input(photos, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "used").mkdir()
+    (tmp_path / "used" / "result.json").touch()
+    (tmp_path / "unknown.toml").write_text("# a comment\nepoch = 3\n")
+    (tmp_path / "type.toml").write_text("\nepochs = 3\nimage_size = '64'\n")
+    (tmp_path / "broken.toml").write_text("epochs = = 3\n")
+    store = prepare(photos, tmp_path / "damaged", 32)
+    shutil.copytree(store.path, tmp_path / "store")
+    content = bytearray((store.path / "train-images.npy").read_bytes())
+    content[-1] ^= 1
+    (store.path / "train-images.npy").write_bytes(content)
+    shutil.copytree(photos / "cat", tmp_path / "one-class" / "cat")
+    (photos / "cat" / "05.jpg").write_text("no image")
+    photos.rename(tmp_path / "corrupt")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_wrong_requests_are_refused_before_anything_starts(bad_input, arguments, message):
+    before = sorted(bad_input.rglob("*"))
+    refused = dpcompare("run", *arguments)
+    assert refused.code == 2
+    assert re.search(message, refused.stderr, re.DOTALL), refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert refused.stdout == ""
+    assert sorted(bad_input.rglob("*")) == before
+
+
+def test_all_wrong_keys_of_a_config_file_are_named_at_once(tmp_path):
+    (tmp_path / "many.toml").write_text("a = 1\nb = 2\nseed = true\nlearning_rate = 'fast'\n")
+    refused = dpcompare("run", *TORCH, "--config", "many.toml")
+    assert refused.code == 2
+    assert len(re.findall(r"many\.toml:\d: key", refused.stderr)) == 4
+
+
+def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
+    python = str(tmp_path / "empty" / "bin" / "python")
+    refused = dpcompare("run", *TORCH, DPCOMPARE_TORCH_PYTHON=python)
+    assert refused.code == 2
+    assert "pip install 'dpcompare[torch]'" in refused.stderr
+    listed = dpcompare("modes", "--json", "--python", f"torch={python}").json["modes"]
+    assert {row["usable"] for row in listed if row["framework"] == "torch"} == {False}
+
+
+def test_with_json_a_refusal_is_one_object():
+    refused = dpcompare("run", "--framework", "toch", "--mode", "ddp", "--json")
+    assert refused.code == 2
+    assert refused.json["error"]["code"] == 2
+    assert "unknown framework" in refused.json["error"]["message"]
+
+
+# ---- what works ----
+
+
+def test_the_defaults_in_the_help_are_those_of_the_workload():
+    texts = {names[0].removeprefix("--").replace("-", "_"): settings.get("help", "") for names, settings in OPTIONS}
+    for name in WORKLOAD_OPTIONS:
+        default = getattr(Workload(), name)
+        if name == "epochs":
+            default = Workload().num_epochs
+        if default is not None:
+            assert f"[default: {default}]" in texts[name], name
+
+
+def test_plan_shows_eight_gpus_as_two_nodes_of_four():
+    planned = dpcompare("plan", "--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2,3,4,5,6,7", "--nodes", "2")
+    assert planned.code == 0
+    assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in planned.stdout
+    assert "CUDA_VISIBLE_DEVICES=4,5,6,7 " in planned.stdout
+    assert planned.stdout.count("dpcompare.backends.torch.agent --nnodes 2") == 2
+    assert len(re.findall(r"gpu \d", planned.stdout)) == 8
+    assert not Path("runs").exists()
+
+
+def test_plan_as_json_has_two_workers_on_distinct_ports():
+    arguments = [
+        "--framework",
+        "tensorflow",
+        "--mode",
+        "multiworker",
+        "--gpus",
+        "0,1,2,3,4,5,6,7",
+        "--nodes",
+        "2",
+    ]
+    planned = dpcompare("plan", *arguments, "--json").json
+    workers = [json.loads(node["env"]["TF_CONFIG"])["cluster"]["worker"] for node in planned["node_processes"]]
+    assert workers[0] == workers[1]
+    assert len(set(workers[0])) == 2
+    assert planned["num_replicas"] == 8
+
+
+def test_plan_respects_a_mask_that_is_set(install_gpus):
+    install_gpus()
+    planned = dpcompare("plan", "--framework", "torch", "--mode", "dp", "--json", CUDA_VISIBLE_DEVICES="3,1").json
+    assert planned["node_processes"][0]["env"]["CUDA_VISIBLE_DEVICES"] == "3,1"
+
+
+def test_modes_lists_every_mode():
+    listed = dpcompare("modes")
+    assert listed.code == 0
+    for mode in ("single", "dp", "ddp", "mirrored", "multiworker"):
+        assert f" {mode} " in listed.stdout
+
+
+def test_flag_before_environment_before_config_file_before_default(tmp_path):
+    (tmp_path / "config.toml").write_text('model = "mlp"\nseed = 1\nimage_size = 40\n')
+    arguments = ["plan", *TORCH, "--json", "--config", "config.toml", "--seed", "3"]
+    planned = dpcompare(*arguments, DPCOMPARE_SEED="2", DPCOMPARE_IMAGE_SIZE="48").json
+    workload = planned["config"]["workload"]
+    assert (workload["model"], workload["seed"], workload["image_size"]) == ("mlp", 3, 48)
+    assert workload["global_batch_size"] == 32
+
+
+def test_a_config_file_can_hold_the_whole_request(tmp_path):
+    (tmp_path / "config.toml").write_text('framework = "torch"\nmode = "ddp"\nnodes = 2\nlearning_rate = 1\n')
+    planned = dpcompare("plan", "--json", "--config", "config.toml").json
+    assert planned["num_nodes"] == 2
+
+
+def test_data_prepare_describes_the_store(photos):
+    prepared = dpcompare("data", "prepare", "photos", "store", "--image-size", "32", "--json")
+    assert prepared.code == 0
+    assert prepared.json["classes"] == ["cat", "dog"]
+    assert "preparing images: 20/20" in prepared.stderr
+    refused = dpcompare("data", "prepare", "photos", "store", "--image-size", "32")
+    assert (refused.code, "already exists" in refused.stderr) == (2, True)
+
+
+@pytest.mark.torch
+def test_a_run_prints_its_result_to_stdout_and_the_rest_to_stderr(tmp_path):
+    done = dpcompare("run", *TORCH, *TINY, "--run-dir", "one", "--json")
+    assert done.code == 0
+    assert done.json["status"] == "completed"
+    assert done.json == json.loads((tmp_path / "one" / "result.json").read_text())
+    assert re.search(r"process 0: pid \d+ on \S+, node 0, local rank 0, device cpu:0", done.stderr)
+    assert "step 8/8: loss" in done.stderr
+    assert ESCAPE not in done.stderr
+    table = dpcompare("report", "one")
+    assert table.code == 0
+    assert "One arm alone: torch single 1x1." in table.stdout
+    assert dpcompare("report", "one", "--json").json["arms"][0]["rounds_shown"][0]["run_dir"] == "one"
+
+
+@pytest.mark.torch
+def test_forced_colour_does_not_animate_a_pipe():
+    done = dpcompare("run", *TORCH, *TINY, FORCE_COLOR="1")
+    assert done.code == 0
+    assert f"{ESCAPE}[2K" not in done.stderr
+    assert "images/s over 3 measured steps" in done.stdout
+    assert "result" in done.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_terminal_gets_a_live_bar():
+    terminal, child = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "dpcompare", "run", *TORCH, *TINY[:4], "--steps", "400"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=child)
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(terminal, 4096)
+        except OSError:  # how a pseudo-terminal says that its other end has closed
+            break
+    os.close(terminal)
+    assert process.wait(60) == 0
+    assert re.search(rb"/400.*images/s", shown)
+    assert b"\x1b[2K" in shown
+
+
+def wait_for(process, pattern, path):
+    deadline = time.monotonic() + 120
+    while not (path.is_file() and re.search(pattern, path.read_text())):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+DDP = ["--framework", "torch", "--mode", "ddp", "--nodes", "2"]
+MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", "2"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [
+        pytest.param(DDP, signal.SIGINT, marks=pytest.mark.torch, id="ddp-int"),
+        pytest.param(DDP, signal.SIGTERM, marks=[pytest.mark.torch, pytest.mark.slow], id="ddp-term"),
+        pytest.param(
+            MULTIWORKER, signal.SIGINT, marks=[pytest.mark.tensorflow, pytest.mark.slow], id="multiworker-int"
+        ),
+        pytest.param(MULTIWORKER, signal.SIGTERM, marks=pytest.mark.tensorflow, id="multiworker-term"),
+    ],
+)
+def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, mode, number):
+    process = start("run", *mode, *TINY[:4], "--steps", "1000000", "--run-dir", "run", "--json")
+    for rank in range(2):
+        wait_for(process, '"train"', tmp_path / "run" / "events" / f"process-{rank}.jsonl")
+    process.send_signal(number)
+    stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(stdout)["error"]["code"] == 130
+    assert "Traceback" not in stderr
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    assert result["train_loss"]

@@ -1,0 +1,327 @@
+"""Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never for ever.
+
+Each property is tried with a few cases here and with thousands where slow tests run, in an order that is the same every time.
+"""
+
+import json
+import resource
+import string
+import time
+from contextlib import suppress
+from itertools import takewhile
+
+import click
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dpcompare.cli import main
+from dpcompare.cli.plan import plan
+from dpcompare.data.prepare import prepare
+from dpcompare.data.store import open_store
+from dpcompare.errors import RequestError
+from dpcompare.experiments.study import Arm, Study
+from dpcompare.results.checkpoint import BrokenCheckpointError, decode, encode
+from dpcompare.results.events import EventLog, read_events
+from dpcompare.results.run_dir import event_path
+from tests.experiments.test_analysis import runs
+from tests.results.test_checkpoint import equal, made, sealed
+
+
+def few_and(many):
+    cases = [pytest.param(20, id="few"), pytest.param(many, id="many", marks=pytest.mark.slow)]
+    return pytest.mark.parametrize("cases", cases)
+
+
+LONGEST_SECONDS = 10.0
+MOST_MEMORY = 8 << 30
+
+
+@pytest.fixture(autouse=True)
+def _little_memory():
+    """What would take the memory of the machine fails here."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def tried(cases, *strategies):
+    """A decorator: call the property with so many cases drawn from the strategies."""
+
+    def run(check):
+        always_the_same = settings(
+            max_examples=cases,
+            derandomize=True,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        always_the_same(given(*strategies)(check))()
+
+    return run
+
+
+def answered(capsys, *arguments):
+    """The exit code of a command that must answer or refuse."""
+    begun_at = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    assert time.monotonic() - begun_at < LONGEST_SECONDS
+    shown = capsys.readouterr()
+    assert ended.value.code in (0, 2, 3), shown.err
+    assert "Traceback" not in shown.err
+    assert (ended.value.code == 2) == ("error: " in shown.err)
+    assert not any(ord(char) < 32 and char not in "\n\t" for char in shown.err), "a terminal would obey this"
+    return ended.value.code
+
+
+NUMBERS = st.one_of(st.integers(-3, 70), st.integers(), st.floats(), st.sampled_from([0, 1, 2**31, 2**63, 10**30]))
+WORDS = st.one_of(
+    st.sampled_from(
+        [
+            "torch",
+            "tensorflow",
+            "ddp",
+            "dp",
+            "single",
+            "mirrored",
+            "multiworker",
+            "cpu",
+            "gpu",
+            "auto",
+            "mlp",
+            "toy-bn",
+            "efficientnet-b2",
+            "digits",
+            "synthetic",
+            "adam",
+            "sgd",
+            "cosine",
+            "linear",
+            "sync",
+            "shared",
+            "float64",
+            "bfloat16",
+            "native",
+            "flip,contrast",
+            "0,1",
+            "0,1,2,3",
+            "3:5",
+            "torch=/bin/true",
+            "imagenet",
+            "",
+        ]
+    ),
+    st.text(max_size=12),
+    st.text(alphabet=string.printable, max_size=40),
+)
+OPTIONS = [option for option in plan.params if isinstance(option, click.Option) and option.name != "config"]
+
+
+@st.composite
+def command_lines(draw):
+    line = ["--framework", draw(st.sampled_from(["torch", "tensorflow"])), "--device", "cpu"]
+    line += ["--mode", draw(st.sampled_from(["single", "ddp", "dp", "mirrored", "multiworker"]))]
+    for option in draw(st.lists(st.sampled_from(OPTIONS), max_size=6)):
+        line.append(option.opts[0])
+        if not option.is_flag:
+            line.append(str(draw(st.one_of(WORDS, NUMBERS))))
+    return line + draw(st.lists(st.text(max_size=8), max_size=1))
+
+
+@few_and(2000)
+def test_command_lines(cases, capsys):
+    codes = set()
+
+    @tried(cases, command_lines())
+    def check(line):
+        if "-h" not in line and "--help" not in line:
+            codes.add(answered(capsys, "plan", *(part.replace("\0", "") for part in line)))
+
+    assert codes == {0, 2}
+
+
+def toml(value):
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    return json.dumps(value) if isinstance(value, str) else str(value)
+
+
+TOML_VALUES = st.recursive(
+    st.one_of(WORDS, NUMBERS, st.booleans()), lambda values: st.lists(values, max_size=3), max_leaves=4
+)
+KEYS = st.one_of(
+    st.sampled_from([option.name for option in OPTIONS] + ["arm", "repeats", "subject", "ablate", "until"]),
+    st.text(string.ascii_letters + "_-", min_size=1, max_size=12),
+)
+
+
+@few_and(1000)
+def test_toml_files(cases, capsys, tmp_path):
+    file = tmp_path / "options.toml"
+    tables = st.dictionaries(KEYS, TOML_VALUES, max_size=5)
+    texts = tables.map(lambda table: "".join(f"{key} = {toml(value)}\n" for key, value in table.items()))
+
+    @tried(cases, st.one_of(texts, st.text(max_size=60), st.binary(max_size=60)))
+    def check(content):
+        file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+        answered(capsys, "plan", "--framework", "torch", "--mode", "ddp", "--config", str(file))
+        answered(capsys, "compare", str(file), "--dry-run", "--arm", "torch:ddp", "--steps", "3", "--device", "cpu")
+
+
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["flip", "cut", "insert", "zero"]), st.floats(0, 1), st.binary(min_size=1, max_size=9)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def changed(content, changes):
+    """Bytes after some damage, each at a place given as a share of the length."""
+    for what, share, extra in changes:
+        at = int(share * len(content))
+        if what == "cut":
+            content = content[:at]
+        elif what == "insert":
+            content = content[:at] + extra + content[at:]
+        elif what == "zero":
+            content = content[:at] + bytes(len(extra)) + content[at + len(extra) :]
+        elif content:
+            at = min(at, len(content) - 1)
+            content = content[:at] + bytes([content[at] ^ 1 << extra[0] % 8]) + content[at + 1 :]
+    return content
+
+
+@few_and(2500)
+def test_checkpoints(cases):
+    whole = encode(made())
+
+    @tried(cases, CHANGES)
+    def damaged(changes):
+        content = changed(whole, changes)
+        with suppress(BrokenCheckpointError):
+            assert equal(decode(content), made()), "damage was not seen"
+
+    # What stands in the header of a file whose checksum is right.
+    strings = st.one_of(st.text(max_size=8), st.sampled_from(["1", "F64", "I8", "BOOL", "model.w"]))
+    scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), strings)
+    names = st.sampled_from(["__metadata__", "model.w", "dtype", "shape", "data_offsets", "format", "step", "training"])
+    headers = st.recursive(
+        scalars,
+        lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=4)),
+        max_leaves=12,
+    )
+    good = {"format": "1", "dpcompare_version": "0", "step": "1", "training": "b", "checksum": "0" * 64}
+
+    @tried(cases, headers, headers)
+    def forged(metadata, tensor):
+        described = good | metadata if isinstance(metadata, dict) else good
+        with suppress(BrokenCheckpointError):
+            decode(sealed({"__metadata__": described | {"checksum": "0" * 64}, "model.w": tensor}))
+
+
+@few_and(1500)
+def test_stores(cases, tmp_path):
+    whole = prepare("synthetic-mini", tmp_path / "whole", 8)
+    files = {path.name: path.read_bytes() for path in whole.path.iterdir()}
+    expected = {name: whole.split(name).labels.tobytes() for name in whole.manifest.splits}
+    store = tmp_path / "store"
+    store.mkdir()
+
+    @tried(cases, st.sampled_from(sorted(files)), CHANGES)
+    def check(name, changes):
+        for each, content in files.items():
+            (store / each).write_bytes(changed(content, changes) if each == name else content)
+        with suppress(RequestError):
+            opened = open_store(store, verify=True)
+            if opened.manifest.splits == whole.manifest.splits:
+                found = {split: opened.split(split).labels.tobytes() for split in opened.manifest.splits}
+                assert found == expected, "damage was not seen"
+
+
+def anything(draw, value):
+    """A value of JSON that may stand in the place of another."""
+    return draw(
+        st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.just([]), st.just({}), st.just([value]))
+    )
+
+
+@st.composite
+def mutated(draw, document):
+    """A JSON document of which some values are others, or gone."""
+    document = json.loads(json.dumps(document))
+    for _ in range(draw(st.integers(1, 3))):
+        place, key = document, None
+        while isinstance(place, (dict, list)) and place:
+            keys = sorted(place) if isinstance(place, dict) else list(range(len(place)))
+            parent, key = place, draw(st.sampled_from(keys))
+            place = parent[key]
+            if draw(st.integers(0, 2)) == 0:
+                break
+        if key is None:
+            continue
+        if draw(st.booleans()):
+            parent[key] = anything(draw, parent[key])
+        else:
+            del parent[key]
+    return document
+
+
+@few_and(1000)
+def test_files_of_studies_and_runs(cases, capsys, tmp_path):
+    """The report of a study of which one file says something else."""
+    arms = [runs("torch", "ddp", [130.0, 129.0]), runs("tensorflow", "multiworker", [100.0, 101.0])]
+    study = Study(arms=tuple(Arm(name=arm.name, config=arm.config) for arm in arms), repeats=2)
+    documents = {tmp_path / "study" / "study.json": study}
+    for arm, made_arm in zip(study.arms, arms, strict=True):
+        for number, result in enumerate(made_arm.runs, start=1):
+            run_dir = study.run_dir(tmp_path / "study", number, arm)
+            documents |= {run_dir / "result.json": result, run_dir / "config.json": arm.config}
+    contents = {path: document.model_dump_json() for path, document in documents.items()}
+    for path in contents:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    damaged = st.one_of(
+        [st.tuples(st.just(path), mutated(json.loads(content))) for path, content in contents.items()]
+        + [st.tuples(st.just(path), CHANGES) for path in contents]
+    )
+    codes = set()
+
+    @tried(cases, damaged, st.sampled_from(["--json", "--markdown", "--csv", None]))
+    def check(damage, form):
+        for path, content in contents.items():
+            path.write_text(content)
+        path, change = damage
+        if isinstance(change, list) and change and isinstance(change[0], tuple):
+            path.write_bytes(changed(contents[path].encode(), change))
+        else:
+            path.write_text(json.dumps(change))
+        target = () if form is None else (form, "-")
+        codes.add(answered(capsys, "report", str(tmp_path / "study"), *target))
+
+    assert codes == {0, 2}
+
+
+@few_and(2000)
+def test_events_of_a_run(cases, tmp_path):
+    """What a process told before its file was damaged, as by a loss of power, is read; what comes after is not believed."""
+    log = EventLog(tmp_path, 0)
+    for step in range(1, 9):
+        log.append("train", time=float(step), step=step, losses=[np.pi])
+    log.close()
+    path = event_path(tmp_path, 0)
+    whole, told = path.read_bytes(), read_events(tmp_path, 1)
+
+    @tried(cases, CHANGES)
+    def check(changes):
+        content = changed(whole, changes)
+        path.write_bytes(content)
+        pairs = zip(content.splitlines(keepends=True), whole.splitlines(keepends=True), strict=False)
+        intact = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        assert read_events(tmp_path, 1) == told[:intact]
+
+    path.write_bytes(whole[:-20] + bytes(20) + b"\n")
+    assert read_events(tmp_path, 1) == told[:-1]

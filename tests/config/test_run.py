@@ -1,0 +1,90 @@
+"""Requests that make sense, and those that do not."""
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.validation import request
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+
+
+def config(framework="torch", mode="ddp", nodes=2, devices=1, num_cores=8, **workload):
+    return request(
+        RunConfig,
+        framework=framework,
+        mode=mode,
+        workload=request(Workload, **workload),
+        cluster=Cluster.partition(nodes, devices, device="cpu", num_cores=num_cores),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "nodes", "devices", "processes", "replicas_per_process", "threads"),
+    [
+        (("torch", "single"), 1, 1, 1, 1, 8),
+        (("torch", "dp"), 1, 4, 1, 4, 8),
+        (("torch", "ddp"), 2, 2, 4, 1, 2),
+        (("tensorflow", "mirrored"), 1, 4, 1, 4, 8),
+        (("tensorflow", "multiworker"), 2, 2, 2, 2, 4),
+    ],
+)
+def test_processes_replicas_and_threads(mode, nodes, devices, processes, replicas_per_process, threads):
+    run = config(*mode, nodes, devices)
+    assert run.num_processes == processes
+    assert run.replicas_per_process == replicas_per_process
+    assert run.threads_per_process == threads
+    assert run.num_replicas == nodes * devices
+
+
+def test_only_data_parallel_on_cpu_threads_is_emulated():
+    assert config("torch", "dp", 1, 2).emulated
+    assert not config("torch", "dp", 1, 1).emulated
+    assert not config("tensorflow", "mirrored", 1, 2).emulated
+    on_gpus = RunConfig(framework="torch", mode="dp", cluster=Cluster.partition(1, gpus=["0", "1"]))
+    assert not on_gpus.emulated
+
+
+def test_a_config_survives_its_file(tmp_path):
+    run = config(augment=("flip",), steps=20, learning_rate=0.1)
+    run.save(tmp_path / "config.json")
+    assert RunConfig.load(tmp_path / "config.json") == run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"framework": "toch"},
+            "unknown framework 'toch'; expected one of torch, tensorflow. Did you mean 'torch'?",
+        ),
+        ({"mode": "dpp"}, "Did you mean 'dp'"),
+        ({"mode": "mirrored"}, "'mirrored' is a mode of tensorflow"),
+        ({"mode": "dp", "nodes": 2}, "mode dp of torch trains on one node, received 2 nodes"),
+        ({"mode": "single", "nodes": 1, "devices": 2}, "mode single trains on one device, received 2"),
+        ({"nodes": 3}, "global_batch_size: received 32, which does not divide evenly among 3 replicas"),
+        (
+            {"global_batch_size": 0},
+            "global_batch_size: input should be greater than or equal to 1, received 0",
+        ),
+        ({"image_size": 0}, "image_size: input should be greater than or equal to 1, received 0"),
+        ({"image_size": 16}, "efficientnet-b2 needs at least 32 pixels"),
+        ({"image_size": "big"}, "image_size: input should be a valid integer, received 'big'"),
+        ({"model": "efficientnet-b8"}, "unknown model 'efficientnet-b8'"),
+        ({"epochs": 1, "steps": 1}, "received both epochs=1 and steps=1"),
+        ({"steps": 5}, "warmup_steps: received 5 of 5 steps"),
+        ({"learning_rate": float("nan")}, "learning_rate: input should be a finite number"),
+        ({"augment": ("rotate",)}, "unknown augmentation 'rotate'"),
+        ({"batch": 3}, "batch: extra inputs are not permitted"),
+    ],
+)
+def test_wrong_requests_say_what_was_received_and_expected(arguments, message):
+    with pytest.raises(RequestError) as refused:
+        config(**arguments)
+    assert message in str(refused.value)
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(RequestError) as refused:
+        request(Workload, image_size=0, global_batch_size=-1, optimizer="lamb")
+    assert len(str(refused.value).splitlines()) == 3

@@ -1,0 +1,195 @@
+"""Settings that change a framework's speed alone: by profile, chosen, and found by trying."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
+from dpcompare.config.modes import MODES
+from dpcompare.config.tuning import SETTINGS, settings_of, tuning_of
+from dpcompare.config.validation import request
+from dpcompare.errors import RequestError
+from dpcompare.experiments.autotune import tuned
+from dpcompare.experiments.study import Arm, Study
+from tests.support.command import dpcompare
+
+
+def config(profile="native", mode="ddp", **tune):
+    cluster = Cluster.partition(1, device="cpu")
+    return request(
+        RunConfig, framework="torch", mode=mode, workload=Workload(profile=profile), cluster=cluster, tune=tune
+    )
+
+
+@pytest.mark.parametrize(("framework", "mode"), MODES)
+@pytest.mark.parametrize("profile", ["strict", "native"])
+@pytest.mark.parametrize("device_type", ["cpu", "gpu"])
+def test_every_profile_has_a_known_value_of_every_setting(framework, mode, profile, device_type):
+    tuning = tuning_of(framework, mode, profile, device_type, "float32", {})
+    assert tuning.keys() == settings_of(framework, mode).keys()
+    assert all(value in SETTINGS[framework][name].values for name, value in tuning.items())
+
+
+def test_strict_compiles_nothing():
+    for framework, mode in MODES:
+        tuning = tuning_of(framework, mode, "strict", "gpu", "float32", {})
+        assert tuning.get("compilation", "none") == "none"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "command", [["run", "--framework", "torch", "--mode", "ddp", "--profile", "native"], ["compare", "--arm", "torch:ddp,profile=native"]],
+    ids=["run", "compare"],
+)  # fmt: skip
+def test_without_a_compiler_what_compiles_is_refused_before_anything_starts(tmp_path, monkeypatch, command):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    refused = dpcompare(
+        *command, "--device", "cpu", *TINY, "--run-dir" if command[0] == "run" else "--out", tmp_path / "out"
+    )
+    assert refused.code == 2
+    assert "torch.compile needs a C++ compiler, and 'no-such-compiler' is not found" in refused.stderr
+    assert "--tune compilation=none" in refused.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chosen_setting_takes_the_place_of_the_profiles():
+    assert config(optimizer_kernels="foreach").tuning["optimizer_kernels"] == "foreach"
+    assert config().tuning["optimizer_kernels"] == "fused"
+
+
+@pytest.mark.parametrize(
+    ("profile", "mode", "tune", "says"),
+    [
+        ("strict", "ddp", {"compilation": "torch.compile"}, "with profile strict; expected profile native"),
+        ("native", "ddp", {"warp": "9"}, "received 'warp', expected a setting of torch ddp: memory_layout"),
+        ("native", "single", {"gradient_buckets": "views"}, "expected a setting of torch single"),
+        ("native", "ddp", {"memory_layout": "NHCW"}, "received memory_layout=NHCW, expected one of NCHW, NHWC"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(profile, mode, tune, says):
+    with pytest.raises(RequestError, match=says):
+        config(profile, mode, **tune)
+
+
+def test_a_pair_that_is_none_is_refused():
+    refused = dpcompare("plan", "--framework", "torch", "--mode", "ddp", "--tune", "fused")
+    assert refused.code == 2
+    assert "--tune: received 'fused', expected NAME=VALUE" in refused.stderr
+
+
+TINY = [
+    "--model",
+    "mlp",
+    "--image-size",
+    "8",
+    "--dataset",
+    "synthetic-mini",
+    "--steps",
+    "8",
+    "--global-batch-size",
+    "16",
+]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_was_found(tmp_path):
+    study = ["compare", "--arm", "torch:single,profile=native,tune=optimizer_kernels=foreach", "--device", "cpu", *TINY]
+    study += ["--out", tmp_path / "study", "--autotune", "--json"]
+    first = dpcompare(*study)
+    assert first.code == 0, first.stderr
+    saved = json.loads((tmp_path / "study" / "study.json").read_text())
+    (tried,) = saved["tried"].values()
+    assert all(one["images_per_second"] for one in tried)
+    assert [one["tune"]["optimizer_kernels"] for one in tried] == ["foreach"] * 3
+    changes = [{"memory_layout": "NCHW"}, {"compilation": "none"}]
+    assert [change.items() <= one["tune"].items() for change, one in zip(changes, tried[1:], strict=True)] == [True] * 2
+    (arm,) = saved["arms"]
+    assert arm["name"] == "torch single 1x1 profile=native tune=optimizer_kernels=foreach"
+    assert arm["config"]["tune"] == [one["tune"] for one in tried if one["kept"]][-1]
+    assert arm["config"]["autotuned"]
+    again = dpcompare(*study, "--repeats", "2")
+    assert again.code == 0, again.stderr
+    assert "autotune:" not in again.stderr
+    assert "not run again" in again.stderr
+
+
+def test_a_setting_that_fails_or_is_refused_does_not_end_autotune(tmp_path, monkeypatch):
+    """A lucky run whose repetition fails is no gain, and one that cannot be made here is none either."""
+    speeds = iter([100.0, 130.0, None, "refused"])
+
+    def run(config, run_dir, tell):
+        speed = next(speeds)
+        if speed is None:
+            raise RunFailedError("it failed", str(run_dir))
+        if speed == "refused":
+            raise RequestError("no compiler")
+        return SimpleNamespace(images_per_second=speed)
+
+    monkeypatch.setattr("dpcompare.experiments.autotune.run", run)
+    workload = Workload(model="mlp", image_size=8, dataset="synthetic-mini", steps=8, warmup_steps=0, profile="native")
+    tune = {"optimizer_kernels": "fused"}
+    config = RunConfig(
+        framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu"), tune=tune
+    )
+    study = Study(arms=(Arm(name="arm", config=config),), repeats=1)
+    said = []
+    (tried,) = tuned(study, tmp_path / "study", said.append).tried.values()
+    assert [(one.images_per_second, one.kept) for one in tried] == [(100.0, True), (None, False), (None, False)]
+    assert "autotune: refused: no compiler" in said
+
+
+def losses(tmp_path, framework, mode, nodes=1, model="toy-bn", **tune):
+    """Losses and settings of a short run in float64, where a setting must not show."""
+    workload = Workload(
+        model=model, image_size=16, dataset="synthetic-mini", global_batch_size=16, steps=6, warmup_steps=0,
+        precision="float64", profile="native", regularization="shared",
+    )  # fmt: skip
+    cluster = Cluster.partition(nodes, 1, device="cpu")
+    made = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, tune=tune)
+    result = run(made, tmp_path / "-".join(["run", *tune]))
+    assert tune.items() <= result.settings.items()
+    return [*result.train_loss, result.evaluations[-1].loss]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arm", "tune"),
+    [
+        pytest.param(
+            ("torch", "ddp", 2), {"compilation": "none", "gradient_buckets": "copies"}, marks=pytest.mark.torch
+        ),
+        pytest.param(
+            ("torch", "single"), {"memory_layout": "NCHW", "optimizer_kernels": "foreach"}, marks=pytest.mark.torch
+        ),
+        pytest.param(("tensorflow", "single"), {"compilation": "XLA"}, marks=pytest.mark.tensorflow),
+    ],
+    ids=["compiled", "kernels", "XLA"],
+)
+def test_a_setting_changes_nothing_of_what_is_trained(tmp_path, arm, tune):
+    assert np.abs(np.subtract(losses(tmp_path, *arm, **tune), losses(tmp_path, *arm))).max() < 1e-10
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_run_that_goes_on_keeps_the_settings_that_its_mode_has(tmp_path):
+    tiny = ["--device", "cpu", "--profile", "native", *TINY, "--checkpoint-every", "4"]
+    begun = dpcompare("run", "--framework", "torch", "--mode", "single", "--tune", "optimizer_kernels=foreach", *tiny,
+                      "--run-dir", tmp_path / "run")  # fmt: skip
+    assert begun.code == 0, begun.stderr
+    done = dpcompare("run", "--resume", tmp_path / "run", "--mode", "ddp", "--steps", "12", "--tune",
+                     "gradient_buckets=copies", "--json")  # fmt: skip
+    assert done.code == 0, done.stderr
+    settings = done.json["settings"]
+    assert (settings["optimizer_kernels"], settings["gradient_buckets"]) == ("foreach", "copies")
+
+
+def test_there_must_be_something_to_tune(tmp_path):
+    refused = dpcompare(
+        "compare", "--arm", "torch:ddp", "--autotune", "--out", tmp_path / "study", "--device", "cpu", *TINY
+    )
+    if "not installed" not in refused.stderr:
+        assert refused.code == 2
+        assert "--autotune: received arms of the strict profile only" in refused.stderr

@@ -1,0 +1,116 @@
+"""The door to the frameworks, and the rule of who may import whom."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from dpcompare.backends import load_backend
+from dpcompare.backends.availability import missing_packages, require_framework, require_mode
+from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.errors import RequestError
+
+CORE_MODULES = [
+    "dpcompare",
+    "dpcompare.cli",
+    "dpcompare.cli.progress",
+    "dpcompare.backends.base",
+    "dpcompare.training.loop",
+    "dpcompare.launch.run",
+    "dpcompare.worker",
+    "dpcompare.data.prepare",
+]
+FRAMEWORK_PACKAGES = "{'torch', 'torchvision', 'timm', 'tensorflow', 'keras', 'jax'}"
+
+
+def imported_frameworks(code):
+    """Top-level packages of a framework that a fresh interpreter has loaded after `code`."""
+    check = f"import sys\n{code}\nprint(*sorted({FRAMEWORK_PACKAGES} & {{name.split('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("module", CORE_MODULES)
+def test_the_core_loads_no_framework(module):
+    assert imported_frameworks(f"import {module}") == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["run", "--help"],
+        ["modes", "--json"],
+        ["plan", "--json", "--framework", "tensorflow", "--mode", "multiworker", "--nodes", "2"],
+        ["plan", "--json", "--framework", "torch", "--mode", "ddp", "--nodes", "2"],
+    ],
+)
+def test_commands_that_train_nothing_load_no_framework(arguments):
+    code = f"""
+import contextlib, io
+from dpcompare.cli import main
+try:
+    with contextlib.redirect_stdout(io.StringIO()):
+        main({arguments!r})
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+"""
+    assert imported_frameworks(code) == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "others"),
+    [
+        pytest.param("torch", {"tensorflow", "keras"}, marks=pytest.mark.torch),
+        pytest.param("tensorflow", {"torch", "torchvision", "timm"}, marks=pytest.mark.tensorflow),
+    ],
+)
+def test_the_frameworks_never_load_each_other(framework, others):
+    modules = {row.target.split(":")[0] for (known, _), row in MODES.items() if known == framework}
+    code = "\n".join(f"import dpcompare.backends.{module}" for module in sorted(modules))
+    assert not others & set(imported_frameworks(code))
+
+
+def test_public_names_are_all_there():
+    import dpcompare
+
+    for name in dpcompare.__all__:
+        assert getattr(dpcompare, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = dpcompare.nonsense
+
+
+def test_every_mode_belongs_to_a_known_framework_and_says_what_it_is():
+    for (framework, _), mode in MODES.items():
+        assert framework in FRAMEWORKS
+        assert mode.target.startswith(f"{framework}.")
+        assert mode.summary
+        assert mode.collective if mode.multi_device else not mode.collective
+
+
+def test_an_unknown_mode_is_refused_with_a_hint():
+    with pytest.raises(RequestError, match="Did you mean 'torch ddp'"):
+        load_backend("torch", "ddpp")
+
+
+@pytest.mark.torch
+def test_a_mode_whose_extra_is_missing_names_it(monkeypatch):
+    row = dataclasses.replace(MODES["torch", "fabric"], packages=("no_such_package",))
+    monkeypatch.setitem(MODES, ("torch", "fabric"), row)
+    with pytest.raises(RequestError, match=r"torch fabric is not usable: no_such_package.*'dpcompare\[torch,fabric\]'"):
+        require_mode("torch", "fabric")
+    require_mode("torch", "ddp")
+
+
+@pytest.mark.parametrize("python", ["/does/not/exist", "/bin/false"])
+def test_an_interpreter_that_cannot_be_used_is_named(python):
+    with pytest.raises(RequestError, match=f"the interpreter '{python}' for torch cannot be used"):
+        missing_packages("torch", python)
+
+
+def test_a_framework_that_is_not_installed_names_its_extra(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
+    python = str(tmp_path / "empty" / "bin" / "python")
+    with pytest.raises(RequestError, match=r"dpcompare, torch, timm not installed.*pip install 'dpcompare\[torch\]'"):
+        require_framework("torch", python)

@@ -1,0 +1,313 @@
+"""The contract of every mode, run for real with a tiny model: same batches, same weights, same losses."""
+
+import json
+import re
+from functools import cache
+
+import numpy as np
+import pytest
+
+from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare.config.modes import MODES
+from stress.injection import write_sitecustomize
+from tests.support.marks import with_mark
+
+WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=8, warmup_steps=2)
+
+
+def marked(framework, mode, nodes, devices):
+    name = f"{framework}-{mode}-{nodes}x{devices}"
+    return pytest.param((framework, mode, nodes, devices), id=name, marks=getattr(pytest.mark, framework))
+
+
+def rows(*, by_default):
+    """Every mode that runs on CPU devices, on two replicas; one of an asynchronous mode, whose losses are no function of the workload."""
+    return [
+        marked(
+            framework,
+            mode,
+            len(row.roles) + 1 if row.roles else 2 if row.multi_node else 1,
+            2 if row.split == "over processes" or (row.multi_device and not row.multi_node) else 1,
+        )
+        for (framework, mode), row in MODES.items()
+        if row.by_default == by_default and "cpu" in row.device_types
+    ]
+
+
+DEFAULT_MODES = rows(by_default=True)
+OTHER_MODES = [with_mark(arm, pytest.mark.slow) for arm in rows(by_default=False)]
+ALL_MODES = DEFAULT_MODES + OTHER_MODES
+FOUR_REPLICAS = [
+    with_mark(arm, pytest.mark.slow)
+    for arm in (
+        marked("torch", "dp", 1, 4),
+        marked("torch", "ddp", 2, 2),
+        marked("tensorflow", "mirrored", 1, 4),
+        marked("tensorflow", "multiworker", 2, 2),
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs a mode on a topology, once per module; returns (result, run directory)."""
+
+    @cache
+    def train(framework, mode, nodes, devices, workload=WORKLOAD, **changes):
+        run_dir = tmp_path_factory.mktemp("runs") / f"{framework}-{mode}-{nodes}x{devices}"
+        cluster = Cluster.partition(nodes, devices, device="cpu")
+        stages = 2 if MODES[framework, mode].split == "over processes" else 1
+        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, stages=stages, **changes)
+        return run(config, run_dir), run_dir
+
+    return train
+
+
+@pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS)
+def test_a_mode_runs_and_records_what_it_was(trained, arm):
+    framework, mode, nodes, devices = arm
+    result, run_dir = trained(*arm)
+    assert result.status == "completed"
+    assert (result.framework, result.mode) == (framework, mode)
+    row = MODES[framework, mode]
+    replicas = nodes if row.split == "over processes" else nodes * devices - len(row.roles)
+    assert (result.num_nodes, result.num_replicas) == (nodes, replicas)
+    per_node = devices if row.process_per == "device" else 1
+    assert result.num_processes == nodes * per_node
+    assert result.emulated == (mode == "dp")
+    expected = MODES[framework, mode].collective.get("cpu", "none")
+    assert result.collective == expected
+    assert len(result.train_loss) == 8
+    assert result.measured_steps == 6
+    assert result.images_per_second > 0
+    assert result.time_to_first_step_seconds < result.wall_seconds
+    assert framework in result.versions
+    assert len(result.device_names) == nodes * devices
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
+    for node in range(nodes):
+        for local_rank in range(per_node):
+            assert (run_dir / "logs" / f"node{node}-process{local_rank}.log").is_file()
+            assert (run_dir / f"process-{node * per_node + local_rank}.json").is_file()
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("more", [[], pytest.param(FOUR_REPLICAS, marks=pytest.mark.slow)], ids=["two", "four"])
+def test_all_modes_train_the_same(trained, more):
+    """toy-cnn has no BatchNorm, so its losses do not depend on the number of replicas either."""
+    results = [trained(*arm.values[0])[0] for arm in DEFAULT_MODES + more]
+    assert len({result.sample_order_sha256 for result in results}) == 1
+    assert len({result.weights_sha256 for result in results}) == 1
+    assert len({result.store_sha256 for result in results}) == 1
+    losses = np.array([result.train_loss for result in results])
+    assert np.ptp(losses[:, 0]) < 5e-5
+    assert np.ptp(losses, axis=0).max() < 1e-4
+    evaluations = [result.evaluations[-1] for result in results]
+    assert {evaluation.count for evaluation in evaluations} == {359}
+    assert np.ptp([evaluation.loss for evaluation in evaluations]) < 1e-4
+    assert np.ptp([evaluation.accuracy for evaluation in evaluations]) <= 1 / 359
+
+
+@pytest.mark.parametrize("arm", OTHER_MODES)
+def test_another_mode_trains_what_one_device_trains(trained, arm):
+    one, other = trained(arm[0], "single", 1, 1)[0], trained(*arm)[0]
+    for name in ("sample_order_sha256", "weights_sha256", "store_sha256"):
+        assert getattr(other, name) == getattr(one, name)
+    # Keras rounds Adam's constants, and with them 1 - beta2 by a hundred-thousandth.
+    tolerance = 1e-3 if MODES[arm[:2]].unverifiable else 1e-4
+    assert np.abs(np.array(other.train_loss) - one.train_loss).max() < tolerance
+    assert other.evaluations[-1].count == 359
+    assert other.evaluations[-1].loss == pytest.approx(one.evaluations[-1].loss, abs=tolerance)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("optimizer", [pytest.param("sgd", marks=pytest.mark.slow), "adam"])
+def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
+    workload = WORKLOAD.model_copy(
+        update={"model": "mlp", "precision": "float64", "optimizer": optimizer, "learning_rate": 1e-3}
+    )
+    torch, tensorflow = (trained(framework, "single", 1, 1, workload)[0] for framework in ("torch", "tensorflow"))
+    assert np.abs(np.array(torch.train_loss) - tensorflow.train_loss).max() < 1e-12
+    assert torch.train_loss[-1] < torch.train_loss[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", [pytest.param(f, marks=getattr(pytest.mark, f)) for f in ("torch", "tensorflow")])
+@pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"profile": "native"}], ids=["bfloat16", "native"])
+def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework, change):
+    reference = trained(framework, "single", 1, 1)[0]
+    changed = trained(framework, "single", 1, 1, WORKLOAD.model_copy(update=change))[0]
+    assert changed.train_loss == pytest.approx(reference.train_loss, rel=0.05)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trained):
+    """Dropout included: what is dropped of a sample does not depend on where and with whom it is trained."""
+    workload = WORKLOAD.model_copy(
+        update={"model": "mlp", "precision": "float64", "schedule": "cosine", "regularization": "shared"}
+    )
+    accumulating = workload.model_copy(update={"accumulate": 2, "optimizer": "sgd"})
+    whole = trained("torch", "single", 1, 1, workload.model_copy(update={"optimizer": "sgd"}))[0]
+    arms = [arm.values[0] for arm in ALL_MODES if not MODES[arm.values[0][:2]].only]
+    losses = np.array([whole.train_loss, *(trained(*arm, accumulating)[0].train_loss for arm in arms)])
+    assert np.ptp(losses, axis=0).max() < 1e-12
+
+
+TOY_BN = Workload(model="toy-bn", image_size=32, global_batch_size=16, steps=4, warmup_steps=0, regularization="shared")
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "arms", "tolerance"),
+    [
+        ({"precision": "bfloat16"}, [("torch", "single", 1, 1), ("tensorflow", "single", 1, 1)], 0.02),
+        ({"profile": "native"}, [("torch", "ddp", 2, 1), ("tensorflow", "mirrored", 1, 2)], 1e-5),
+        (
+            {"batchnorm": "sync", "precision": "float64"},
+            [
+                ("torch", "single", 1, 1),
+                ("torch", "dp", 1, 2),
+                ("torch", "ddp", 2, 1),
+                ("tensorflow", "mirrored", 1, 2),
+            ],
+            1e-10,
+        ),
+    ],
+    ids=["bfloat16", "native", "sync"],
+)
+def test_regularization_goes_with_every_other_choice(trained, change, arms, tolerance):
+    results = [trained(*arm, TOY_BN.model_copy(update=change))[0] for arm in arms]
+    assert np.ptp([result.train_loss for result in results], axis=0).max() < tolerance
+    assert np.ptp([result.evaluations[-1].loss for result in results]) < tolerance
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fabric", "accelerate"])
+def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
+    """Replicas then drift apart, each as those of ddp do."""
+    workload = WORKLOAD.model_copy(update={"precision": "float64", "steps": 4})
+    of_ddp, of_wrapper = (trained("torch", name, 2, 1, workload, exchange_gradients=False)[0] for name in ("ddp", mode))
+    assert of_wrapper.train_loss == pytest.approx(of_ddp.train_loss, abs=1e-12)
+    assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload)[0].train_loss[-1]) > 1e-6
+
+
+COUNT_BYTES = """
+def inject(module):
+    add = module._StepLog.add
+    def counting(self, step, *arguments, **measured):
+        add(self, step, *arguments, **measured)
+        if step == 2:
+            backend = self._backend
+            slots = [slot for state in backend.optimizer.state.values() for slot in state.values() if slot.dim()]
+            held = [*backend.model.parameters(), *slots]
+            parts = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in held]
+            print("BYTES", sum(part.numel() * part.element_size() for part in parts))
+    module._StepLog.add = counting
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_processes_of_fsdp_share_out_what_those_of_ddp_hold_each(tmp_path, monkeypatch):
+    write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", COUNT_BYTES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+    held = {}
+    for mode in ("ddp", "fsdp"):
+        config = RunConfig(
+            framework="torch", mode=mode, workload=WORKLOAD, cluster=Cluster.partition(2, 1, device="cpu")
+        )
+        run(config, tmp_path / mode)
+        logs = [(tmp_path / mode / "logs" / f"node{node}-process0.log").read_text() for node in range(2)]
+        held[mode] = [int(re.search(r"BYTES (\d+)", log)[1]) for log in logs]
+    assert held["ddp"][0] == held["ddp"][1] == sum(held["fsdp"])
+    assert max(held["fsdp"]) < 0.55 * held["ddp"][0]
+
+
+B2 = Workload(
+    dataset="synthetic-mini",
+    image_size=32,
+    global_batch_size=8,
+    steps=2,
+    warmup_steps=0,
+    precision="float64",
+    learning_rate=1e-4,
+)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_efficientnet_b2_is_the_same_model_in_both_frameworks(trained):
+    torch, tensorflow = (trained(framework, "single", 1, 1, B2)[0] for framework in ("torch", "tensorflow"))
+    assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
+    assert torch.train_loss[1] == pytest.approx(tensorflow.train_loss[1], abs=1e-8)
+    # Running statistics enter the evaluation, so both keep them by the same rule.
+    assert torch.evaluations[0].loss == pytest.approx(tensorflow.evaluations[0].loss, abs=1e-8)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
+    regularized = B2.model_copy(update={"regularization": "shared"})
+    torch, tensorflow = (trained(framework, "single", 1, 1, regularized)[0] for framework in ("torch", "tensorflow"))
+    assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
+    assert torch.train_loss[1] == pytest.approx(tensorflow.train_loss[1], abs=1e-8)
+    assert torch.settings["stochastic_depth"] == tensorflow.settings["stochastic_depth"] > 0.19
+    assert abs(torch.train_loss[0] - trained("torch", "single", 1, 1, B2)[0].train_loss[0]) > 1e-3
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_efficientnet_b2_on_two_replicas_is_the_same_in_every_mode(trained):
+    arms = [
+        ("torch", "dp", 1, 2),
+        ("torch", "ddp", 2, 1),
+        ("tensorflow", "mirrored", 1, 2),
+        ("tensorflow", "multiworker", 2, 1),
+    ]
+    results = [trained(*arm, B2)[0] for arm in arms]
+    assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
+    assert np.ptp([result.train_loss[1] for result in results]) < 1e-8
+    assert np.ptp([result.evaluations[0].loss for result in results]) < 1e-8
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clothing):
+    workload = WORKLOAD.model_copy(update={"dataset": str(clothing)})
+    for arm in (
+        ("torch", "ddp", 2, 2),
+        ("tensorflow", "multiworker", 2, 2),
+        ("tensorflow", "mirrored", 1, 4),
+    ):
+        assert [e.count for e in trained(*arm, workload)[0].evaluations] == [341]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", [marked("torch", "ddp", 2, 1), marked("tensorflow", "multiworker", 2, 1)])
+def test_a_trace_of_some_steps_is_kept_of_every_process(arm, tmp_path):
+    framework, mode, nodes, devices = arm
+    cluster = Cluster.partition(nodes, devices, device="cpu")
+    config = RunConfig(framework=framework, mode=mode, workload=WORKLOAD, cluster=cluster, profile_steps=(4, 6))
+    run(config, tmp_path / "run")
+    for rank in range(2):
+        events = json.loads((tmp_path / "run" / "traces" / f"process-{rank}.json").read_text())["traceEvents"]
+        steps = [event for event in events if event.get("ph") == "X" and STEP_IN_TRACE[framework](event["name"])]
+        assert len(steps) == 3
+        assert all(event["dur"] > 0 for event in steps)
+
+
+# What a step has once in a trace: the optimizer's, and the call of the compiled function.
+STEP_IN_TRACE = {
+    "torch": lambda name: name.startswith("Optimizer.step#"),
+    "tensorflow": lambda name: name == "_train_global_batch",
+}

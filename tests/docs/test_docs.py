@@ -1,0 +1,51 @@
+"""What the documentation shows is true: its Python runs, its paths exist."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import dpcompare
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+
+
+def python_blocks():
+    for page in PAGES:
+        for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)):
+            yield pytest.param(code, id=f"{page.name}-{number}", marks=pytest.mark.torch)
+
+
+@pytest.mark.parametrize("code", list(python_blocks()))
+def test_python_examples_run(code, tmp_path):
+    (tmp_path / "example.py").write_text(code)
+    done = subprocess.run([sys.executable, "example.py"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_study_files_are_accepted(tmp_path):
+    (block,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs" / "measuring.md").read_text(), re.DOTALL)
+    (tmp_path / "study.toml").write_text(block)
+    done = dpcompare("compare", tmp_path / "study.toml", "--device", "cpu", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert len(done.json["runs"]) == 36
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files_of_the_repository(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_the_tree_of_the_readme_is_the_tree_of_the_repository():
+    tree = re.search(r"```\ndpcompare/\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    shown = {re.split(r"\s+", line.strip())[0] for line in tree.splitlines() if line.startswith("  ")}
+    modules = {path.name for path in (ROOT / "dpcompare").glob("*.py")} - {"__init__.py", "__main__.py"}
+    packages = {f"{path.parent.name}/" for path in (ROOT / "dpcompare").glob("*/__init__.py")}
+    assert modules | packages == shown

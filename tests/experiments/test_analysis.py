@@ -1,0 +1,351 @@
+"""From results to what is shown: verdicts, efficiency, where the time goes, and every format with the same digits."""
+
+import csv
+import io
+import json
+import math
+import re
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from dpcompare.experiments.analysis import analyse, widest_interval
+from dpcompare.experiments.collection import ArmRuns, Collection, collect
+from dpcompare.report.formats import as_csv, as_json, as_markdown, parse_condition
+from dpcompare.results.result import StepSeconds
+from tests.experiments.test_fairness import result
+
+
+def runs(framework, mode, speeds, *, replicas=2, mean_ms=None, **changes):
+    """An arm with a run per speed; None where a run failed."""
+    found = []
+    for number, speed in enumerate(speeds):
+        mean = (mean_ms[number] if mean_ms else 3200 / (speed or 1)) / 1000
+        step = StepSeconds(median=mean, p95=mean, mean=mean, mad=0.0)
+        fields = {"num_nodes": replicas, "num_replicas": replicas, "step_seconds": step, "data_wait_share": 0.1}
+        made = result(framework, mode, images_per_second=speed, **fields | changes)
+        found.append(None if speed is None else made)
+    nodes = replicas if mode in ("ddp", "multiworker") else 1
+    config = RunConfig(
+        framework=framework,
+        mode=mode,
+        workload=Workload(),
+        cluster=Cluster.partition(nodes, replicas // nodes, device="cpu", num_cores=2),
+    )
+    positions = list(range(1, len(speeds) + 1))
+    return ArmRuns(
+        name=f"{framework} {mode} {replicas}x1",
+        config=config,
+        runs=found,
+        run_dirs=[f"runs/{n}" for n in positions],
+        positions=positions,
+    )
+
+
+FAST = [130.0, 129.0, 131.0, 130.5, 129.5, 130.0]
+SLOW = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2]
+
+
+def compared(*arms, repeats=6, subject=()):
+    return analyse(Collection(arms=list(arms), repeats=repeats, subject=subject))
+
+
+def test_the_headline_is_the_clearest_claim():
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    assert shown.headline == shown.claims[0].sentence
+    assert "torch ddp 2x1 is 1.300 times as fast as tensorflow multiworker 2x1: faster" in shown.headline
+    assert shown.verdict == "COMPARABLE"
+    assert not shown.partial
+
+
+@pytest.mark.parametrize(
+    ("changes", "knob"),
+    [({"precision": "bfloat16"}, "precision"), ({"store_sha256": "other"}, "data"), ({"emulated": True}, "emulation")],
+)
+def test_an_unfair_knob_takes_the_claim_away_and_is_named(changes, knob):
+    shown = compared(runs("torch", "ddp", FAST, **changes), runs("tensorflow", "multiworker", SLOW))
+    assert shown.headline.startswith("NOT COMPARABLE: no two arms")
+    assert shown.claims[0].sentence.endswith(f"are NOT COMPARABLE: {knob} differs.")
+    assert shown.claims[0].ratio is None
+    about_it = compared(runs("torch", "ddp", FAST, **changes), runs("torch", "ddp", SLOW), subject=(knob,))
+    assert about_it.claims[0].outcome == "faster"
+
+
+def test_a_knob_that_changed_between_rounds_is_found():
+    mixed = runs("torch", "ddp", FAST)
+    mixed.runs[3] = runs("torch", "ddp", FAST, weights_sha256="other").runs[3]
+    shown = compared(mixed, runs("tensorflow", "multiworker", SLOW))
+    assert "initial weights" in shown.claims[0].sentence
+
+
+def test_a_round_that_is_not_there_makes_the_study_partial_and_is_left_out_of_its_pairs():
+    shown = compared(runs("torch", "ddp", [*FAST, None]), runs("tensorflow", "multiworker", [*SLOW, 99.0]), repeats=7)
+    assert shown.partial
+    assert shown.headline.startswith("PARTIAL (6 of 7 rounds are whole).")
+    assert shown.claims[0].rounds == 6
+
+
+def single(speeds, **changes):
+    changes = {"num_nodes": 1, "num_processes": 1, "device_names": ["cpu:0"]} | changes
+    return runs("torch", "single", speeds, replicas=1, **changes)
+
+
+def test_strong_scaling_is_against_one_device_with_the_same_settings():
+    shown = compared(single(SLOW), runs("torch", "ddp", [2 * speed * 0.9 for speed in SLOW]))
+    efficiency = shown.arms[1].efficiency
+    assert (efficiency.kind, efficiency.suspicious) == ("strong", False)
+    assert efficiency.value == pytest.approx(0.9)
+    assert shown.arms[0].efficiency is None
+
+
+def test_weak_scaling_has_the_same_batch_per_replica():
+    shown = compared(single(SLOW, global_batch_size=16, sample_order_sha256="x"), runs("torch", "ddp", SLOW))
+    assert shown.arms[1].efficiency.kind == "weak"
+    assert shown.arms[1].efficiency.value == pytest.approx(0.5)
+
+
+def test_an_efficiency_above_105_percent_is_suspicious():
+    shown = compared(single(SLOW), runs("torch", "ddp", [2.2 * speed for speed in SLOW]))
+    assert shown.arms[1].efficiency.suspicious
+    assert "SUSPICIOUS" in as_markdown(shown)
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"store_sha256": "other"}])
+def test_a_baseline_with_other_settings_is_none(changes):
+    shown = compared(single(SLOW, **changes), runs("torch", "ddp", FAST))
+    assert shown.arms[1].efficiency is None
+
+
+def test_communication_is_what_a_step_takes_more_with_the_exchange():
+    arm = runs("torch", "ddp", [100.0] * 3, mean_ms=[50.0, 60.0, 70.0])
+    arm.without_exchange = runs("torch", "ddp", [100.0] * 3, mean_ms=[40.0, 45.0, 62.0]).runs
+    row = compared(arm, repeats=3).arms[0]
+    assert row.communication_ms == pytest.approx(10.0)
+    assert row.step_parts_ms == pytest.approx({"waiting for data": 6.0, "communication": 10.0, "computing": 44.0})
+    alone = compared(runs("torch", "ddp", [100.0] * 3), repeats=3).arms[0]
+    assert alone.communication_ms is None
+    assert "communication" not in alone.step_parts_ms
+
+
+def test_how_closely_comparable_arms_have_trained_is_said():
+    first = runs("torch", "ddp", FAST, train_loss=[2.0, 1.5, None])
+    second = runs("tensorflow", "multiworker", SLOW, train_loss=[2.0, 1.53, 1.0])
+    shown = compared(first, second)
+    assert "the training losses of a step differ by at most 0.03, the accuracies by at most 0.0%" in shown.agreement
+    assert shown.agreement in as_markdown(shown)
+    assert "diverge: from step 3 the loss of one is not finite" in shown.agreement
+    at_once = compared(runs("torch", "ddp", FAST, train_loss=[None] * 3), second)
+    assert "the accuracies differ by at most 0.0%" in at_once.agreement
+    assert at_once.agreement.endswith("diverge: from step 1 the loss of one is not finite.")
+    unfair = compared(first, runs("tensorflow", "multiworker", SLOW, precision="bfloat16"))
+    assert unfair.agreement is None
+
+
+def test_every_format_shows_the_same_digits():
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    sentence = shown.claims[0].sentence
+    assert sentence in as_markdown(shown)
+    content = json.loads(as_json(shown))
+    assert content["claims"][0]["sentence"] == sentence
+    rows = list(csv.DictReader(io.StringIO(as_csv(shown))))
+    assert [float(row["images_per_second"]) for row in rows] == FAST + SLOW
+    assert "| torch ddp 2x1 | 6 | 130.0 | 0.7 |" in as_markdown(shown)
+
+
+def test_names_cannot_break_out_of_markdown_or_csv():
+    arm = runs("torch", "ddp", FAST)
+    arm.name = "=cmd()|<script>alert(1)</script>\x1b[31m`"
+    shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
+    text = as_markdown(shown)
+    assert "\x1b" not in text
+    assert "<script" not in re.sub(r"\\<", "", text)
+    assert next(csv.DictReader(io.StringIO(as_csv(shown))))["arm"].startswith("'=cmd()")
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds"),
+    [
+        ("ratio<0.97", False),
+        ("ratio>1.2", True),
+        ("images_per_second<120", True),
+        ("accuracy<0.4", False),
+        ("efficiency<0.5", True),  # there is none, which is no success
+    ],
+)
+def test_conditions_on_figures(condition, holds):
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
+    assert bool(list(parse_condition(condition).where_it_holds(shown))) == holds
+
+
+@pytest.mark.parametrize("text", ["ratio", "speed<3", "ratio<fast", "ratio=1", "ratio<nan"])
+def test_conditions_that_are_none_are_refused(text):
+    with pytest.raises(RequestError, match=r"--fail-if: received .* expected FIGURE<NUMBER"):
+        parse_condition(text)
+
+
+def test_directories_that_hold_nothing_to_report_are_refused(tmp_path):
+    with pytest.raises(RequestError, match="is neither a study nor a run"):
+        collect([tmp_path])
+    (tmp_path / "result.json").write_text('{"half": ')
+    with pytest.raises(RequestError, match="is not the result of a run"):
+        collect([tmp_path])
+    result(status="failed", error="process 0 (log):\nTraceback (most recent call last):\nValueError: too bad").save(
+        tmp_path
+    )
+    with pytest.raises(RequestError, match=r"none of the runs has completed.*ValueError: too bad"):
+        collect([tmp_path])
+
+
+def test_results_of_several_machines_are_merged(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        result().save(tmp_path / name)
+    shown = analyse(collect([tmp_path / "one", tmp_path / "two"]))
+    assert [row.name for row in shown.arms] == ["one: torch ddp 2x1", "two: torch ddp 2x1"]
+    with pytest.raises(RequestError, match="the same directory was given twice"):
+        collect([tmp_path / "one", tmp_path / "two" / ".." / "one"])
+    with pytest.raises(RequestError, match="unknown subject colour"):
+        collect([tmp_path / "one"], subject=["colour"])
+
+
+def test_the_widest_interval_is_of_arms_that_run_and_may_be_compared():
+    fair = [runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)]
+    assert widest_interval(compared(*fair)) == pytest.approx(0.0119, abs=1e-4)
+    assert widest_interval(compared(fair[0], runs("torch", "ddp", SLOW, precision="bfloat16"))) is None
+    assert (
+        widest_interval(compared(runs("torch", "ddp", FAST[:3]), runs("tensorflow", "multiworker", SLOW[:3])))
+        == math.inf
+    )
+    fair[1].failures = ["round 3: killed"]
+    assert widest_interval(compared(*fair)) is None
+
+
+def test_arms_of_different_studies_are_not_paired():
+    """A machine that is 5% slower on the second day would make every arm of that day slower."""
+    first, second = runs("torch", "ddp", SLOW), runs("tensorflow", "multiworker", [0.95 * speed for speed in SLOW])
+    assert compared(first, second).claims[0].outcome == "faster"
+    first.source, second.source = "monday/modes", "tuesday/modes"
+    apart = compared(first, second)
+    assert apart.claims[0].sentence.endswith("are NOT COMPARABLE: study differs.")
+    assert apart.verdict == "NOT COMPARABLE"
+    assert "measure all arms in one" in apart.reasons[-1]
+    baseline = single(SLOW)
+    baseline.source = "tuesday/modes"
+    assert compared(baseline, first).arms[1].efficiency is None
+
+
+def test_directories_of_one_name_are_told_apart(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "modes").mkdir(parents=True)
+        result().save(tmp_path / name / "modes")
+    shown = analyse(collect([tmp_path / "a" / "modes", tmp_path / "b" / "modes"]))
+    assert [row.name for row in shown.arms] == ["a/modes: torch ddp 2x1", "b/modes: torch ddp 2x1"]
+
+
+def test_a_run_of_another_release_with_other_settings_is_refused(tmp_path):
+    made = result()
+    made.model_copy(update={"config": made.config | {"colour": "blue"}}).save(tmp_path)
+    with pytest.raises(RequestError, match=r"with settings that .* does not know \(1 of them\)"):
+        collect([tmp_path])
+
+
+def test_a_failed_run_without_exchange_is_said():
+    arm = runs("torch", "ddp", FAST)
+    arm.ablation_failures = ["round 1: killed"]
+    shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
+    assert "- FAILED torch ddp 2x1: without exchange, round 1: killed" in as_markdown(shown)
+    assert widest_interval(shown) is not None  # the arm itself is in good health
+
+
+def test_a_study_that_lacks_a_run_without_exchange_is_partial():
+    arm = runs("torch", "ddp", FAST)
+    arm.without_exchange = [*arm.runs[:5], None]
+    assert compared(arm).headline.startswith("PARTIAL (5 of 6 rounds are whole).")
+
+
+def renamed(name, arm):
+    arm.name = name
+    return arm
+
+
+def test_a_clear_claim_among_many_says_of_how_many():
+    shown = compared(
+        runs("torch", "ddp", FAST),
+        runs("tensorflow", "multiworker", SLOW),
+        renamed("third", runs("torch", "ddp", SLOW)),
+    )
+    assert shown.headline.endswith("This is the clearest of 3 pairs that may be compared, each judged at 95%.")
+
+
+def test_pairs_with_too_few_rounds_are_not_called_equal():
+    few = renamed("third", runs("torch", "ddp", [*SLOW[:3], None, None, None]))
+    shown = compared(runs("torch", "ddp", SLOW), runs("tensorflow", "multiworker", SLOW[::-1]), few)
+    assert "2 of their 3 pairs have too few rounds" in shown.headline
+
+
+def test_a_failed_arm_meets_every_condition():
+    failed = renamed("third", runs("torch", "ddp", [None] * 6))
+    failed.failures = ["round 1: killed"]
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW), failed)
+    assert list(parse_condition("images_per_second<50").where_it_holds(shown)) == [
+        "images_per_second<50 cannot be judged for third"
+    ]
+
+
+def test_noise_meets_no_condition():
+    noisy = [speed * (1 + 0.1 * (-1) ** number) for number, speed in enumerate(SLOW)]
+    shown = compared(runs("torch", "ddp", noisy), runs("tensorflow", "multiworker", [105.0] * 6))
+    assert shown.claims[0].outcome == "no difference shown"
+    assert shown.claims[0].ratio < 0.97
+    assert list(parse_condition("ratio<0.97").where_it_holds(shown)) == []
+
+
+def test_an_arm_that_was_not_run_cannot_be_judged():
+    missing = renamed("third", runs("torch", "ddp", [None] * 6))
+    shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW), missing)
+    assert "accuracy<0.1 cannot be judged for third" in parse_condition("accuracy<0.1").where_it_holds(shown)
+
+
+def test_what_one_study_is_about_excuses_no_other():
+    pair = [runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW, precision="bfloat16")]
+    other = [
+        renamed(f"other {arm.name}", arm)
+        for arm in (runs("torch", "ddp", FAST), runs("torch", "ddp", SLOW, precision="bfloat16"))
+    ]
+    for arm in pair:
+        arm.source, arm.subject = "monday", ("precision",)
+    for arm in other:
+        arm.source = "tuesday"
+    shown = compared(*pair, *other)
+    outcomes = {(made.first, made.second): made.outcome for made in shown.claims}
+    assert outcomes[pair[0].name, pair[1].name] == "faster"
+    assert outcomes[other[0].name, other[1].name] == "NOT COMPARABLE"
+
+
+def test_the_sheet_shows_what_changed_between_rounds():
+    arm = runs("torch", "ddp", FAST)
+    arm.runs[3] = arm.runs[3].model_copy(update={"precision": "bfloat16"})
+    shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
+    (row,) = (row for row in shown.knobs if row.knob == "precision")
+    assert row.values == ["float32, bfloat16", "float32"]
+
+
+def test_where_there_is_nothing_to_judge_a_condition_says_so():
+    shown = compared(runs("torch", "ddp", FAST), runs("torch", "ddp", SLOW, precision="bfloat16"))
+    (line,) = parse_condition("ratio<0.97").where_it_holds(shown)
+    assert line == "ratio<0.97 cannot be judged: there is no ratio here"
+
+
+def test_an_arm_alone_is_the_one_that_ran():
+    failed = runs("tensorflow", "multiworker", [None])
+    failed.failures = ["round 1: killed"]
+    shown = compared(failed, runs("torch", "ddp", [100.0]), repeats=1)
+    assert shown.headline == "One arm alone: torch ddp 2x1."
+
+
+def test_releases_that_measure_otherwise_are_not_ranked():
+    shown = compared(runs("torch", "ddp", FAST, dpcompare_version="9.9.0"), runs("torch", "ddp", SLOW))
+    assert shown.claims[0].sentence.endswith("NOT COMPARABLE: dpcompare differs.")

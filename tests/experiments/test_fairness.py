@@ -1,0 +1,144 @@
+"""The fairness sheet: what is equal, what is not, and what follows."""
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.experiments.fairness import KNOBS, compare
+from dpcompare.results.result import Evaluation, RunResult
+
+SETTINGS = {
+    "optimizer": {"name": "adam", "betas": [0.9, 0.999], "epsilon": 1e-7},
+    "batchnorm_epsilon": 1e-3,
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "tf32": False,
+    "compilation": "none",
+    "input_threads": 1,
+    "allocator": "keeps memory",
+    "convolution_algorithms": "fixed",
+    "cores": 2,
+}
+
+
+def result(framework="torch", mode="ddp", *, settings=None, workload=None, placement=None, **changes):
+    config = RunConfig(
+        framework=framework,
+        mode=mode,
+        workload=Workload(**workload or {}),
+        placement=Placement(**placement or {}),
+        cluster=Cluster.partition(1 if mode == "single" else 2, device="cpu", num_cores=2),
+    )
+    layout = "NCHW" if framework == "torch" else "NHWC"
+    fields = {
+        "status": "completed",
+        "framework": framework,
+        "mode": mode,
+        "num_nodes": 2,
+        "num_processes": 2,
+        "num_replicas": 2,
+        "device_type": "cpu",
+        "device_names": ["cpu:0", "cpu:1"],
+        "emulated": False,
+        "collective": "gloo" if framework == "torch" else "ring",
+        "model": config.workload.model,
+        "dataset": "digits",
+        "image_size": 64,
+        "global_batch_size": 32,
+        "precision": config.workload.precision,
+        "profile": config.workload.profile,
+        "images_per_second": 100.0,
+        "measured_steps": 40,
+        "wall_seconds": 30.0,
+        "train_loss": [2.0] * 45,
+        "evaluations": [Evaluation(epoch=1, step=45, loss=1.0, accuracy=0.5, count=359)],
+        "sample_order_sha256": "order",
+        "store_sha256": "store",
+        "weights_sha256": "weights",
+        "threads_per_process": 1,
+        "settings": SETTINGS | {"memory_layout": layout} | (settings or {}),
+        "versions": {framework: "2"},
+        "config": config.model_dump(mode="json"),
+    }
+    return RunResult(**fields | changes)
+
+
+def test_a_strict_pair_of_both_frameworks_is_comparable():
+    sheet = compare([result(), result("tensorflow", "multiworker")])
+    assert sheet.verdict == "COMPARABLE"
+    assert sheet.reasons == []
+    differing = {row.knob for row in sheet.rows if not row.equal}
+    assert differing == {"framework", "mode", "exchange", "memory layout", "versions"}
+    judged = sum(knob.must_be_equal for knob in KNOBS.values())
+    assert sheet.summary == f"COMPARABLE ({judged} of {judged} knobs equal)"
+
+
+# One change of one side -> the knobs that must be named.
+CHANGES = {
+    "precision": ({"precision": "bfloat16"}, {"precision"}),
+    "profile": ({"profile": "native", "settings": {"tf32": True}}, {"profile", "TF32"}),
+    "learning rate": ({"workload": {"learning_rate": 0.1}}, {"learning rate"}),
+    "BatchNorm": ({"workload": {"batchnorm": "sync"}}, {"BatchNorm scope"}),
+    "accumulation": ({"workload": {"accumulate": 2}}, {"micro-batches per step"}),
+    "data": ({"store_sha256": "other"}, {"data"}),
+    "order": ({"sample_order_sha256": "other"}, {"sample order"}),
+    "replicas": ({"num_replicas": 4}, {"replicas", "batch per replica"}),
+    "emulation": ({"emulated": True}, {"emulation"}),
+    "cores": ({"settings": {"cores": 4}}, {"cores"}),
+    "autotuning": ({"settings": {"convolution_algorithms": "measured"}}, {"convolution algorithms"}),
+    "regularization": (
+        {"workload": {"regularization": "shared"}, "settings": {"dropout": 0.3, "stochastic_depth": 0.19}},
+        {"regularization", "dropout", "stochastic depth"},
+    ),
+    "weights": ({"weights_sha256": "other"}, {"initial weights"}),
+    "devices": ({"device_names": ["NVIDIA H200"], "device_type": "gpu"}, {"devices", "device names", "device type"}),
+    "release": ({"dpcompare_version": "9.9.1"}, {"dpcompare"}),
+    "warm-up": ({"workload": {"warmup_steps": 0}, "measured_steps": 45}, {"warm-up steps", "measured steps"}),
+    "nodes": (
+        {
+            "nodes": [
+                {"node_rank": rank, "host": f"h{rank}", "device_names": ["cpu:0"], "versions": {"torch": version}}
+                for rank, version in enumerate(("2.15.0", "2.14.1"))
+            ]
+        },
+        {"versions that differ between nodes"},
+    ),
+    "engine": ({"placement": {"engine": "namespaces", "link": "1gbit"}}, {"engine", "link"}),
+    "optimizer": ({"settings": {"optimizer": {"name": "adam", "epsilon": 1e-8}}}, {"optimizer"}),
+}
+
+
+@pytest.mark.parametrize(("changes", "named"), CHANGES.values(), ids=CHANGES)
+def test_one_knob_that_differs_is_named(changes, named):
+    sheet = compare([result(), result("tensorflow", "multiworker", **changes)])
+    assert sheet.verdict == "NOT COMPARABLE"
+    assert {row.knob for row in sheet.rows if row.reason} == named
+    for knob, reason in zip([row.knob for row in sheet.rows if row.reason], sheet.reasons, strict=True):
+        assert reason.startswith(f"{knob} differs or is unknown")
+        assert KNOBS[knob].remedy in reason
+
+
+def test_the_confounds_of_the_article_are_each_named():
+    """DataParallel with 8 loader workers against DDP with 0; dropout in TensorFlow only; brightness that did nothing
+    in TensorFlow; the accuracy of rank 0's padded shard."""
+    padded = [Evaluation(epoch=1, step=45, loss=1.0, accuracy=0.5, count=180)]
+    torch = result(settings={"input_threads": 8}, workload={"augment": ["brightness"]}, evaluations=padded)
+    tensorflow = result("tensorflow", "multiworker", settings={"input_threads": 0, "dropout": 0.5})
+    sheet = compare([torch, tensorflow])
+    assert sheet.verdict == "NOT COMPARABLE"
+    named = {row.knob for row in sheet.rows if row.reason}
+    assert named == {"input threads per process", "dropout", "augmentation", "evaluated samples"}
+
+
+@pytest.mark.parametrize("changes", [{"status": "failed"}, {"settings": {"dropout": None}}, {"store_sha256": None}])
+def test_what_failed_or_was_not_recorded_is_not_comparable(changes):
+    assert compare([result(**changes), result(**changes)]).verdict == "NOT COMPARABLE"
+
+
+def test_the_subject_of_a_comparison_may_differ():
+    pair = [result(), result(precision="bfloat16")]
+    assert compare(pair, subject=["precision"]).verdict == "COMPARABLE"
+    with pytest.raises(ValueError, match="unknown knob"):
+        compare(pair, subject=["colour"])

@@ -1,0 +1,413 @@
+"""Studies: their order, what is run, what is kept, and how they go on after an interruption."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from dpcompare.experiments import study as studies
+from dpcompare.experiments.study import Arm, Study, ablated, estimate_seconds, open_study
+from tests.support.command import dpcompare, start
+
+TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
+
+
+def arm(name="torch single 1x1", mode="single", framework="torch", nodes=1, devices=1, **workload):
+    chosen = Workload(**{"model": "mlp", "image_size": 8, "steps": 4, "warmup_steps": 1} | workload)
+    cluster = Cluster.partition(nodes, devices, device="cpu", num_cores=2)
+    return Arm(name=name, config=RunConfig(framework=framework, mode=mode, workload=chosen, cluster=cluster))
+
+
+def study(**changes):
+    arms = tuple(arm(name=f"arm {letter}") for letter in "abcd")
+    return Study(**{"arms": arms, "repeats": 40} | changes)
+
+
+def test_every_arm_runs_once_in_a_round_in_an_order_of_its_own():
+    orders = [tuple(each.name for each in study().order(number)) for number in range(1, 41)]
+    assert all(sorted(order) == ["arm a", "arm b", "arm c", "arm d"] for order in orders)
+    assert len(set(orders)) > 10
+    first = [order.index("arm a") for order in orders]
+    assert all(3 <= first.count(position) <= 20 for position in range(4))
+    assert orders == [tuple(each.name for each in study().order(number)) for number in range(1, 41)]
+    assert orders[0:9] != [tuple(each.name for each in study(order_seed=1).order(n)) for n in range(1, 10)]
+
+
+def test_every_arm_has_a_folder_of_its_own():
+    names = [
+        "torch ddp 2x1",
+        "torch ddp 2x1 dataset=a_b",
+        "torch ddp 2x1 dataset=a-b",
+        f"torch ddp dataset={'x' * 400}",
+    ]
+    folders = [arm(name=name).folder for name in names]
+    assert folders[0] == "torch-ddp-2x1"
+    assert len(set(folders)) == 4
+    assert max(map(len, folders)) < 100
+    with pytest.raises(ValidationError, match="names of their own"):
+        Study(arms=(arm(name="same"), arm(name="same")), repeats=1)
+
+
+def test_a_study_is_run_by_one_process_at_a_time(tmp_path):
+    open_study(study(), tmp_path / "study")
+    with studies.hold(tmp_path / "study"), pytest.raises(RequestError, match="is being run by another process"):
+        studies.hold(tmp_path / "study").__enter__()
+    with studies.hold(tmp_path / "study"):
+        pass
+
+
+def test_a_half_written_result_counts_as_not_made(tmp_path):
+    (tmp_path / "result.json").write_text('{"status": "comp')
+    assert studies.finished_run(tmp_path) is None
+
+
+def test_only_what_exchanges_gradients_can_be_tried_without():
+    ddp = arm("torch ddp 2x1", "ddp", nodes=2)
+    assert ablated(ddp).config.exchange_gradients is False
+    assert ablated(ddp).ablation_of == ddp.name
+    assert ablated(arm()) is None
+    assert ablated(arm("torch dp 1x2", "dp", devices=2)) is None
+
+
+def test_a_study_goes_on_only_as_the_same_study(tmp_path):
+    open_study(study(repeats=3), tmp_path / "study")
+    assert open_study(study(repeats=5), tmp_path / "study").repeats == 5
+    assert open_study(study(repeats=2), tmp_path / "study").repeats == 5
+    changed = study(arms=(arm(name="arm a", seed=1), *study().arms[1:]))
+    with pytest.raises(RequestError, match=r"holds another study: its arms \(arm a\) differ"):
+        open_study(changed, tmp_path / "study")
+    with pytest.raises(RequestError, match="holds another study: its order_seed differ"):
+        open_study(study(order_seed=1), tmp_path / "study")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    with pytest.raises(RequestError, match="holds other files"):
+        open_study(study(), tmp_path / "other")
+
+
+def test_the_estimate_grows_with_the_rounds():
+    one, _ = estimate_seconds(study(repeats=1), [])
+    three, source = estimate_seconds(study(repeats=3), [])
+    assert three == pytest.approx(3 * one)
+    assert "rough guess" in source
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study of two arms and two rounds; and what the command printed."""
+    folder = tmp_path_factory.mktemp("study") / "out"
+    command = ["compare", "--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--repeats", "2"]
+    done = dpcompare(*command, "--out", folder)
+    assert done.code == 0, done.stderr
+    return folder, command, done
+
+
+@pytest.mark.torch
+def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
+    folder, _, done = finished
+    runs = sorted(path.parent.relative_to(folder) for path in folder.rglob("result.json"))
+    names = ("torch-single-1x1", "torch-single-1x1-seed=0")
+    assert runs == [Path("runs") / number / name for number in ("round-01", "round-02") for name in names]
+    assert "too few rounds to claim anything, 2 rounds of 6 (measured ratio" in done.stdout
+    assert "COMPARABLE (" in done.stdout
+    assert f"next: dpcompare report {folder}" in done.stderr
+
+
+@pytest.mark.torch
+def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
+    folder, command, done = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
+    again = dpcompare(*command, "--out", folder)
+    assert again.code == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")} == before
+    assert again.stdout == done.stdout
+    assert again.stderr.count("not run again, made before: completed") == 4
+
+
+@pytest.mark.torch
+def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
+    folder, command, _ = finished
+    shutil.copytree(folder, tmp_path / "out")
+    run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
+    result = json.loads((run_dir / "result.json").read_text())
+    (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
+    shown = dpcompare("report", tmp_path / "out")
+    assert shown.stdout.startswith("PARTIAL (1 of 2 rounds are whole).")
+    again = dpcompare(*command, "--out", tmp_path / "out")
+    assert again.code == 0, again.stderr
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
+    assert (run_dir.with_name("torch-single-1x1.interrupted-1") / "result.json").is_file()
+
+
+@pytest.mark.torch
+def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
+    arguments = ["--arm", "torch:single", *TINY, "--repeats", "50", "--out", tmp_path / "out"]
+    process = start("compare", *arguments)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("out/runs/*/*/result.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "PARTIAL (" in stdout
+    assert f"with --out {tmp_path / 'out'} goes on from here" in stderr
+    report = dpcompare("report", tmp_path / "out")
+    assert report.code == 0
+    assert "of 50 rounds are whole" in report.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
+    arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--repeats", "2"]
+    done = dpcompare(*arguments, "--out", tmp_path / "out", PYTHONPATH=str(_broken_ddp(tmp_path)))
+    assert done.code == 1
+    assert "error: some runs failed: torch ddp 2x1" in done.stderr
+    assert "FAILED torch ddp 2x1: round 1: " in done.stdout
+    assert "round 2: torch ddp 2x1: not run again, its arm has failed" in done.stderr
+    assert len(list(tmp_path.glob("out/runs/*/torch-single-1x1/result.json"))) == 2
+    again = dpcompare(*arguments, "--out", tmp_path / "out", "--json")
+    assert again.code == 1
+    assert [bool(row["failures"]) for row in again.json["arms"]] == [False, True]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_failed_run_can_be_made_again(tmp_path):
+    arguments = ["compare", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--out", tmp_path / "out"]
+    assert dpcompare(*arguments, PYTHONPATH=str(_broken_ddp(tmp_path))).code == 1
+    assert "every run failed, so nothing can be compared" in dpcompare(*arguments).stderr
+    again = dpcompare(*arguments, "--retry-failed")
+    assert again.code == 0, again.stderr
+    assert {path.name for path in tmp_path.glob("out/runs/round-01/*")} == {"torch-ddp-2x1", "torch-ddp-2x1.failed-1"}
+
+
+def _broken_ddp(folder):
+    (folder / "sitecustomize.py").write_text(
+        "import sys\nif 'dpcompare.worker' in sys.argv[0:1] + sys.orig_argv and 'LOCAL_RANK' in __import__('os').environ:\n"
+        "    raise SystemExit('broken on purpose')\n"
+    )
+    return folder
+
+
+@pytest.mark.torch
+def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
+    done = dpcompare("compare", "--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "1,2", *TINY, "--repeats", "3",
+                     "--out", tmp_path / "out", "--dry-run", "--json")  # fmt: skip
+    assert done.code == 0, done.stderr
+    assert {run["arm"] for run in done.json["runs"]} == {"torch single 1x1", "torch ddp 1x1", "torch ddp 2x1"}
+    assert len(done.json["runs"]) == 9
+    assert done.json["estimated_seconds"] > 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.root
+def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
+    """In a mount namespace of its own, on a disk of 100 KiB."""
+    command = f"{sys.executable} -m dpcompare"
+    script = f"""
+        mount -t tmpfs -o size=100k none {tmp_path} || exit 77
+        {command} compare --arm torch:single --arm torch:single,seed=1 {" ".join(TINY)} --repeats 9 --out {tmp_path}/out
+        echo "exit code $?"
+        {command} report {tmp_path}/out
+    """
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=300)
+    if done.returncode == 77:
+        pytest.skip("no file system may be mounted here")
+    assert "exit code 1" in done.stdout, done.stderr
+    assert "error: the study has stopped: " in done.stderr
+    assert "No space left on device" in done.stderr
+    assert f"--out {tmp_path}/out goes on" in done.stderr
+    (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are whole\)", done.stdout)
+    assert int(whole) >= 2
+
+
+@pytest.mark.torch
+def test_a_dry_run_counts_images_without_preparing_them(tmp_path, photos, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
+    arguments = ["compare", "--arm", "torch:single", *TINY[:4], "--device", "cpu", "--dataset", photos, "--dry-run"]
+    done = dpcompare(*arguments, "--global-batch-size", "4")
+    assert done.code == 0, done.stderr
+    assert "1 run, about" in done.stdout
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    assert "holds other files" in dpcompare(*arguments, "--out", tmp_path / "taken").stderr
+
+
+@pytest.mark.torch
+def test_a_study_file_gives_options_by_their_names(tmp_path):
+    (tmp_path / "study.toml").write_text(
+        'arm = ["torch:single", "torch:ddp,profile=native"]\nnodes = [1, 2]\nrepeats = 2\nmodel = "mlp"\n'
+        'image_size = 8\nsteps = 4\nwarmup_steps = 1\ndevice = "cpu"\n'
+    )
+    done = dpcompare("compare", tmp_path / "study.toml", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert {run["arm"] for run in done.json["runs"]} == {
+        "torch single 1x1",
+        "torch ddp 1x1 profile=native",
+        "torch ddp 2x1 profile=native",
+    }
+    assert len(done.json["runs"]) == 6
+
+
+REFUSED = {
+    "an unknown mode": (["--arm", "torch:ddpp"], "unknown mode 'ddpp' of torch.*Did you mean 'ddp'"),
+    "an arm that is there twice": (["--arm", "torch:single", "--arm", "torch:single"], "torch single 1x1 twice"),
+    "an arm without mode": (["--arm", "torch"], "expected FRAMEWORK:MODE"),
+    "an unknown option of an arm": (["--arm", "torch:ddp,precison=float64"], "Did you mean 'precision'"),
+    "a value that is none": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
+    "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
+    "no second arm to be compared with": (
+        ["--arm", "torch:single", "--until", "2%"],
+        "expected at least 2, whose ratio",
+    ),
+    "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
+    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
+    "a batch that does not divide": (
+        ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
+        "torch:ddp on 3x1: .*does not divide",
+    ),
+    "a wrong request of all modes": (
+        ["--global-batch-size", "33", "--device", "cpu"],
+        "received 33, which does not divide",
+    ),
+    "a topology that no arm has": (["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"], "none of the topologies"),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_wrong_requests_are_refused_before_anything_starts(arguments, message, tmp_path):
+    refused = dpcompare("compare", *arguments, "--out", tmp_path / "out")
+    assert refused.code == 2
+    with pytest.raises(AssertionError, match=f"(?s){message}"):
+        raise AssertionError(refused.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+def test_arms_that_cannot_run_can_be_skipped():
+    arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "3", *TINY, "--dry-run"]
+    assert dpcompare(*arguments).code == 2
+    done = dpcompare(*arguments, "--skip-unusable")
+    assert done.code == 0
+    assert "left out: torch:ddp on 3x1" in done.stderr
+
+
+def test_every_mistake_in_a_study_file_is_named(tmp_path):
+    (tmp_path / "study.toml").write_text('arms = ["torch:ddp"]\nrepeats = "six"\nnodes = "two"\nprecision = "half"\n')
+    refused = dpcompare("compare", tmp_path / "study.toml")
+    assert refused.code == 2
+    for part in ("study.toml:1: key 'arms' is unknown", "study.toml:2: key 'repeats': received 'six'",
+                 "study.toml:3: key 'nodes': received 'two'", "study.toml:4: key 'precision': received 'half'"):  # fmt: skip
+        assert part in refused.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_by_default_every_mode_is_compared(tmp_path):
+    """The first command of the README, with a tiny model."""
+    tiny = ["--model", "toy-cnn", "--image-size", "32", "--steps", "7", "--device", "cpu"]
+    done = dpcompare("compare", *tiny, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    assert [row["name"] for row in done.json["arms"]] == [
+        "torch single 1x1",
+        "torch dp 1x2",
+        "torch ddp 2x1",
+        "tensorflow single 1x1",
+        "tensorflow mirrored 1x2",
+        "tensorflow multiworker 2x1",
+    ]
+    outcomes = {(made["first"], made["second"]): made["outcome"] for made in done.json["claims"]}
+    assert outcomes["torch ddp 2x1", "tensorflow multiworker 2x1"] == "too few rounds"
+    assert outcomes["torch single 1x1", "tensorflow single 1x1"] == "too few rounds"
+    assert outcomes["torch dp 1x2", "torch ddp 2x1"] == "NOT COMPARABLE"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
+    arguments = ["--arm", "torch:ddp", "--nodes", "2", *TINY, "--ablate", "--repeats", "2"]
+    done = dpcompare("compare", *arguments, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    (row,) = done.json["arms"]
+    assert row["communication_ms"] is not None
+    assert set(row["step_parts_ms"]) == {"waiting for data", "communication", "computing", "other"}
+
+
+@pytest.mark.torch
+def test_another_terminal_can_watch(finished):
+    folder, _, _ = finished
+    shown = dpcompare("watch", folder, "--once")
+    assert shown.code == 0
+    assert shown.stdout.count("2/2") == 2
+    assert "every run has ended" in shown.stdout
+    assert "torch single 1x1 seed=0" in shown.stdout
+    assert dpcompare("watch", folder.parent).code == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path):
+    arguments = ["--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--out", tmp_path / "out", "--json"]
+    done = dpcompare("compare", *arguments, "--until", "0.0001%", "--budget", "1s")
+    assert done.code == 0, done.stderr
+    assert done.json["repeats"] == 1
+    assert done.json["stopped_by"].startswith("the time is up (")
+    assert "there are too few for an interval" in done.json["stopped_by"]
+    shown = dpcompare("report", tmp_path / "out")
+    assert "Rounds were added until the time is up" in shown.stdout
+
+
+def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(studies, "run_study", lambda study, *arguments, **options: made.append(study.repeats))
+    widths = iter([0.05, 0.03, 0.019])
+    begun = study(repeats=6)
+    ended = studies.add_rounds(
+        begun, tmp_path, studies.Watcher(), wide=lambda folder: next(widths), until=0.02, budget_seconds=1e9
+    )
+    assert made == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert ended.repeats == 8
+    assert ended.stopped_by == "every interval is within 1.9% (2.0% asked for)"
+    ended = studies.add_rounds(
+        begun, tmp_path, studies.Watcher(), wide=lambda folder: None, until=0.02, budget_seconds=1e9
+    )
+    assert (ended.repeats, ended.stopped_by) == (6, "no two arms that run may be compared")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--until", "2"], "--until: received '2', expected a percentage"),
+        (["--until", "2%", "--budget", "soon"], "--budget: received 'soon', expected a time"),
+        (["--budget", "30m"], "without --until"),
+    ],
+)
+def test_wrong_limits_are_refused(arguments, message):
+    refused = dpcompare("compare", *arguments)
+    assert refused.code == 2
+    assert message in refused.stderr
+
+
+@pytest.mark.torch
+def test_event_files_hold_every_loss(finished, tmp_path):
+    folder, _, _ = finished
+    assert dpcompare("report", folder, "--tensorboard", tmp_path / "events").code == 0
+    files = sorted(tmp_path.glob("events/*/events*"))
+    assert len(files) == 4
+    assert files[0].read_bytes().count(b"train/loss") == 4
+    assert b"evaluation/accuracy" in files[0].read_bytes()

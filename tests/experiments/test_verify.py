@@ -1,0 +1,278 @@
+"""verify: what it runs, that it passes, and that each of its checks can fail."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from dpcompare.errors import RunFailedError
+from dpcompare.experiments.checks import zero_gradients
+from dpcompare.experiments.verify import (
+    TOLERANCES,
+    Group,
+    _workload,
+    compare_sides,
+    config_of,
+    plan_groups,
+    run_side,
+    usable_arms,
+)
+from dpcompare.models.architectures import MODELS
+from tests.support.command import dpcompare
+from tests.support.faults import FAULTS
+
+BOTH = ("torch", "tensorflow")
+ALL = ("single", "dp", "ddp", "mirrored", "multiworker")
+
+
+def group(replicas=1, optimizer="sgd", modes=ALL, regularization="off"):
+    workload = _workload("toy-bn", optimizer, "float64", 16, quick=False, regularization=regularization)
+    return Group(workload=workload, arms=usable_arms(BOTH, modes, replicas))
+
+
+def test_a_plan_covers_every_mode_at_every_number_of_replicas():
+    groups = plan_groups(BOTH, ALL, model="efficientnet-b2", replicas=[1, 2, 4], precisions=["float64"], quick=False)
+    sizes = {(g.workload.model, g.workload.optimizer, len(g.arms), g.kind) for g in groups}
+    assert sizes == {
+        ("efficientnet-b2", "sgd", 2, "modes"),
+        ("efficientnet-b2", "adam", 2, "modes"),
+        ("efficientnet-b2", "sgd", 4, "modes"),
+        ("efficientnet-b2", "adam", 4, "modes"),
+        ("toy-bn", "sgd", 4, "modes"),
+        ("toy-bn", "adam", 4, "modes"),
+        ("mlp", "sgd", 8, "accumulation"),
+    }
+
+
+def test_a_quick_plan_has_the_big_model_on_one_device_only():
+    groups = plan_groups(
+        BOTH, ALL, model="efficientnet-b2", replicas=[1, 2], precisions=["float32", "float64"], quick=True
+    )
+    assert {len(g.arms) for g in groups if g.workload.model == "efficientnet-b2"} == {2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--modes", "single,ddpp"], "unknown mode 'ddpp'.*Did you mean 'ddp'"),
+        (["--frameworks", "jax"], "unknown framework 'jax'"),
+        (["--model", "resnet"], "unknown model 'resnet'"),
+        (["--replicas", "3"], r"--replicas: received 3, .* expected some of 1, 2, 4, 8"),
+        (["--replicas", "0"], "--replicas: received 0"),
+        (["--replicas", "two"], "received 'two', expected numbers"),
+        (["--precision", "float16"], "expected float32 and/or float64"),
+        (["--frameworks", "torch", "--modes", "dp", "--replicas", "1"], "nothing to compare"),
+        (["--replicas", ","], "--replicas: received none"),
+    ],
+)
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_wrong_requests_are_refused(arguments, message):
+    refused = dpcompare("verify", *arguments)
+    assert refused.code == 2
+    with pytest.raises(AssertionError, match=f"(?s){message}"):
+        raise AssertionError(refused.stderr)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """The sides of a group, each run once per module."""
+
+    @cache
+    def run(replicas, optimizer, number, regularization="off"):
+        chosen = group(replicas, optimizer, regularization=regularization)
+        arm = chosen.arms[number]
+        return run_side(arm, config_of(arm, chosen.workload, "cpu", {}), tmp_path_factory.mktemp("side") / "run")
+
+    return run
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize(
+    ("replicas", "optimizer", "regularization"),
+    [
+        (1, "sgd", "off"),
+        pytest.param(2, "adam", "shared", marks=pytest.mark.slow),
+        pytest.param(1, "adam", "off", marks=pytest.mark.slow),
+        pytest.param(2, "sgd", "off", marks=pytest.mark.slow),
+        pytest.param(1, "adam", "shared", marks=pytest.mark.slow),
+    ],
+)
+def test_all_modes_pass_every_check(healthy, replicas, optimizer, regularization):
+    """The control of the faults below: the same sides, unbroken."""
+    chosen = group(replicas, optimizer, regularization=regularization)
+    sides = [healthy(replicas, optimizer, number, regularization) for number in range(len(chosen.arms))]
+    checks = list(compare_sides(chosen, sides, {}))
+    assert [check.name for check in checks if not check.passed] == []
+    assert ("regularization" in {check.name for check in checks}) == (regularization == "shared")
+    assert {check.name for check in checks} <= set(TOLERANCES)
+
+
+def changed(side, *, losses=None, accuracy=None, **arrays):
+    """A copy of a side with other losses, another accuracy or a change to some of its arrays."""
+    result = side.result
+    if losses is not None:
+        result = result.model_copy(update={"train_loss": losses})
+    if accuracy is not None:
+        evaluation = result.evaluations[-1].model_copy(update={"accuracy": accuracy})
+        result = result.model_copy(update={"evaluations": [evaluation]})
+    return replace(side, result=result, arrays=side.arrays | arrays)
+
+
+NAN = {
+    "losses over sgd steps": lambda side: changed(side, losses=[*side.result.train_loss[:-1], None]),
+    "gradient of each tensor": lambda side: changed(
+        side, **{"slots.momentum.classifier.bias": side.arrays["slots.momentum.classifier.bias"] * np.nan}
+    ),
+    "BatchNorm statistics": lambda side: changed(
+        side, **{"trained.bn2.running_var": side.arrays["trained.bn2.running_var"] * np.nan}
+    ),
+    "training logits": lambda side: changed(side, training_logits=side.arrays["training_logits"] * np.nan),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", NAN)
+def test_what_is_not_a_number_does_not_pass(healthy, name):
+    sides = [healthy(1, "sgd", 0), NAN[name](healthy(1, "sgd", 1))]
+    failed = {check.name: check.measured for check in compare_sides(group(), sides, {}) if not check.passed}
+    assert failed[name] == np.inf
+
+
+# What no fault below shows first: check -> a side in which just that is off.
+SMALL_CHANGES = {
+    "first loss": lambda side: changed(side, losses=[side.result.train_loss[0] + 1e-9, *side.result.train_loss[1:]]),
+    "training logits": lambda side: changed(side, training_logits=side.arrays["training_logits"] * (1 + 1e-9)),
+    "losses over 2 steps": lambda side: changed(
+        side, losses=[side.result.train_loss[0], side.result.train_loss[1] + 1e-9, *side.result.train_loss[2:]]
+    ),
+    "gradient": lambda side: changed(
+        side, **{name: a * (1 + 1e-9) for name, a in side.arrays.items() if name.startswith("slots.")}
+    ),
+    "gradient of each tensor": lambda side: changed(
+        side, **{"slots.momentum.bn2.bias": side.arrays["slots.momentum.bn2.bias"] * (1 + 1e-6)}
+    ),
+    "one step of sgd": lambda side: changed(
+        side, **{"stepped.classifier.bias": side.arrays["stepped.classifier.bias"] * (1 + 1e-6)}
+    ),
+    "accuracy (samples)": lambda side: changed(side, accuracy=side.result.evaluations[-1].accuracy + 1 / 41),
+}
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", SMALL_CHANGES)
+def test_a_small_change_is_caught_by_the_check_of_its_name(healthy, name):
+    sides = [healthy(1, "sgd", 0), SMALL_CHANGES[name](healthy(1, "sgd", 1))]
+    assert name in {check.name for check in compare_sides(group(), sides, {}) if not check.passed}
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_every_arm_of_an_accumulation_counts(healthy):
+    (chosen,) = [
+        g
+        for g in plan_groups(BOTH, ALL, model="toy-bn", replicas=[2], precisions=["float64"], quick=True)
+        if g.kind == "accumulation"
+    ]
+    assert len(set(chosen.arms)) == len(chosen.arms) == 8
+    side = healthy(1, "sgd", 0)
+    for position in range(1, len(chosen.arms)):
+        sides = [replace(side, arm=arm) for arm in chosen.arms]
+        sides[position] = changed(sides[position], losses=[loss + 1 for loss in side.result.train_loss])
+        (check,) = compare_sides(chosen, sides, {})
+        assert not check.passed
+        assert check.pair.endswith(str(chosen.arms[position]))
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_where_one_side_ran_alone_what_compares_it_has_failed(healthy):
+    checks = list(compare_sides(group(), [healthy(1, "sgd", 0)], {}))
+    assert {check.name for check in checks if check.passed} == {
+        "weight round trip",
+        "sample order",
+        "pixels and augmentation",
+    }
+
+
+@pytest.mark.parametrize(("scale", "first_stage"), [("b0", 1), ("b2", 2), ("b5", 3)])
+def test_the_zero_gradients_of_every_efficientnet(scale, first_stage):
+    names = MODELS[f"efficientnet-{scale}"].shapes(64, 10)
+    zero = zero_gradients(names)
+    blocks = {
+        name.rsplit(".", 3)[0] for name in names if name.startswith("blocks.") and name.endswith("conv_dw.weight")
+    }
+    num_blocks = sum(1 for name in names if name.endswith("conv_dw.weight"))
+    assert blocks
+    assert len(zero) == num_blocks - first_stage + 1
+    assert f"blocks.0.{first_stage - 1}.bn2.bias" in zero
+
+
+def test_every_check_has_a_fault_or_a_change_that_it_catches():
+    shown = {fault.caught_by for fault in FAULTS.values()} | set(SMALL_CHANGES) | set(NAN)
+    shown |= {"accumulation = replicas = one batch"}  # test_every_arm_of_an_accumulation_counts
+    # The same difference as over sgd steps.
+    assert set(TOLERANCES) - shown == {"losses over adam steps"}
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monkeypatch, capsys):
+    fault = FAULTS[name]
+    chosen = group(fault.replicas, fault.optimizer, regularization=fault.regularization)
+    position = [arm.framework for arm in chosen.arms].index(fault.framework)
+    if fault.replicas > 1:
+        position = [arm.mode for arm in chosen.arms].index("ddp")
+    other = next(n for n, arm in enumerate(chosen.arms) if arm.framework != fault.framework)
+    reference = healthy(fault.replicas, fault.optimizer, other, fault.regularization)
+    fault.install(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    arm = chosen.arms[position]
+    config = config_of(arm, chosen.workload, "cpu", {})
+    if fault.caught_by == "run":
+        with pytest.raises(RunFailedError, match="each of the 41 validation samples once"):
+            run_side(arm, config, tmp_path / "run")
+        return
+    checks = list(compare_sides(chosen, [reference, run_side(arm, config, tmp_path / "run")], {}))
+    failed = {check.name: check for check in checks if not check.passed}
+    with capsys.disabled():
+        caught = failed.get(fault.caught_by)
+        figures = f"{caught.measured:.1e} against {caught.tolerance:.0e}" if caught else "not caught"
+        print(f"\n| {name} | {fault.framework} | {fault.caught_by} | {figures} | {', '.join(failed)} |")
+    assert fault.caught_by in failed
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
+    FAULTS["a sample dropped in evaluation"].install(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = dpcompare("verify", "--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json")
+    assert done.code == 3
+    failed = {check["name"]: check for check in done.json["checks"] if not check["passed"]}
+    assert "each of the 41 validation samples once" in failed["run"]["detail"]
+    assert failed["training logits"]["measured"] is None
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_one_framework_alone_passes_and_the_other_is_named(tmp_path):
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
+    python = str(tmp_path / "empty" / "bin" / "python")
+    arguments = ["--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]
+    done = dpcompare("verify", *arguments, DPCOMPARE_TENSORFLOW_PYTHON=python)
+    assert done.code == 0, done.stderr
+    assert done.json["passed"] is True
+    assert {"name", "modes", "precision", "measured", "tolerance", "passed"} <= set(done.json["checks"][0])
+    assert "left out: tensorflow is not usable" in done.stderr
+    assert {check["pair"].split()[0] for check in done.json["checks"]} == {"torch"}

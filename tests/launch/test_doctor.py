@@ -1,0 +1,121 @@
+"""The diagnosis of this machine, and that it can find something wrong."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.launch import doctor as diagnosis
+from dpcompare.launch.doctor import judge_versions
+from tests.conftest import NVIDIA_SMI
+from tests.support.command import dpcompare
+
+
+def test_a_look_without_trials_tells_of_everything():
+    done = dpcompare("doctor", "--no-trials", "--json", "--device", "cpu")
+    names = {finding["name"]: finding for finding in done.json["findings"]}
+    assert {"dpcompare", "system", "cores", "ports", "/dev/shm", "open files", "torch", "tensorflow", "GPUs"} <= set(
+        names
+    )
+    assert done.code == (0 if done.json["usable"] else 3)
+    assert names["ports"]["status"] == "ok"
+
+
+def test_an_interpreter_that_is_none_is_a_problem(tmp_path):
+    done = dpcompare("doctor", "--no-trials", "--python", f"torch={tmp_path / 'nowhere'}")
+    assert done.code == 3
+    assert "problem torch: the interpreter" in done.stdout
+    assert "name one that holds dpcompare[torch]" in done.stdout
+
+
+def environment(folder: Path, **packages: list[str]) -> str:
+    """An interpreter that sees distributions of these names with these files."""
+    site = folder / "site"
+    for name, files in packages.items():
+        info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_cuda_wheels_that_claim_the_same_files_are_found(tmp_path):
+    library = "nvidia/nccl/lib/libnccl.so.2"
+    both = {"nvidia-nccl-cu12": [library], "nvidia-nccl-cu13": [library], "torch": [], "timm": []}
+    python = environment(tmp_path, **both)
+    done = dpcompare("doctor", "--no-trials", "--python", f"torch={python}", "--json")
+    assert done.code == 3
+    (found,) = [finding for finding in done.json["findings"] if finding["name"] == "torch CUDA wheels"]
+    assert found["found"].endswith("nvidia-nccl-cu12 and nvidia-nccl-cu13")
+    assert "an environment of its own" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "status", "text"),
+    [
+        ({"torch": "2.15.0", "timm": "1.0.31", "python": "3.11.7"}, "ok", "torch 2.15.0"),
+        ({"torch": "2.1.5", "timm": "1.0.31", "python": "3.11.7"}, "note", "tested with torch 2.15"),
+        ({"torch": "2.15.0+cu132", "timm": "1.0.31", "python": "3.13.0"}, "note", "tested with python 3.11"),
+        ({"python": "3.11.7"}, "problem", "torch, timm not installed"),
+    ],
+)
+def test_versions_are_judged_by_what_was_tested(versions, status, text):
+    (finding,) = judge_versions("torch", ("torch", "timm"), versions, "python")
+    assert finding.status == status
+    assert text in finding.found + finding.remedy
+
+
+@pytest.mark.torch
+def test_a_mode_that_works_says_how():
+    finding = diagnosis.trial("torch", "ddp", Cluster.partition(2, 1, device="cpu"), {})
+    assert finding.status == "ok"
+    assert finding.found.startswith("works on 2 cpu replicas, exchange gloo")
+
+
+def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
+    tried = []
+
+    def note(framework, mode, cluster, interpreters, name=None):
+        tried.append((mode, cluster.devices, name))
+        return diagnosis.Finding(name=name or mode, status="ok", found="")
+
+    install_gpus(NVIDIA_SMI)
+    monkeypatch.setattr(diagnosis, "trial", note)
+    monkeypatch.setattr(diagnosis, "_framework", lambda *arguments: iter(()))
+    list(diagnosis.diagnose({}, device="auto", trials=True))
+    pairs = [(devices, name) for mode, devices, name in tried if name]
+    assert len(pairs) == 6
+    assert pairs[0][1] == f"exchange between GPUs {pairs[0][0][0]} and {pairs[0][0][1]}"
+    assert len({frozenset(devices) for devices, _ in pairs}) == 6
+
+
+@pytest.mark.torch
+def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'dpcompare.worker' in sys.orig_argv:\n    import time; time.sleep(60)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(diagnosis, "TRIAL_SECONDS", 3)
+    hanging = diagnosis.trial("torch", "single", Cluster.partition(device="cpu"), {})
+    assert (hanging.status, hanging.found) == ("problem", "no end after 3 s")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nif 'dpcompare.worker' in sys.orig_argv:\n    raise SystemExit('broken on purpose')\n"
+    )
+    failing = diagnosis.trial("torch", "single", Cluster.partition(device="cpu"), {})
+    assert failing.status == "problem"
+    assert "keeps all logs" in failing.remedy
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_noise_tells_what_can_be_detected():
+    done = dpcompare("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
+    noise = json.loads(done.stdout)["noise"]
+    assert noise["rounds"] == 6
+    assert 0 < noise["detectable"] < float("inf")  # how much, is the machine's
+    assert "Here a study of 6 rounds" in noise["sentence"]

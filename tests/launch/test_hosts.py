@@ -1,0 +1,387 @@
+"""Hosts that are machines of their own to the processes: by hand, and as network namespaces."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import threading
+import time
+
+import numpy
+import pytest
+
+from dpcompare.launch.engines.hosts import SSH
+from dpcompare.launch.outcome import Deadlines, NodeEnd
+from dpcompare.launch.rendezvous import Card, MeetingError, Room, listening, meet
+from dpcompare.launch.supervise import _Watch
+from dpcompare.results.events import EventTail
+from dpcompare.system.addresses import own_address
+from dpcompare.system.network_namespace import isolated
+from dpcompare.system.processes import is_alive
+from tests.support.command import dpcompare, start
+from tests.support.marks import with_mark
+
+TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
+MODES = [
+    pytest.param(["--framework", "torch", "--mode", "ddp"], marks=pytest.mark.torch, id="torch"),
+    pytest.param(["--framework", "tensorflow", "--mode", "multiworker"], marks=pytest.mark.tensorflow, id="tensorflow"),
+]
+TORCH = MODES[0].values[0]
+HERE = ["--engine", "hosts", "--hosts", "127.0.0.1,localhost", "--cores-per-node", "1", "--device", "cpu"]
+
+
+def card(rank, port=1, **changes):
+    return Card(**{"node_rank": rank, "host": f"h{rank}", "address": "127.0.0.1", "port": port, "versions": {"dpcompare": "1"}} | changes)  # fmt: skip
+
+
+def commands_of(process, count):
+    """What it asks to be run on the hosts."""
+    found = []
+    for line in process.stderr:
+        if match := re.match(r"\s*on (\S+): (.*)", line):
+            found.append(shlex.split(match[2]))
+        if len(found) == count:
+            return found
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize("mode", [MODES[0], with_mark(MODES[1], pytest.mark.slow)])
+def test_the_commands_of_two_terminals_make_one_run(tmp_path, mode):
+    run = start("run", *HERE, *mode, *TINY, "--steps", "8", "--json", "--run-dir", tmp_path / "run")
+    terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]
+    stdout, stderr = run.communicate(timeout=120)
+    assert run.returncode == 0, stderr
+    assert [terminal.wait(20) for terminal in terminals] == [0, 0]
+    assert json.loads(stdout)["num_nodes"] == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_run_whose_nodes_differ_in_versions_says_so(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import numpy\nnumpy.__version__ = '0.1'\n")
+    short = ["--steps", "4", "--warmup-steps", "0"]
+    run = start("run", *HERE, *TORCH, *TINY, *short, "--run-dir", tmp_path / "run")
+    environments = [os.environ, os.environ | {"PYTHONPATH": str(tmp_path)}]
+    terminals = [
+        subprocess.Popen(command, env=environment)
+        for command, environment in zip(commands_of(run, 2), environments, strict=True)
+    ]
+    stdout, stderr = run.communicate(timeout=120)
+    assert run.returncode == 0, stderr
+    assert [terminal.wait(20) for terminal in terminals] == [0, 0]
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    both = [node["versions"]["numpy"] for node in result["nodes"]]
+    assert both == [numpy.__version__, "0.1"]
+    assert re.search(rf"numpy differs\W+node 0: {both[0]}, node 1: 0.1", stdout)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_host_where_nothing_is_started_is_named(tmp_path):
+    run = start("run", *HERE, *TORCH, *TINY, "--steps", "8", "--start-timeout", "3", "--run-dir", tmp_path / "run")
+    first, _ = commands_of(run, 2)
+    terminal = subprocess.Popen(first, stderr=subprocess.PIPE, text=True)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "has waited 3 s for node 1 to begin" in said
+    assert "is not the same folder there and here" in said
+    assert "has waited 3 s for node 1" in terminal.communicate()[1]
+    assert terminal.returncode == 1
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_ctrl_c_ends_the_hosts_too(tmp_path):
+    run = start("run", *HERE, *TORCH, *TINY, "--steps", "100000", "--run-dir", tmp_path / "run")
+    terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]
+    tail = EventTail(tmp_path / "run", range(2))
+    while not any(event["kind"] == "train" for event in tail.new_events()):
+        assert run.poll() is None
+        time.sleep(0.1)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert [terminal.wait(20) for terminal in terminals] == [1, 1]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        (["--hosts", "no-such-host.invalid,127.0.0.1"], "hosts: 'no-such-host.invalid' cannot be resolved here"),
+        (["--hosts", "127.0.0.1,127.0.0.1"], "expected each once"),
+        (["--hosts", "127.0.0.1,localhost", "--nodes", "3"], "hosts: received 2 for 3 nodes; expected one per node"),
+        (["--hosts", ""], "hosts: received none"),
+        (["--hosts", "127.0.0.1,localhost", "--link", "1gbit"], "link: received with engine hosts; expected engine namespaces"),
+        (["--hosts", "127.0.0.1,localhost", "--isolate"], "isolate: received with engine hosts"),
+        (["--hosts", "127.0.0.1,localhost", "--partition", "p"], "partition: received with engine hosts; expected engine slurm"),
+    ],
+    ids=["name", "twice", "number", "none", "link", "isolate", "partition"],
+)  # fmt: skip
+def test_hosts_that_make_no_run_are_refused(tmp_path, asked, says):
+    refused = dpcompare("run", "--engine", "hosts", *TORCH, *TINY, "--global-batch-size", "12", "--device", "cpu", *asked,
+                        "--run-dir", tmp_path / "run")  # fmt: skip
+    assert refused.code == 2, refused.stderr
+    assert says in refused.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_there_is_no_slurm_here(tmp_path):
+    refused = dpcompare(
+        "run", "--engine", "slurm", *TORCH, "--device", "cpu", "--run-dir", tmp_path / "run", PATH="/nowhere"
+    )
+    if "not installed" not in refused.stderr:
+        assert refused.code == 2
+        assert "sinfo is not found; expected a machine from which Slurm is used" in refused.stderr
+
+
+def test_a_run_directory_that_waits_for_nobody_is_refused(tmp_path):
+    refused = dpcompare("node", tmp_path, "--node-rank", "0")
+    assert refused.code == 2
+    assert "holds no readable attempt.json" in refused.stderr
+
+
+def test_ssh_asks_nothing():
+    assert "BatchMode=yes" in SSH
+
+
+@pytest.mark.torch
+def test_without_ssh_it_is_refused_before_anything_starts(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    refused = dpcompare(
+        "run", "--engine", "hosts", "--hosts", "localhost", "--ssh", *TORCH, *TINY, "--run-dir", tmp_path / "run"
+    )
+    assert refused.code == 2
+    assert "--ssh: ssh is not installed here" in refused.stderr
+
+
+def both_meet(tmp_path, cards, seconds=10.0):
+    """Each node in a thread; returns what came of it."""
+    room = Room.open(tmp_path, len(cards))
+    outcomes = {}
+
+    def part(own):
+        try:
+            outcomes[own.node_rank] = [each.node_rank for each in meet(room, own, seconds)]
+        except MeetingError as error:
+            outcomes[own.node_rank] = str(error)
+
+    threads = [threading.Thread(target=part, args=(own,)) for own in cards]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def test_nodes_meet_and_reach_each_other(tmp_path):
+    with listening("127.0.0.1") as first, listening("127.0.0.1") as second:
+        cards = [card(rank, each.getsockname()[1]) for rank, each in enumerate((first, second))]
+        assert both_meet(tmp_path, cards) == {0: [0, 1], 1: [0, 1]}
+
+
+def test_different_releases_are_told_by_every_node(tmp_path):
+    cards = [card(0), card(1, versions={"dpcompare": "2"})]
+    outcomes = both_meet(tmp_path, cards)
+    assert all("different releases of dpcompare: node 0 (h0) 1, node 1 (h1) 2" in outcomes[rank] for rank in (0, 1))
+
+
+def test_a_port_that_nobody_answers_on_is_told(tmp_path):
+    with socket.socket() as silent:  # bound, so that nobody else takes it, and not listening
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        room = Room.open(tmp_path, 2)
+        room.write_card(card(1, port))
+        with listening("127.0.0.1") as own, pytest.raises(MeetingError) as refused:
+            meet(room, card(0, own.getsockname()[1]), 5.0)
+    assert f"node 0 (h0) cannot reach node 1 (h1) at 127.0.0.1:{port}" in str(refused.value)
+    assert "open them between the hosts" in str(refused.value)
+
+
+def test_an_address_of_another_machine_is_told():
+    with (
+        pytest.raises(MeetingError, match=r"192\.0\.2\.1 is to be this machine, and is no address of"),
+        listening("192.0.2.1"),
+    ):
+        pass
+
+
+def end(rank, **changes):
+    return NodeEnd(**{"node_rank": rank, "host": f"h{rank}", "time": 1.0, "status": None} | changes)
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (lambda room, run_dir: room.stop(), "all nodes were told to stop"),
+        (lambda room, run_dir: room.write_end(end(1, status=1)), "node 1 (h1) has failed"),
+        (lambda room, run_dir: room.write_end(end(1, stopped=True)), "node 1 (h1) was ended"),
+        (lambda room, run_dir: room.write_end(end(1, status=0)), None),
+        (lambda room, run_dir: Room.open(run_dir, 2), "another attempt of this run has begun"),
+        (lambda room, run_dir: None, None),
+    ],
+    ids=["stop", "failure", "end", "success", "attempt", "nothing"],
+)
+def test_what_ends_a_node(tmp_path, happens, says):
+    room = Room.open(tmp_path, 2)
+    assert room.why_stopped(0) is None
+    happens(room, tmp_path)
+    assert room.why_stopped(0) == says
+
+
+def test_a_node_ends_when_nothing_is_heard_of_who_began_the_run(tmp_path, monkeypatch):
+    room = Room.open(tmp_path, 1)
+    now = time.monotonic()
+    monkeypatch.setattr("dpcompare.launch.rendezvous.time.monotonic", lambda: now)
+    assert room.why_stopped(0) is None
+    now += 170
+    assert room.why_stopped(0) is None
+    room.beat()
+    now += 20
+    assert room.why_stopped(0) is None
+    now += 200
+    assert room.why_stopped(0) == "nothing was heard for 180 s of the process that began the run"
+
+
+def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
+    room = Room.open(tmp_path, 1)
+    watch = _Watch(room, Deadlines(start=1, progress=1), queues=True)
+    now += 10_000
+    watch.look(lambda: None)
+    room.write_card(card(0))
+    for seconds, over in ((1, False), (60, False), (3, True)):
+        now += seconds
+        watch.look(lambda: None)
+        assert watch.over() == over, seconds
+    assert "nothing was heard of any node for 61 s" in watch.ended().others
+
+
+def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
+    monkeypatch.setattr("dpcompare.launch.rendezvous.socket.gethostbyname", lambda name: "127.0.1.1")
+    assert own_address("127.0.1.1") == "127.0.1.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
+        try:
+            outwards.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine has no route out of it")
+        assert own_address("myself") == outwards.getsockname()[0]
+
+
+NAMESPACES = ["--engine", "namespaces", "--nodes", "2", "--device", "cpu"]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("mode", MODES)
+def test_hosts_as_namespaces_train_what_simulated_nodes_train(tmp_path, mode):
+    short = [*mode, *TINY, "--steps", "8", "--json"]
+    done = dpcompare("run", *NAMESPACES, *short, "--run-dir", tmp_path / "namespaces")
+    assert done.code == 0, done.stderr
+    local = dpcompare("run", "--nodes", "2", "--device", "cpu", *short, "--run-dir", tmp_path / "local")
+    assert done.json["train_loss"] == pytest.approx(local.json["train_loss"], rel=1e-6)
+
+
+@pytest.mark.root
+@pytest.mark.torch
+def test_a_run_goes_on_with_another_engine(tmp_path):
+    begun = dpcompare("run", "--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--steps", "8", "--checkpoint-every", "4",
+                      "--run-dir", tmp_path / "run")  # fmt: skip
+    assert begun.code == 0, begun.stderr
+    done = dpcompare(
+        "run", "--resume", tmp_path / "run", "--engine", "namespaces", "--link", "1gbit", "--steps", "12", "--json"
+    )
+    assert done.code == 0, done.stderr
+    assert len(done.json["train_loss"]) == 12
+    assert done.json["config"]["placement"]["link"] == "1gbit"
+    assert [attempt["last_step"] for attempt in done.json["attempts"]] == [8]
+
+
+@pytest.mark.root
+@pytest.mark.torch
+def test_a_slower_wire_makes_a_slower_run(tmp_path):
+    """mlp at 32 px has 1.6 million parameters, 6.3 MB of gradients: half a second at 100 Mbit/s, and 50 ms at 1 Gbit/s."""
+    mlp = [*TORCH, "--model", "mlp", *TINY[2:], "--steps", "12", "--warmup-steps", "4", "--json"]
+    seconds = {}
+    for link in ("1gbit", "100mbit"):
+        done = dpcompare("run", *NAMESPACES, "--link", link, *mlp, "--run-dir", tmp_path / link)
+        assert done.code == 0, done.stderr
+        seconds[link] = done.json["step_seconds"]["median"]
+    gradients = 8 * 4 * 1_578_506
+    assert seconds["1gbit"] > 0.5 * gradients / 1e9
+    assert seconds["100mbit"] > 5 * seconds["1gbit"] * 0.5
+
+
+def in_namespace(pid, command):
+    subprocess.run(["nsenter", f"--net=/proc/{pid}/ns/net", *command.split()], check=True)
+
+
+def trained_by_both(run, run_dir, step=1):
+    """Waits until each process has made a step; returns their pids."""
+    tail, pids, reached = EventTail(run_dir, range(2)), {}, set()
+    while len(reached) < 2:
+        assert run.poll() is None, run.communicate()
+        for event in tail.new_events():
+            if event["kind"] == "start":
+                pids[event["process_rank"]] = event["pid"]
+            if event["kind"] == "train" and event["step"] >= step:
+                reached.add(event["process_rank"])
+        time.sleep(0.1)
+    return pids
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("mode", "seconds_allowed", "says"),
+    [
+        pytest.param(TORCH, "8", "showed no progress for 8 s", marks=pytest.mark.torch, id="torch"),
+        # By itself, after 10 seconds without a heartbeat.
+        pytest.param(MODES[1].values[0], "60", "stopped sending heartbeats", marks=pytest.mark.tensorflow, id="tensorflow"),
+    ],
+)  # fmt: skip
+def test_a_wire_that_is_cut_for_good_ends_the_run(tmp_path, mode, seconds_allowed, says):
+    long = ["--steps", "100000", "--progress-timeout", seconds_allowed]
+    run = start("run", *NAMESPACES, *mode, *TINY, *long, "--run-dir", tmp_path / "run")
+    pids = trained_by_both(run, tmp_path / "run")
+    in_namespace(pids[1], "ip link set eth0 down")
+    begin = time.monotonic()
+    _, said = run.communicate(timeout=90)
+    assert run.returncode == 1, said
+    assert time.monotonic() - begin < 45
+    assert says in said
+    assert not any(is_alive(pid) for pid in pids.values())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    ("mode", "seconds"),
+    [
+        pytest.param(TORCH, 10, marks=pytest.mark.torch, id="torch"),
+        # A heartbeat is sent every 5 s and may be missed for 10: one that is lost is sent again by TCP at up to twice the
+        # cut, so that 4 s ended a run whenever the one before it was old enough.
+        pytest.param(MODES[1].values[0], 2, marks=pytest.mark.tensorflow, id="tensorflow"),
+    ],
+)
+def test_a_wire_that_is_cut_for_some_seconds_holds_the_run_up(tmp_path, mode, seconds):
+    run = start("run", *NAMESPACES, *mode, *TINY, "--steps", "100000", "--run-dir", tmp_path / "run")
+    pids = trained_by_both(run, tmp_path / "run")
+    in_namespace(pids[1], "ip link set eth0 down")
+    time.sleep(seconds)
+    (step,) = [event["step"] for event in EventTail(tmp_path / "run", [0]).new_events() if event["kind"] == "train"][
+        -1:
+    ]
+    in_namespace(pids[1], "ip link set eth0 up")
+    trained_by_both(run, tmp_path / "run", step + 100)
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=60)
+    assert run.returncode == 130
+
+
+@pytest.mark.root
+def test_a_namespace_is_gone_with_whoever_made_it():
+    with isolated() as network:
+        assert is_alive(network.pid)
+    assert not is_alive(network.pid)

@@ -1,0 +1,92 @@
+"""The cache of datasets and initial weights."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.data.prepare import prepare
+from dpcompare.errors import RequestError
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.system.cache import cache_dir
+
+
+def inputs(**workload):
+    chosen = Workload(**{"model": "mlp", "image_size": 8} | workload)
+    config = RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
+    return prepare_inputs(config).inputs
+
+
+def test_equal_requests_share_their_files():
+    assert inputs() == inputs()
+    assert inputs(seed=1).weights != inputs().weights
+    assert inputs(seed=1).store == inputs().store
+
+
+def test_weights_are_those_of_the_model():
+    weights = load_file(inputs().weights)
+    assert weights["fc1.weight"].shape == (512, 192)
+
+
+def test_the_cache_can_be_moved(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "elsewhere"))
+    assert cache_dir() == tmp_path / "elsewhere"
+    assert inputs().store.is_relative_to(tmp_path / "elsewhere")
+
+
+def test_a_folder_that_changed_is_prepared_again(photos):
+    before = inputs(dataset=str(photos), steps=6)
+    assert before.num_train == 16
+    Image.new("RGB", (9, 9)).save(photos / "cat" / "new.png")
+    assert inputs(dataset=str(photos), steps=6).store != before.store
+
+
+def test_a_damaged_cache_is_made_again():
+    store = inputs(image_size=9).store
+    labels = np.load(store / "train-labels.npy")
+    np.save(store / "train-labels.npy", labels[::-1])
+    sha256 = inputs(image_size=9).store_sha256
+    assert inputs(image_size=9).store_sha256 == sha256
+    assert np.array_equal(np.load(store / "train-labels.npy"), labels)
+
+
+def test_a_prepared_store_of_another_size_is_refused(photos, tmp_path):
+    prepare(photos, tmp_path / "store", 16)
+    with pytest.raises(RequestError, match="holds images of 16 px, received image_size 8; pass --image-size 16"):
+        inputs(dataset=str(tmp_path / "store"))
+
+
+def test_a_damaged_store_of_the_users_is_refused(photos, tmp_path):
+    store = prepare(photos, tmp_path / "store", 8)
+    path = store.path / "train-images.npy"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RequestError, match="checksum"):
+        inputs(dataset=str(store.path))
+
+
+def test_an_epoch_that_is_all_warm_up_is_refused(photos):
+    with pytest.raises(RequestError, match="received 5, but the run has 1 steps only"):
+        inputs(dataset=str(photos))
+
+
+def test_a_learning_rate_warmup_longer_than_the_run_is_refused():
+    with pytest.raises(RequestError, match="lr_warmup_steps: received 99, but the run has 45 steps only"):
+        inputs(lr_warmup_steps=99)
+
+
+def test_skipped_images_are_counted(photos):
+    (photos / "cat" / "05.jpg").write_text("no image")
+    assert inputs(dataset=str(photos), steps=6, skip_corrupt=True).num_skipped == 1
+
+
+def test_nothing_is_left_in_the_cache_but_whole_files():
+    inputs()
+    assert not list(Path(os.environ["DPCOMPARE_CACHE_DIR"]).glob("*/.*"))

@@ -1,0 +1,286 @@
+"""Starting, watching and stopping real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from dpcompare.launch import local as launcher
+from dpcompare.launch.outcome import Deadlines, Ended
+from dpcompare.launch.plan import NodeProcess, TrainingProcess
+from dpcompare.system.ports import free_ports
+from dpcompare.system.signals import terminated_as_interrupted
+from tests.support.command import with_default_signals
+
+
+def node(rank, code, **env):
+    process = TrainingProcess(process_rank=rank, local_rank=0, devices=(f"cpu:{rank}",))
+    argv = (sys.executable, "-c", textwrap.dedent(code))
+    return NodeProcess(node_rank=rank, argv=argv, env=env, processes=(process,))
+
+
+GENEROUS = Deadlines(start=60, progress=60)
+
+
+def launch(run_dir, *nodes, observe=lambda event: None, deadlines=GENEROUS, **options):
+    (run_dir / "logs").mkdir(exist_ok=True)
+    return launcher.launch(nodes, run_dir, deadlines, observe, **options)
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+SLEEP_AND_TELL = (
+    "import os, pathlib, time; pathlib.Path(os.environ['PID_FILE']).write_text(str(os.getpid())); time.sleep(60)"
+)
+
+
+def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
+    code = "import os; print('node', os.environ['NAME'])"
+    ended = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
+    assert ended.nodes == {0: 0, 1: 0}
+    assert not ended.failed
+    assert (tmp_path / "logs" / "node1.log").read_text() == "node one\n"
+
+
+def test_the_first_failure_stops_the_others(tmp_path):
+    start = time.monotonic()
+    pid_file = tmp_path / "pid"
+    sleeper = node(0, SLEEP_AND_TELL, PID_FILE=str(pid_file))
+    failing = node(
+        1, f"import os, sys, time\nwhile not os.path.exists({str(pid_file)!r}): time.sleep(.01)\nsys.exit(7)"
+    )
+    assert launch(tmp_path, sleeper, failing).nodes == {1: 7}
+    assert time.monotonic() - start < 30
+    assert not is_running(int(pid_file.read_text() or 0))
+
+
+INTERRUPTED_IN_A_FORK = """
+import os, signal, sys
+from pathlib import Path
+from dpcompare.launch import local as launcher
+from tests.launch.test_local import GENEROUS, SLEEP_AND_TELL, launch, node
+os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
+try:
+    launch(Path.cwd(), *(node(rank, SLEEP_AND_TELL, PID_FILE=f"pid{rank}") for rank in range(2)))
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+def test_a_signal_that_comes_during_a_fork_is_not_lost(tmp_path):
+    """The trap: Python calls its hooks of a fork, and what a signal raises in one is printed and thrown away."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_A_FORK],
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=with_default_signals,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == "interrupted\n"
+    assert not (tmp_path / "pid1").exists()
+
+
+def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.3)
+    ready = tmp_path / "ready"
+    deaf = node(
+        0,
+        f"""
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        open({str(ready)!r}, 'w')
+        time.sleep(60)
+        """,
+    )
+    failing = node(1, f"import os, sys, time\nwhile not os.path.exists({str(ready)!r}): time.sleep(.01)\nsys.exit(1)")
+    assert launch(tmp_path, deaf, failing).nodes == {1: 1}
+
+
+def test_children_of_a_node_process_end_with_it(tmp_path):
+    pid_file = tmp_path / "pid"
+    parent = node(
+        0,
+        f"""
+        import os, subprocess, sys, time
+        child = subprocess.Popen([sys.executable, "-c", {SLEEP_AND_TELL!r}])
+        while not os.path.exists({str(pid_file)!r}): time.sleep(.01)
+        os._exit(3)
+        """,
+        PID_FILE=str(pid_file),
+    )
+    assert launch(tmp_path, parent).nodes == {0: 3}
+    wait_until(lambda: not is_running(int(pid_file.read_text())))
+
+
+def test_variables_of_an_outer_launcher_do_not_get_through(tmp_path, monkeypatch):
+    monkeypatch.setenv("TF_CONFIG", "{}")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    launch(tmp_path, node(0, "import os; print('TF_CONFIG' in os.environ, 'LOCAL_RANK' in os.environ)"))
+    assert (tmp_path / "logs" / "node0.log").read_text() == "False False\n"
+
+
+def test_events_reach_the_observer(tmp_path):
+    code = f"""
+    import time
+    from pathlib import Path
+    from dpcompare.results.events import EventLog
+    log = EventLog(Path({str(tmp_path)!r}), 0)
+    log.append("start", time=time.time(), pid=1)
+    """
+    seen = []
+    launch(tmp_path, node(0, code), observe=seen.append)
+    assert [event["kind"] for event in seen] == ["start"]
+
+
+@pytest.mark.parametrize(("last_word", "vanished"), [("error", []), ("stopped", []), (None, [0])])
+def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, vanished):
+    code = f"""
+    import os, time
+    from pathlib import Path
+    from dpcompare.results.events import EventLog
+    log = EventLog(Path({str(tmp_path)!r}), 0)
+    log.append("start", time=time.time(), pid=os.getpid())
+    time.sleep(0.3)
+    if {last_word!r}:
+        log.append({last_word!r}, time=time.time())
+    os._exit(1)
+    """
+    assert launch(tmp_path, node(0, code)).vanished == vanished
+
+
+SLOW_AGENT = """
+import os, signal, sys, time
+from pathlib import Path
+from dpcompare.results.events import EventLog
+child = os.fork()
+if not child:
+    EventLog(Path({folder!r}), 0).append("start", time=time.time(), pid=os.getpid())
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(child, 0)
+Path({folder!r}, "killed").touch()
+time.sleep(0.5)
+sys.exit(128 + signal.SIGKILL)
+"""
+
+
+def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
+    """As on a node that Slurm ends, since another's process failed by the end of one here."""
+
+    def interrupt():
+        if (tmp_path / "killed").exists():
+            raise KeyboardInterrupt
+
+    ended = Ended()
+    with pytest.raises(KeyboardInterrupt):
+        launch(tmp_path, node(0, SLOW_AGENT.format(folder=str(tmp_path))), stopped_by=interrupt, ended=ended)
+    assert (ended.vanished, ended.nodes) == ([0], {0: 128 + signal.SIGKILL})
+
+
+SILENT = """
+import os, time
+from pathlib import Path
+from dpcompare.results.events import EventLog
+log = EventLog(Path({folder!r}), 0)
+log.append("start", time=time.time(), pid=os.getpid())
+if {steps}:
+    log.append("train", time=time.time(), step={steps}, losses=[1.0], global_counts=[1], step_seconds=[1.0])
+for _ in range(4):
+    time.sleep(0.5)
+    if {alive}:
+        log.append("alive", time=time.time())
+"""
+
+
+@pytest.mark.parametrize(
+    ("steps", "alive", "deadlines", "stalls"),
+    [
+        (0, True, {"start": 1.2, "progress": 60}, True),  # signs of life are no step
+        (3, False, {"start": 60, "progress": 1.2}, True),
+        (3, True, {"start": 60, "progress": 1.2}, False),
+        (0, False, {"start": 60, "progress": 0.1}, False),
+    ],
+)
+def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, deadlines, stalls):
+    code = SILENT.format(folder=str(tmp_path), steps=steps, alive=alive)
+    ended = launch(tmp_path, node(0, code), deadlines=Deadlines(**deadlines))
+    assert [(stall.process_rank, stall.state) for stall in ended.stalled] == ([(0, "waiting")] if stalls else [])
+    assert ended.failed == stalls
+
+
+def test_a_stopped_process_is_told_and_ended(tmp_path):
+    code = SILENT.format(folder=str(tmp_path), steps=3, alive=True)
+    pids = []
+
+    def stop(event):
+        if event["kind"] == "train":
+            os.kill(pids[0], signal.SIGSTOP)
+        elif event["kind"] == "start":
+            pids.append(event["pid"])
+
+    ended = launch(tmp_path, node(0, code), observe=stop, deadlines=Deadlines(start=60, progress=1.0))
+    assert [stall.state for stall in ended.stalled] == ["stopped by a signal"]
+    assert not is_running(pids[0])
+
+
+LAUNCH_A_SLEEPER = """
+import os, sys
+from pathlib import Path
+from dpcompare.launch import local as launcher
+from dpcompare.launch.outcome import Deadlines
+from dpcompare.launch.plan import NodeProcess, TrainingProcess
+run_dir = Path(sys.argv[1])
+(run_dir / "logs").mkdir()
+process = TrainingProcess(process_rank=0, local_rank=0, devices=("cpu:0",))
+node = NodeProcess(node_rank=0, argv=(sys.executable, "-c", sys.argv[2]), env={}, processes=(process,))
+launcher.launch([node], run_dir, Deadlines(start=60, progress=60))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_child_outlives_its_launcher(tmp_path, number):
+    pid_file = tmp_path / "pid"
+    environment = os.environ | {"PID_FILE": str(pid_file)}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH_A_SLEEPER, str(tmp_path), SLEEP_AND_TELL],
+        env=environment,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=with_default_signals,
+    )
+    wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    parent.send_signal(number)
+    parent.wait(20)
+    wait_until(lambda: not is_running(int(pid_file.read_text())))
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    """`nohup dpcompare run` goes on when its terminal closes."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with terminated_as_interrupted():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+
+
+def test_free_ports_are_distinct():
+    ports = free_ports(50)
+    assert len(set(ports)) == 50

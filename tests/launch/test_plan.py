@@ -1,0 +1,92 @@
+"""Plans are data: what would be started, without starting it."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.shell_script import command_line, shell_script
+
+RUN_DIR = Path("/runs/one")
+EIGHT_GPUS = [str(index) for index in range(8)]
+
+
+def config(framework, mode, nodes, devices=None, gpus=EIGHT_GPUS, num_cores=16):
+    cluster = Cluster.partition(nodes, devices, gpus=gpus, num_cores=num_cores)
+    return RunConfig(framework=framework, mode=mode, cluster=cluster, python="/env/bin/python")
+
+
+def test_ddp_is_one_torchrun_agent_per_node():
+    nodes = plan(config("torch", "ddp", 2), RUN_DIR, Endpoints([29400]))
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1,2,3", "4,5,6,7"]
+    assert " ".join(nodes[1].argv) == (
+        "/env/bin/python -m dpcompare.backends.torch.agent --nnodes 2 --nproc-per-node 4 "
+        "--master-addr 127.0.0.1 --master-port 29400 --node-rank 1 --local-addr 127.0.0.1 --max-restarts 0 "
+        "--log-dir /dev/null -m dpcompare.worker /runs/one --node-rank 1"
+    )
+    assert [(p.process_rank, p.local_rank, p.devices) for p in nodes[1].processes] == [
+        (4, 0, ("4",)),
+        (5, 1, ("5",)),
+        (6, 2, ("6",)),
+        (7, 3, ("7",)),
+    ]
+
+
+def test_eight_gpus_as_four_by_two():
+    nodes = plan(config("torch", "ddp", 4), RUN_DIR, Endpoints([29400]))
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1", "2,3", "4,5", "6,7"]
+
+
+def test_multiworker_is_one_worker_per_node_with_a_tf_config():
+    run = config("tensorflow", "multiworker", 2)
+    assert num_ports(run) == 2
+    nodes = plan(run, RUN_DIR, Endpoints([30001, 30002]))
+    tf_configs = [json.loads(node.env["TF_CONFIG"]) for node in nodes]
+    assert [c["task"] for c in tf_configs] == [{"type": "worker", "index": 0}, {"type": "worker", "index": 1}]
+    assert {tuple(c["cluster"]["worker"]) for c in tf_configs} == {("127.0.0.1:30001", "127.0.0.1:30002")}
+    assert [len(node.processes) for node in nodes] == [1, 1]
+    assert nodes[1].processes[0].devices == ("4", "5", "6", "7")
+
+
+@pytest.mark.parametrize("mode", [("torch", "dp"), ("tensorflow", "mirrored")])
+def test_one_node_modes_are_one_process_with_all_devices(mode):
+    run = config(*mode, 1)
+    assert num_ports(run) == 0
+    (node,) = plan(run, RUN_DIR, Endpoints([]))
+    assert node.argv == ("/env/bin/python", "-m", "dpcompare.worker", "/runs/one", "--node-rank", "0")
+    assert node.env["CUDA_VISIBLE_DEVICES"] == ",".join(EIGHT_GPUS)
+    assert "TF_CONFIG" not in node.env
+
+
+def test_cpu_runs_hide_the_gpus():
+    run = RunConfig(framework="torch", mode="single", cluster=Cluster.partition(device="cpu"))
+    (node,) = plan(run, RUN_DIR, Endpoints([]))
+    assert node.env["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(("mode", "nodes", "threads"), [("ddp", 2, "2"), ("ddp", 1, "2"), ("dp", 1, "16")])
+def test_thread_counts_are_set(mode, nodes, threads):
+    run = config("torch", mode, nodes)
+    assert {node.env["OMP_NUM_THREADS"] for node in plan(run, RUN_DIR, Endpoints([1]))} == {threads}
+
+
+def test_a_command_line_survives_the_shell():
+    node = plan(config("tensorflow", "multiworker", 2), RUN_DIR / "with 'quotes' and $HOME", Endpoints([1, 2]))[0]
+    printed = subprocess.run(
+        ["bash", "-c", command_line(node).replace("/env/bin/python", "printf '%s\\n'")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert printed.stdout.splitlines() == list(node.argv[1:])
+
+
+def test_the_shell_script_is_valid_bash():
+    run = config("torch", "ddp", 2)
+    script = shell_script(run, RUN_DIR, plan(run, RUN_DIR, Endpoints([29400])))
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    assert script.count("dpcompare.backends.torch.agent") == 2

@@ -1,0 +1,96 @@
+"""Who can reach a run: listening sockets while it lasts, and a network of its own."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare.errors import RequestError
+from dpcompare.system.network_namespace import isolated
+from tests.conftest import _children
+from tests.support.command import dpcompare
+
+WORKLOAD = Workload(model="mlp", image_size=8, steps=6, warmup_steps=0)
+
+
+def config(framework, mode, nodes, **changes):
+    cluster = Cluster.partition(nodes, 1, device="cpu")
+    return RunConfig(framework=framework, mode=mode, workload=WORKLOAD, cluster=cluster, **changes)
+
+
+def listening():
+    """(address, port) of every socket on which a child of this process listens, as the child's own network sees it."""
+    found = set()
+    for pid in _children():
+        try:
+            inodes = {link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()}
+            tables = [Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
+        except OSError:  # it has ended
+            continue
+        for line in (line.split() for table in tables for line in table):
+            if line[3] == "0A" and f"socket:[{line[9]}]" in inodes:  # TCP_LISTEN
+                address, _, port = line[1].partition(":")
+                found.add((_readable(address), int(port, 16)))
+    return found
+
+
+def _readable(address):
+    """The kernel writes words of the host's byte order."""
+    words = b"".join(bytes.fromhex(address[i : i + 8])[::-1] for i in range(0, len(address), 8))
+    return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words)
+
+
+def sockets_of(request, run_dir, then=lambda found: None):
+    """All listening sockets seen while a run lasts."""
+    found = set()
+
+    def look(event):
+        found.update(listening())
+        if event["kind"] == "train":
+            then(found)
+
+    assert run(request, run_dir, observe=look).status == "completed"
+    return found
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_torch_listens_on_loopback_only(tmp_path, launcher):
+    found = sockets_of(config("torch", "ddp", 2, launcher=launcher), tmp_path / "run")
+    assert found
+    assert {address for address, _ in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_tensorflow_listens_on_loopback_only_in_a_network_of_its_own(tmp_path):
+    try:
+        with isolated():
+            pass
+    except RequestError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    reached = []
+
+    def connect(found):
+        for _, port in found:
+            with socket.socket() as outside:
+                reached.append(outside.connect_ex(("127.0.0.1", port)) == 0)
+
+    found = sockets_of(config("tensorflow", "multiworker", 2, isolate=True), tmp_path / "run", connect)
+    assert len({port for _, port in found}) >= 2
+    assert reached
+    assert not any(reached)
+
+
+def test_where_no_network_may_be_made_the_request_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("dpcompare.system.network_namespace.sys.executable", "/bin/true")
+    with pytest.raises(RequestError, match="this machine permits no network namespace"), isolated():
+        pass
+
+
+def test_a_script_cannot_isolate(tmp_path):
+    refused = dpcompare("plan", "--framework", "torch", "--mode", "ddp", "--nodes", "2", "--device", "cpu",
+                        "--format", "sh", "--isolate")  # fmt: skip
+    assert refused.code == 2
+    assert "--isolate: a shell script cannot do this" in refused.stderr

@@ -1,0 +1,235 @@
+"""Whole runs that go wrong: what is said, and what stays on disk."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
+from dpcompare.errors import RequestError
+from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.run import prepare_run
+from dpcompare.launch.shell_script import shell_script
+from dpcompare.results.events import read_events
+from dpcompare.results.run_dir import log_path
+from dpcompare.system.ports import free_ports
+from stress.injection import write_sitecustomize
+from tests.support.marks import with_mark
+
+WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
+
+
+def config(framework="torch", mode="ddp", nodes=2, devices=1, **workload):
+    return RunConfig(
+        framework=framework,
+        mode=mode,
+        workload=WORKLOAD.model_copy(update=workload),
+        cluster=Cluster.partition(nodes, devices, device="cpu"),
+    )
+
+
+MULTI_NODE = [
+    pytest.param("torch", "ddp", marks=pytest.mark.torch, id="ddp"),
+    pytest.param("tensorflow", "multiworker", marks=pytest.mark.tensorflow, id="multiworker"),
+]
+
+
+@pytest.mark.parametrize(("framework", "mode"), [MULTI_NODE[0], with_mark(MULTI_NODE[1], pytest.mark.slow)])
+def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framework, mode):
+    """Process 1 finds its store truncated when it has joined the others; process 0 waits for it in an exchange."""
+
+    def truncate(event):
+        if event["kind"] == "start" and event["process_rank"] == 1:
+            labels = Path(json.loads((tmp_path / "run" / "config.json").read_text())["inputs"]["store"])
+            (labels / "train-labels.npy").write_bytes(b"")
+
+    request = config(framework, mode, image_size=33)
+    with pytest.raises(RunFailedError) as failed:
+        run(request, tmp_path / "run", observe=truncate)
+    message = str(failed.value)
+    assert "Traceback (most recent call last)" in message
+    assert "is damaged" in message
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "is damaged" in result["error"]
+
+
+@pytest.mark.parametrize(("framework", "mode"), [with_mark(MULTI_NODE[0], pytest.mark.slow), MULTI_NODE[1]])
+def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, framework, mode):
+    pids = {}
+
+    def kill_second(event):
+        if event["kind"] == "start":
+            pids[event["process_rank"]] = event["pid"]
+        if event["kind"] == "train" and event["process_rank"] == 1:
+            os.kill(pids[1], signal.SIGKILL)
+
+    with pytest.raises(RunFailedError, match=r"process 1 \(node 1, local rank 0\) ended without a message \(SIGKILL\)"):
+        run(config(framework, mode, steps=100_000), tmp_path / "run", observe=kill_second)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert result["train_loss"]
+    assert result["error"].startswith("process 1 (node 1")
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+
+
+RAISE = """
+def inject(module):
+    import os
+    rate = module.learning_rate
+    def raising(workload, step, num_steps):
+        if step == 3 and os.environ["RANK"] == "1":
+            raise OSError("no disk in process 1")
+        return rate(workload, step, num_steps)
+    module.learning_rate = raising
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch):
+    """torch then ends the others, which say that they were stopped."""
+    write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", RAISE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
+    spawned = config(nodes=1, devices=2).model_copy(update={"launcher": "spawn"})
+    with pytest.raises(RunFailedError, match="no disk in process 1"):
+        run(spawned, tmp_path / "run")
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["error"].startswith("process 1 (node 0, local rank 1,")
+    assert "ended without a message" not in result["error"]
+    assert read_events(tmp_path / "run", 1)[-1]["kind"] == "stopped"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("mode", "nodes"), [pytest.param("single", 1, marks=pytest.mark.slow), ("ddp", 2)])
+def test_a_crash_in_native_code_is_told_with_its_signal_and_its_place(tmp_path, mode, nodes):
+    """As of a prepared store that is cut short while it is read."""
+    pids = {}
+
+    def crash_first(event):
+        if event["kind"] == "start":
+            pids[event["process_rank"]] = event["pid"]
+        if event["kind"] == "train" and event["process_rank"] == 0:
+            os.kill(pids[0], signal.SIGBUS)
+
+    with pytest.raises(RunFailedError) as failed:
+        run(config("torch", mode, nodes=nodes, steps=100_000), tmp_path / "run", observe=crash_first)
+    message = str(failed.value)
+    assert (
+        "process 0 (node 0, local rank 0) ended without a message (SIGBUS): most likely a file that it reads" in message
+    )
+    assert "Fatal Python error: Bus error" in log_path(tmp_path / "run", 0, 0).read_text()
+
+
+@pytest.mark.torch
+def test_a_run_directory_is_used_once(tmp_path):
+    run(config(mode="single", nodes=1), tmp_path / "run")
+    with pytest.raises(RequestError, match="already holds a run"):
+        run(config(mode="single", nodes=1), tmp_path / "run")
+
+
+@pytest.mark.torch
+def test_folders_named_like_a_framework_are_not_taken_for_it(tmp_path):
+    for name in ("torch", "timm", "numpy"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('not the real one')")
+    assert run(config(mode="single", nodes=1)).status == "completed"
+
+
+@pytest.mark.torch
+def test_a_run_can_be_started_outside_the_main_thread(tmp_path):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run(config(mode="single", nodes=1), tmp_path / "run")))
+    thread.start()
+    thread.join(120)
+    assert [result.status for result in results] == ["completed"]
+
+
+@pytest.mark.torch
+def test_another_interpreter_can_hold_the_framework(tmp_path):
+    """An environment of its own, made by a link to this one's packages."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)
+    (packages,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
+    paths = [path for path in sys.path if path.endswith("site-packages")]
+    (packages / "borrowed.pth").write_text("\n".join([*paths, str(Path(__file__).parents[2])]))
+    python = str(tmp_path / "env" / "bin" / "python")
+    other = config(mode="single", nodes=1).model_copy(update={"python": python})
+    assert run(other, tmp_path / "run").status == "completed"
+
+
+@pytest.mark.parametrize(
+    ("framework", "mode"),
+    [
+        pytest.param("torch", "ddp", marks=pytest.mark.torch, id="ddp"),
+        pytest.param("tensorflow", "multiworker", marks=pytest.mark.tensorflow, id="multiworker"),
+    ],
+)
+@pytest.mark.slow
+def test_the_shell_script_of_a_plan_does_the_same(tmp_path, framework, mode):
+    run_dir = tmp_path / "run with spaces"
+    request = config(framework, mode)
+    node_processes = plan(request, run_dir, Endpoints(free_ports(num_ports(request))))
+    script = shell_script(request, run_dir, node_processes)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    scripted = json.loads((run_dir / "result.json").read_text())
+    launched = run(request, tmp_path / "launched")
+    assert scripted["train_loss"] == launched.train_loss
+    assert scripted["status"] == "completed"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_an_interrupted_shell_script_stops_its_processes_and_keeps_what_was_measured(tmp_path):
+    run_dir = tmp_path / "it's a run"
+    request = config(steps=100_000)
+    (tmp_path / "plan.sh").write_text(shell_script(request, run_dir, plan(request, run_dir, Endpoints(free_ports(1)))))
+    script = subprocess.Popen(["bash", tmp_path / "plan.sh"], stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while len([path for path in run_dir.glob("events/*") if '"train"' in path.read_text()]) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    script.terminate()
+    stderr = script.communicate(timeout=60)[1]
+    assert script.returncode == 130, stderr
+    result = json.loads((run_dir / "result.json").read_text())
+    assert result["status"] == "interrupted"
+    assert result["train_loss"]
+
+
+@pytest.mark.parametrize(("second", "status"), [("true", "completed"), ("false", "failed")])
+def test_the_shell_script_counts_nodes_that_end_at_once(tmp_path, second, status):
+    """`wait -n` of bash forgets one of two jobs that have ended when it looks."""
+    request = config()
+    script = shell_script(request, tmp_path, plan(request, tmp_path, Endpoints(free_ports(1))))
+    waiting = script[script.index("status=completed") : script.rindex("\n", 0, -1)]
+    jobs = f"true & nodes=($!); {second} & nodes+=($!); stop_all() {{ :; }}; sleep() {{ :; }}; command sleep 0.5"
+    done = subprocess.run(
+        ["bash", "-c", f"{jobs}\n{waiting}\necho $status"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == f"{status}\n"
+    assert not done.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_shell_script_fails_when_a_process_fails(tmp_path):
+    request = config()
+    script = shell_script(request, tmp_path / "run", plan(request, tmp_path / "run", Endpoints(free_ports(1))))
+    broken = script.replace("--node-rank 1\n", "--node-rank 9\n").replace("--node-rank 1 \\\n", "--node-rank 9 \\\n")
+    assert broken != script
+    done = subprocess.run(["bash", "-c", broken], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "failed"
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RequestError, match="run directory"):
+        prepare_run(config(), tmp_path / "file")

@@ -1,0 +1,219 @@
+"""A user's own model and dataset: the worked example of the docs, pairs that are not the same model, and what is refused."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpcompare.data.custom import own_dataset
+from dpcompare.data.prepare import prepare
+from dpcompare.errors import RequestError
+from dpcompare.experiments.checks import _relative
+from dpcompare.launch.inputs import _own_store
+from dpcompare.models.architectures import own_weights
+from dpcompare.models.custom import OwnModel, own_model
+from dpcompare.system.import_path import is_own
+from tests.support.command import dpcompare
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+SQUARES = ["--dataset", "small_resnet:squares", "--image-size", "32", "--global-batch-size", "16"]
+SHORT = ["--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """A current directory of a user's, with the example in it."""
+    (tmp_path / "small_resnet.py").write_text((EXAMPLES / "small_resnet.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("small_resnet", "mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    # The commands that the tests start: where they run, and where this repository is.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLES.parent.parent), os.environ.get("PYTHONPATH", "")]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [("a.b:c", True), ("net:model", True), ("toy-cnn", False), ("C:/photos", False), ("a:b:c", False), (":x", False)],
+)
+def test_what_counts_as_a_name_of_ones_own(name, own):
+    assert is_own(name) is own
+
+
+def test_weights_do_not_depend_on_the_order_of_the_tensors():
+    shapes = {"conv.weight": (8, 3, 3, 3), "norm.weight": (8,), "norm.running_mean": (8,), "fc.weight": (5, 8)}
+    one, other = own_weights(shapes, seed=3), own_weights(dict(reversed(shapes.items())), seed=3)
+    assert all(np.array_equal(one[name], other[name]) for name in shapes)
+    assert (one["norm.weight"] == 1).all()
+    assert (one["norm.running_mean"] == 0).all()
+    assert np.abs(one["fc.weight"]).max() <= 8**-0.5
+    assert not np.array_equal(one["conv.weight"], own_weights(shapes, seed=4)["conv.weight"])
+
+
+def test_the_dataset_of_the_example(elsewhere):
+    store = prepare("small_resnet:squares", elsewhere / "store", 32)
+    assert {name: split.count for name, split in store.manifest.splits.items()} == {"train": 256, "validation": 64}
+    assert store.manifest.classes == ("upper left", "upper right", "lower left", "lower right")
+    expected = own_dataset("small_resnet:squares").splits["train"][0]
+    assert np.array_equal(store.split("train").images[7], expected[7][0])
+    assert store.split("train").labels[7] == expected[7][1]
+
+
+MINE = """
+import numpy as np
+class Data:
+    class_names = ("a", "b")
+    def __init__(self, item): self.item = item
+    def __len__(self): return 10
+    def __getitem__(self, index): return self.item
+black = np.zeros((4, 4, 3), np.uint8)
+good = Data((black, 1))
+label = Data((black, 2))
+nothing = Data(None)
+numbers = [1, 2]
+parts = {"train": good, "test": good}
+class Other(Data): class_names = ("b", "a")
+named = {"train": good, "validation": Other((black, 1))}
+def failing(): raise OSError("no disk")
+class Unnamed(Data): class_names = None
+unnamed = Unnamed((black, 1))
+"""
+
+
+def test_a_fifth_of_a_single_dataset_is_held_out(elsewhere):
+    (elsewhere / "mine.py").write_text(MINE)
+    splits = own_dataset("mine:good").splits
+    assert sorted(splits["train"][1] + splits["validation"][1]) == list(range(10))
+    assert len(splits["validation"][1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("mine:gone", "'mine:gone' cannot be imported"),
+        ("no_such_module:x", "cannot be imported"),
+        ("mine:label", "class index 2 of 2 classes"),
+        ("mine:nothing", "item 0 of 'mine:nothing' .train. cannot be taken"),
+        ("mine:numbers", "of type list, which lacks class_names"),
+        ("mine:parts", "expected train and validation"),
+        ("mine:failing", "no disk"),
+        ("mine:named", "other class_names in its splits"),
+        ("mine:Data", r"failed \(TypeError"),
+        ("mine:unnamed", r"'mine:unnamed' cannot be taken \(TypeError"),
+        ("leaving:x", r"cannot be imported \(SystemExit"),
+    ],
+)
+def test_a_dataset_that_is_none_is_named(elsewhere, name, says):
+    (elsewhere / "mine.py").write_text(MINE)
+    (elsewhere / "leaving.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(RequestError, match=says):
+        prepare(name, elsewhere / "store", 8)
+
+
+def test_a_damaged_cache_of_ones_own_data_is_made_again(elsewhere):
+    (elsewhere / "mine.py").write_text(MINE)
+    prepared = _own_store.__wrapped__  # by another command each time
+    store = prepared("mine:good", 8, None)
+    np.save(store.path / "train-labels.npy", np.zeros(8, np.int32))
+    assert prepared("mine:good", 8, None).path == store.path
+    assert prepared("mine:good", 8, None).split("train").labels.tolist() == [1] * 8
+
+
+def test_what_is_no_model_is_named(elsewhere):
+    (elsewhere / "mine.py").write_text(
+        "from dpcompare import OwnModel\nnumber = 3\nnet = OwnModel()\n\ndef late():\n    return net\n"
+    )
+    with pytest.raises(RequestError, match=r"'mine:number' is of type int; expected a dpcompare\.OwnModel"):
+        own_model("mine:number")
+    assert own_model("mine:late") is own_model("mine:net")
+    with pytest.raises(RequestError, match="without a factory for torch"):
+        OwnModel().build("torch", 32, 10)
+
+
+REFUSED = """
+from dpcompare import OwnModel
+def torch_model(image_size, num_classes):
+    from torch import nn
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size * image_size, num_classes + 1))
+net = OwnModel(torch=torch_model)
+wrong = OwnModel(torch=lambda image_size, num_classes: "a model")
+def scaled(image_size, num_classes):
+    import torch
+    module = torch_model(image_size, num_classes - 1)
+    module.register_buffer("scale", torch.ones(3))
+    return module
+strange = OwnModel(torch=scaled)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("mine:net", r"'mine:net' gives (2, 5) for 2 images in torch; expected logits (2, 4)"),
+        pytest.param(
+            "mine:wrong",
+            "the torch factory of 'mine:wrong' gave a str; expected a torch.nn.Module",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("mine:gone", "'mine:gone' cannot be imported", marks=pytest.mark.slow),
+        pytest.param("mine:strange", "no rule of initial values: scale; expected", marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_gives_something_else_is_refused_before_anything_starts(elsewhere, model, says):
+    (elsewhere / "mine.py").write_text(REFUSED)
+    refused = dpcompare(
+        "run", "--framework", "torch", "--mode", "single", "--model", model, *SQUARES, *SHORT, "--run-dir", "run"
+    )
+    assert refused.code == 2, refused.stderr
+    assert says in refused.stderr
+    assert not (elsewhere / "run").exists()
+
+
+def test_other_tensors_differ_without_end():
+    one = {"a.weight": np.ones(3)}
+    assert _relative(one, {"a.weight": np.ones(3)}) == 0
+    for other in ({"b.weight": np.ones(3)}, {"a.weight": np.ones(4)}, {}):
+        assert _relative(one, other) == float("inf")
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_the_example_trains_the_same_in_both_frameworks(elsewhere):
+    losses = []
+    for framework, mode in (("torch", "single"), ("tensorflow", "single")):
+        done = dpcompare("run", "--framework", framework, "--mode", mode, "--model", "small_resnet:model", *SQUARES, *SHORT,
+                         "--precision", "float64", "--json", "--run-dir", framework)  # fmt: skip
+        assert done.code == 0, done.stderr
+        losses.append(done.json["train_loss"])
+    assert np.abs(np.subtract(*losses)).max() < 1e-10
+    with (elsewhere / "small_resnet.py").open("a") as module:
+        module.write("# changed\n")
+    again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES, *SHORT,
+                      "--precision", "float64", "--run-dir", "again")  # fmt: skip
+    assert again.code == 0, again.stderr
+    assert "source of the model differs" in dpcompare("report", "torch", "again").stdout
+    assert "source of the model differs" not in dpcompare("report", "torch", "tensorflow").stdout
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_a_pair_that_differs_in_a_padding_is_refuted_and_the_layer_named(elsewhere):
+    whole = (elsewhere / "small_resnet.py").read_text()
+    padded = "        padded = layers.ZeroPadding2D(1)(x)\n"
+    assert padded in whole
+    other = (
+        '        if name == "block1_conv1":\n'
+        '            return layers.Conv2D(channels, 3, stride, padding="same", use_bias=False, name=name)(x)\n'
+    )
+    (elsewhere / "mine.py").write_text(whole.replace(padded, other + padded))
+    arguments = ["--modes", "single", "--replicas", "1", "--precision", "float64", "--json"]
+    refuted = dpcompare("verify", "--model", "mine:model", *arguments)
+    assert refuted.code == 3
+    assert "the first layer that differs is block1_conv1" in refuted.stderr
+    assert dpcompare("verify", "--model", "small_resnet:model", *arguments).code == 0

@@ -1,0 +1,358 @@
+"""Initial weights from files of both frameworks and from timm's hub, as one file for both."""
+
+import json
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.validation import request
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.models.architectures import MODELS, initial_weights
+from dpcompare.models.weights import classifier_of, fit, load_source, prepare_weights, read_source
+from tests.support.command import dpcompare, python
+
+B0 = Workload(model="efficientnet-b0", image_size=32)
+SMALL = Workload(model="toy-bn", image_size=32)
+
+
+def prepared(workload, num_classes, cache):
+    source = load_source(workload.weights, workload.model, workload.image_size, cache)
+    return prepare_weights(workload.model, workload.image_size, workload.seed, num_classes, source, cache)
+
+
+def published_file(path, model="efficientnet-b0", num_classes=1000, seed=7):
+    """A file like timm's: other values than the drawn ones, 1,000 classes, and a count of steps."""
+    weights = initial_weights(model, 32, num_classes, seed)
+    rng = np.random.default_rng(seed)
+    weights = {name: (value + 0.01 * rng.standard_normal(value.shape)).astype("f4") for name, value in weights.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(weights | {"bn1.num_batches_tracked": np.array(5, np.int64)}, path)
+    return weights
+
+
+def test_a_timm_file_with_other_classes_gets_a_head_drawn_from_the_seed(tmp_path):
+    theirs = published_file(tmp_path / "b0.safetensors")
+    workload = B0.model_copy(update={"weights": str(tmp_path / "b0.safetensors"), "seed": 3})
+    path = prepared(workload, 10, tmp_path / "cache")
+    ours = load_file(path)
+    assert classifier_of(path) == "drawn"
+    drawn = initial_weights("efficientnet-b0", 32, 10, seed=3)
+    assert ours.keys() == drawn.keys()
+    for name, value in ours.items():
+        expected = drawn if name.startswith("classifier.") else theirs
+        assert np.array_equal(value, expected[name]), name
+
+
+def test_a_head_of_as_many_classes_is_kept(tmp_path):
+    theirs = published_file(tmp_path / "b0.safetensors", num_classes=10)
+    workload = B0.model_copy(update={"weights": str(tmp_path / "b0.safetensors")})
+    path = prepared(workload, 10, tmp_path / "cache")
+    assert np.array_equal(load_file(path)["classifier.weight"], theirs["classifier.weight"])
+    assert classifier_of(path) == "from file"
+
+
+def test_a_file_without_a_head_gets_one(tmp_path):
+    weights = initial_weights("toy-bn", 32, 10, 0)
+    backbone = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
+    save_file(backbone, tmp_path / "backbone.safetensors")
+    workload = SMALL.model_copy(update={"weights": str(tmp_path / "backbone.safetensors")})
+    assert classifier_of(prepared(workload, 10, tmp_path / "cache")) == "drawn"
+
+
+def test_a_file_that_changed_is_read_again(tmp_path):
+    workload = SMALL.model_copy(update={"weights": str(tmp_path / "own.safetensors")})
+    paths = []
+    for seed in (1, 2):
+        published_file(tmp_path / "own.safetensors", model="toy-bn", num_classes=10, seed=seed)
+        paths.append(prepared(workload, 10, tmp_path / "cache"))
+    first, second = map(load_file, paths)
+    assert not np.array_equal(first["conv_stem.weight"], second["conv_stem.weight"])
+
+
+MAKE_TIMM_FILE = """
+import sys, timm, torch
+from safetensors.torch import save_file
+torch.manual_seed(1)
+model = timm.create_model("tf_efficientnet_b0", num_classes=7).eval()
+for norm in (module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+    torch.nn.init.uniform_(norm.running_mean, -0.2, 0.2)
+    torch.nn.init.uniform_(norm.running_var, 0.5, 1.5)
+save_file(model.state_dict(), sys.argv[1] + "/own.safetensors")
+"""
+
+# With the normalisation that Keras keeps inside the model.
+MAKE_KERAS_FILES = """
+import sys
+import keras
+keras.utils.set_random_seed(1)
+model = keras.applications.EfficientNetB0(weights=None, classes=7, input_shape=(64, 64, 3))
+for layer in model.layers:
+    if isinstance(layer, keras.layers.BatchNormalization):
+        layer.moving_mean.assign(keras.random.uniform(layer.moving_mean.shape, -0.2, 0.2))
+        layer.moving_variance.assign(keras.random.uniform(layer.moving_variance.shape, 0.5, 1.5))
+for name in ("own.weights.h5", "own.keras", "own.h5"):
+    (model.save_weights if "weights" in name else model.save)(sys.argv[1] + "/" + name)
+import numpy as np
+from safetensors.numpy import save_file
+save_file({f"{layer.name}/{variable.name}": np.ascontiguousarray(variable.numpy())
+           for layer in model.layers for variable in layer.weights}, sys.argv[1] + "/expected.safetensors")
+"""
+
+
+@pytest.fixture(scope="module")
+def keras_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keras")
+    python("-c", MAKE_KERAS_FILES, str(folder))
+    return folder
+
+
+@pytest.mark.tensorflow
+@pytest.mark.parametrize("name", ["own.weights.h5", "own.keras", "own.h5"])
+def test_every_kind_of_keras_file_is_read_tensor_by_tensor(keras_files, name):
+    source = read_source((keras_files / name).read_bytes(), name)
+    expected = load_file(keras_files / "expected.safetensors")
+    ours, _ = fit(source, initial_weights("efficientnet-b0", 64, 7, seed=0), "efficientnet-b0")
+    assert np.array_equal(ours["conv_stem.weight"], expected["stem_conv/kernel"].transpose(3, 2, 0, 1))
+    assert np.array_equal(ours["blocks.0.0.conv_dw.weight"], expected["block1a_dwconv/kernel"].transpose(2, 3, 0, 1))
+    assert np.array_equal(ours["blocks.6.0.bn3.running_var"], expected["block7a_project_bn/moving_variance"])
+    assert np.array_equal(ours["blocks.1.1.se.conv_reduce.bias"], expected["block2b_se_reduce/bias"])
+    assert np.array_equal(ours["classifier.weight"], expected["predictions/kernel"].T)
+    values = sum(value.size for name, value in expected.items() if not name.startswith("normalization"))
+    assert sum(value.size for value in ours.values()) == values
+
+
+def probed(framework, weights, run_dir):
+    """What a mode computes with weights from a file: (its tensors, its evaluation logits on the first batch)."""
+    from dpcompare import run
+    from dpcompare.training import probe
+
+    workload = B0.model_copy(
+        update={"weights": str(weights), "dataset": "synthetic-mini", "steps": 1, "warmup_steps": 0, "seed": 3}
+        | {"precision": "float64", "global_batch_size": 4}
+    )
+    cluster = Cluster.partition(device="cpu")
+    config = RunConfig(framework=framework, mode="single", workload=workload, cluster=cluster, task="probe")
+    result = run(prepare_inputs(config), run_dir)
+    return result, probe.load(run_dir, 1)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["timm", "keras"])
+def test_both_frameworks_compute_the_same_with_weights_of_either(kind, keras_files, tmp_path):
+    weights = keras_files / "own.weights.h5"
+    if kind == "timm":
+        python("-c", MAKE_TIMM_FILE, str(tmp_path))
+        weights = tmp_path / "own.safetensors"
+    sides = [probed(framework, weights, tmp_path / framework) for framework in ("torch", "tensorflow")]
+    (torch, torch_arrays), (tensorflow, tensorflow_arrays) = sides
+    assert torch.weights_sha256 == tensorflow.weights_sha256
+    logits = torch_arrays["evaluation_logits"]
+    assert logits.std() > 1e-3
+    assert np.abs(logits - tensorflow_arrays["evaluation_logits"]).max() < 1e-12 * np.abs(logits).max()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_timm_file_computes_what_timm_computes(tmp_path):
+    python("-c", MAKE_TIMM_FILE, str(tmp_path))
+    _, arrays = probed("torch", tmp_path / "own.safetensors", tmp_path / "run")
+    np.savez(tmp_path / "rows.npz", images=arrays["rows.images"], logits=arrays["evaluation_logits"])
+    compare = """
+import sys, numpy, timm, torch
+from safetensors.torch import load_file
+rows = numpy.load(sys.argv[1] + "/rows.npz")
+model = timm.create_model("tf_efficientnet_b0", num_classes=7).double().eval()
+model.load_state_dict(load_file(sys.argv[1] + "/own.safetensors"))
+model.reset_classifier(0)
+features = model(torch.from_numpy(rows["images"]).double().permute(0, 3, 1, 2)).detach().numpy()
+numpy.save(sys.argv[1] + "/features.npy", features)
+"""
+    python("-c", compare, str(tmp_path))
+    head = initial_weights("efficientnet-b0", 32, arrays["evaluation_logits"].shape[1], seed=3)
+    features = np.load(tmp_path / "features.npy")
+    expected = features @ head["classifier.weight"].T.astype(np.float64) + head["classifier.bias"]
+    np.testing.assert_allclose(arrays["evaluation_logits"], expected, rtol=1e-10)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub on this machine that has timm's file of B0, and a list of what it was asked for."""
+    asked = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format, *arguments):
+            asked.append(self.path)
+
+    root = tmp_path / "hub"
+    file = root / "timm" / MODELS["efficientnet-b0"].published / "resolve" / "main" / "model.safetensors"
+    weights = published_file(file)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(root)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    yield weights, asked, file
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_published_weights_are_fetched_once(hub, tmp_path):
+    theirs, asked, _ = hub
+    workload = B0.model_copy(update={"weights": "imagenet"})
+    ours = load_file(prepared(workload, 10, tmp_path / "cache"))
+    assert np.array_equal(ours["conv_head.weight"], theirs["conv_head.weight"])
+    again = prepared(workload.model_copy(update={"seed": 1}), 10, tmp_path / "cache")
+    assert not np.array_equal(load_file(again)["classifier.weight"], ours["classifier.weight"])
+    assert len(asked) == 1
+
+
+def test_a_download_that_broke_off_is_not_kept(hub, tmp_path):
+    _, _, file = hub
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(RequestError, match="cannot be fetched"):
+        prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "published").iterdir())
+
+
+@pytest.mark.parametrize("wrong", ["another model", "a page"])
+def test_an_answer_that_is_something_else_is_not_kept(hub, tmp_path, wrong):
+    _, _, file = hub
+    if wrong == "a page":
+        file.write_text("<html>sign in to the network</html>")
+    else:
+        published_file(file, model="toy-bn")
+    with pytest.raises(RequestError, match="cannot be fetched"):
+        prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "published").iterdir())
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:port", "http://127.0.0.1 9", "nonsense"])
+def test_an_endpoint_that_is_none_is_refused(endpoint, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    with pytest.raises(RequestError, match="cannot be fetched"):
+        prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
+
+
+def test_without_network_the_error_says_what_to_download_and_where_to_put_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    workload = B0.model_copy(update={"weights": "imagenet"})
+    with pytest.raises(RequestError) as refused:
+        prepared(workload, 10, tmp_path)
+    message = str(refused.value)
+    assert "http://127.0.0.1:9/timm/tf_efficientnet_b0.aa_in1k/resolve/main/model.safetensors" in message
+    place = Path(message.split("put it at ")[1].split(", or")[0])
+    published_file(place)
+    assert prepared(workload, 10, tmp_path).is_file()
+
+
+def broken(path, kind):
+    if kind == "no weights at all":
+        path.write_text("hello")
+    elif kind == "a pickle of torch":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("archive/data.pkl", b"")
+    elif kind == "another model":
+        published_file(path, model="mlp")
+    elif kind == "a tensor too many":
+        save_file(initial_weights("toy-bn", 32, 10, 0) | {"extra.weight": np.zeros(3, np.float32)}, path)
+    elif kind == "a tensor too few":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file({name: value for name, value in weights.items() if name != "bn2.running_var"}, path)
+    elif kind == "bfloat16":
+        bf16 = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+        path.write_bytes(len(bf16).to_bytes(8, "little") + bf16 + bytes(2))
+    elif kind == "not a number":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file(weights | {"bn2.bias": weights["bn2.bias"] * np.nan}, path)
+    elif kind == "too large for float32":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file(weights | {"bn2.bias": np.full(8, 1e300)}, path)
+    elif kind == "half a head":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file({name: value for name, value in weights.items() if name != "classifier.bias"}, path)
+    elif kind == "a transposed head":
+        weights = initial_weights("toy-bn", 32, 10, 0)
+        save_file(weights | {"classifier.weight": np.ascontiguousarray(weights["classifier.weight"].T)}, path)
+    elif kind == "damaged HDF5":
+        with h5py.File(path, "w") as file:
+            for number in range(40):
+                file[f"layers/conv2d_{number}/vars/0"] = np.ones((3, 3, 3, 8))
+        path.write_bytes(path.read_bytes()[:2000] + bytes(100_000))
+    elif kind == "two models":
+        with h5py.File(path, "w") as file:
+            for number in range(2):
+                file[f"layers/functional_{number}/layers/conv2d/vars/0"] = np.ones((1, 1, 3, 8))
+                file[f"layers/functional_{number}/layers/conv2d/vars"].attrs["name"] = "stem_conv"
+    elif kind == "a folder":
+        path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", "cannot be read .*; expected random, imagenet, or a safetensors"),
+        ("a folder", "cannot be read .*; expected random, imagenet, or a safetensors"),
+        ("bfloat16", r"cannot be read \(a is of type BF16; save it in float32\)"),
+        ("not a number", "does not fit toy-bn: bn2.bias has values that are not finite;"),
+        ("too large for float32", "does not fit toy-bn: bn2.bias has values that are not finite;"),
+        ("half a head", "does not fit toy-bn: classifier.bias is missing;"),
+        ("a transposed head", r"does not fit toy-bn: classifier.weight has shape \(8, 10\), expected \(10, 8\);"),
+        ("damaged HDF5", "cannot be read"),
+        ("two models", "holds conv_stem.weight twice"),
+        ("no weights at all", "cannot be read .*expected a safetensors file with timm's names, or a Keras"),
+        ("a pickle of torch", "cannot be read .*expected a safetensors file"),
+        ("another model", "does not fit toy-bn: conv_stem.weight is missing.* and 14 more"),
+        ("a tensor too many", "does not fit toy-bn: extra.weight is not one of its tensors;"),
+        ("a tensor too few", "does not fit toy-bn: bn2.running_var is missing;"),
+    ],
+)
+def test_a_file_that_is_not_the_models_is_refused(kind, message, tmp_path):
+    path = broken(tmp_path / "file", kind)
+    with pytest.raises(RequestError, match=message):
+        prepared(SMALL.model_copy(update={"weights": str(path)}), 10, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_imagenet_weights_of_a_model_that_has_none_are_refused(tmp_path):
+    with pytest.raises(RequestError, match=r"none are published for toy-bn; expected .*efficientnet-b0"):
+        request(Workload, model="toy-bn", image_size=32, weights="imagenet")
+    with pytest.raises(RequestError, match="cannot be read"):
+        load_source("~no-such-user/file", SMALL.model, SMALL.image_size, tmp_path)
+
+
+def test_weights_are_refused_before_a_dataset_is_prepared(photos, monkeypatch, tmp_path):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
+    workload = SMALL.model_copy(update={"weights": "nowhere.h5", "dataset": str(photos)})
+    cluster = Cluster.partition(device="cpu")
+    with pytest.raises(RequestError, match=r"nowhere.h5.* cannot be read"):
+        prepare_inputs(RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.torch
+def test_the_command_refuses_before_anything_starts(tmp_path):
+    refused = dpcompare("run", "--framework", "torch", "--mode", "single", "--weights", "nowhere.h5")
+    assert refused.code == 2
+    assert "received 'nowhere.h5', which cannot be read" in refused.stderr
+    assert not (Path.cwd() / "runs").exists()
+
+
+def test_every_efficientnet_has_published_weights():
+    published = {name for name, model in MODELS.items() if model.published}
+    assert published == {name for name in MODELS if name.startswith("efficientnet-")}

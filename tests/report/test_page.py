@@ -1,0 +1,242 @@
+"""The HTML report in a real browser: complete, offline, sortable, readable in the dark and on a phone."""
+
+import re
+import shutil
+
+import pytest
+from markupsafe import escape
+
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.report import plots
+from dpcompare.report.page import as_html
+from dpcompare.results.result import PeakMemory
+from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+HOSTILE = 'evil"><img src=x onerror=alert(1)><script>alert(2)</script>\x1b[31m'
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    memory = PeakMemory(max_process=2**29, total=2**30)
+    ddp = runs(
+        "torch",
+        "ddp",
+        FAST,
+        mean_ms=[50.0] * 6,
+        other_seconds=0.002,
+        peak_memory_bytes=memory,
+        train_loss=[2.0 - 0.01 * step for step in range(45)],
+    )
+    ddp.without_exchange = runs("torch", "ddp", FAST, mean_ms=[40.0] * 6).runs
+    arms = [single(SLOW), ddp, runs("tensorflow", "multiworker", SLOW, dataset=HOSTILE)]
+    arms[2].name = f"tensorflow multiworker 2x1 {HOSTILE}"
+    return compared(*arms)
+
+
+def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
+    series = {plot.name: _values(plot) for plot in plots.make_plots(comparison)}
+    assert set(series) == {"rounds", "ratios", "scaling", "breakdown", "losses", "loss-differences", "memory"}
+    assert {row["MiB"] for row in series["memory"]} == {1024.0}
+    assert len(series["rounds"]) == 18
+    assert len({row["round"] for row in series["rounds"]}) == 6
+    assert len({row["arm"] for row in series["losses"]}) == 3
+    assert len({row["arm"] for row in series["loss-differences"]}) == 2
+    assert {row["part"] for row in series["breakdown"]} == {"waiting for data", "communication", "computing", "other"}
+    assert len(series["ratios"]) == 1  # one of three pairs has equal replicas
+
+
+def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
+    def pipelined(micro_batches, speed, schedule=None, batch=32):
+        found = runs("torch", "ddp", [speed])
+        found.name = f"pipeline {micro_batches} {schedule} {batch}"
+        found.config = RunConfig(
+            framework="torch", mode="pipeline", stages=2, pipeline_schedule=schedule,
+            workload=Workload(accumulate=micro_batches, global_batch_size=batch), cluster=Cluster.partition(1, 2, device="cpu", num_cores=2),
+        )  # fmt: skip
+        return found
+
+    arms = [pipelined(1, 80.0), pipelined(2, 100.0), pipelined(4, 90.0), pipelined(4, 95.0, "1f1b"), single([120.0])]
+    arms.append(pipelined(4, 70.0, batch=64))
+    series = {plot.name: _values(plot) for plot in plots.make_plots(compared(*arms))}
+    points = {(row["arm"], row["micro-batches"]): row["images/s"] for row in series["micro-batches"] if "text" in row}
+    assert points == {
+        ("1 x 2 stages, gpipe", 1): 80.0,
+        ("1 x 2 stages, gpipe", 2): 100.0,
+        ("1 x 2 stages, gpipe", 4): 90.0,
+        ("1 x 2 stages, 1f1b", 4): 95.0,
+        ("1 x 2 stages, gpipe, pipeline 4 None 64", 4): 70.0,
+    }
+    assert "micro-batches" not in {plot.name for plot in plots.make_plots(compared(arms[0], arms[4]))}
+
+
+def _values(plot):
+    found = []
+    for name, values in plot.chart.to_dict().get("datasets", {}).items():
+        found += [row for row in values if len(row) > 2] if name else []
+    spec = plot.chart.to_dict()
+    for layer in [spec, *spec.get("layer", [])]:
+        values = layer.get("data", {}).get("values", [])
+        found += [row for row in values if len(row) > 2 and row not in found]
+    return found
+
+
+def test_files_for_papers_have_ink(comparison, tmp_path):
+    from PIL import Image
+
+    plots.write_files(plots.make_plots(comparison), tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg"}
+    for path in tmp_path.glob("*.png"):
+        darkest, lightest = Image.open(path).convert("L").getextrema()
+        assert (darkest < 100, lightest) == (True, 255), path
+
+
+def test_the_page_names_nothing_outside_itself(comparison):
+    page = as_html(comparison)
+    assert "default-src 'none'" in page
+    assert not re.search(r'(src|href)="?(https?:)?//', page)
+    assert "@import" not in page
+    assert "<img" not in page
+    assert "\x1b" not in page
+    assert page.count("<script>") == 1
+    assert len(page) < 500_000
+    for made in comparison.claims:
+        assert str(escape(made.sentence)) in page
+
+
+@pytest.fixture
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here (Debian's package is called chromium)")
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(comparison, tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(as_html(comparison))
+    return path
+
+
+@pytest.fixture
+def open_page(browser, file):
+    """Opens the page; fails where it says or asks for anything."""
+    contexts, said, asked = [], [], []
+
+    def open_it(**options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: said.append(dialog.message))
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(file.as_uri())
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert said == []
+    assert set(asked) == {file.as_uri()}
+
+
+def test_every_plot_is_drawn_and_named(open_page):
+    page = open_page()
+    assert page.locator("figure svg[role=graphics-document][aria-label]").count() == 7
+    assert page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").count() == 18
+    assert page.locator("h1").inner_text().startswith("torch ddp 2x1 is 1.")
+
+
+def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
+    page = open_page()
+    speeds = page.locator("table.sortable tbody tr td:nth-child(3)")
+    page.get_by_role("button", name="images/s").click()
+    assert speeds.all_inner_texts() == ["100.1", "100.1", "130.0"]
+    page.get_by_role("button", name="images/s").focus()
+    page.keyboard.press("Enter")
+    assert speeds.all_inner_texts() == ["130.0", "100.1", "100.1"]
+    assert page.locator("th[aria-sort=descending]").count() == 1
+
+
+def test_the_value_of_a_mark_is_shown_under_the_pointer(open_page):
+    page = open_page()
+    page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").nth(7).hover()
+    assert "torch ddp 2x1, round 2" in page.locator("#tip").inner_text()
+
+
+def test_the_values_of_a_curve_are_shown_under_the_pointer(open_page):
+    page = open_page()
+    # By force: where curves lie over each other, the uppermost answers.
+    page.locator("#plot-losses [role=graphics-symbol][aria-roledescription=point]").nth(4).hover(force=True)
+    assert re.search(r", step \d+: loss [\d.]+$", page.locator("#tip").inner_text())
+
+
+def test_every_value_can_be_reached_by_keyboard(open_page):
+    page = open_page()
+    page.locator("#plot-rounds svg").focus()
+    tip = page.locator("#tip")
+    for key, number in (
+        ("ArrowRight", 1),
+        ("ArrowRight", 2),
+        ("ArrowLeft", 1),
+        ("End", 6),
+        ("ArrowRight", 6),
+        ("Home", 1),
+    ):
+        page.keyboard.press(key)
+        assert f"round {number}, ran as" in tip.inner_text()
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+    stops = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        stops.append(page.evaluate("document.activeElement.closest('figure')?.id"))
+    assert {"plot-ratios", "plot-scaling", "plot-breakdown", "plot-losses", "plot-memory"} <= set(stops)
+
+
+def test_on_paper_nothing_is_folded(open_page):
+    page = open_page()
+    state = "[...document.querySelectorAll('details')].map(each => each.open)"
+    before = page.evaluate(state)
+    assert not all(before)
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {state} }})")
+    page.pdf()
+    assert all(page.evaluate("window.printed"))
+    assert page.evaluate(state) == before
+
+
+def test_a_table_says_where_the_time_goes(open_page):
+    page = open_page()
+    row = page.locator("table").nth(1).locator("tbody tr").nth(1).inner_text().split("\t")
+    assert row == ["torch ddp 2x1", "5.0", "10.0", "35.0", "2.0"]
+
+
+def test_dark_mode_has_light_ink_on_dark_paper(open_page):
+    colours = {}
+    for scheme in ("light", "dark"):
+        page = open_page(color_scheme=scheme)
+        colours[scheme] = [
+            page.evaluate(f"getComputedStyle(document.querySelector('{where}')).{what}")
+            for where, what in (("body", "backgroundColor"), ("body", "color"), ("figure svg text", "fill"))
+        ]
+    brightness = {
+        scheme: [sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in found] for scheme, found in colours.items()
+    }
+    assert brightness["light"][0] > 700 > 200 > max(brightness["light"][1:])
+    assert brightness["dark"][0] < 120 < 600 < min(brightness["dark"][1:])
+
+
+def test_a_phone_needs_no_sideways_scrolling_of_the_page(open_page):
+    page = open_page(viewport={"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def test_without_scripts_every_figure_is_there(open_page):
+    page = open_page(java_script_enabled=False)
+    assert "130.0" in page.locator("table.sortable").inner_text()
+    assert page.locator("figure svg").count() == 7

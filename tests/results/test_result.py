@@ -1,0 +1,178 @@
+"""Combining what the processes measured."""
+
+import json
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.results.aggregate import collect
+from dpcompare.results.result import History, ProcessRecord, RunResult, StepSeconds
+
+STARTED_AT = 1000.0
+
+
+@pytest.fixture
+def config():
+    workload = Workload(model="mlp", image_size=8, global_batch_size=8, steps=4, warmup_steps=1)
+    cluster = Cluster.partition(2, device="cpu")
+    return prepare_inputs(RunConfig(framework="torch", mode="ddp", workload=workload, cluster=cluster))
+
+
+def record(rank, **changes):
+    fields = {
+        "process_rank": rank,
+        "node_rank": rank,
+        "local_rank": 0,
+        "pid": 100 + rank,
+        "host": "here",
+        "device_names": [f"cpu:{rank}"],
+        "threads": 1,
+        "collective": "gloo",
+        "settings": {"tf32": False},
+        "sample_order_sha256": "abc",
+        "peak_memory_bytes": 10 * (rank + 1),
+        "peak_device_memory_bytes": None,
+        "versions": {"numpy": "2"},
+    }
+    return ProcessRecord(**fields | changes)
+
+
+def events(rank, *, seconds=(1.0, 0.1, 0.1, 0.1), evaluated=(150, 209), losses=(16.0, 8.0, 4.0, 2.0)):
+    train = {
+        "losses": list(losses),
+        "global_counts": [8] * len(losses),
+        "step_seconds": list(seconds)[: len(losses)],
+        "data_seconds": [0.01] * len(losses),
+        "other_seconds": [0.002] * len(losses),
+    }
+    place = {"process_rank": rank}
+    found = [{"kind": "train", "time": 1003.0 + rank, "step": len(losses), **train, **place}]
+    if evaluated is not None:
+        sums = {"loss_sum": 359.0, "correct": 90, "count": evaluated[rank]}
+        found.append({"kind": "evaluate", "time": 1005.0, "epoch": 1, "step": 4, **sums, **place})
+    return found
+
+
+def collected(config, run_dir, found, status="completed", error=None):
+    return collect(
+        config, run_dir, found, History(), status=status, error=error, started_at=STARTED_AT, ended_at=1010.0
+    )
+
+
+def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    slow = events(1, seconds=(9.0, 0.2, 0.2, 0.4))
+    result = collected(config, tmp_path, events(0) + slow)
+    assert result.status == "completed"
+    assert result.measured_steps == 3  # the warm-up step is left out
+    assert result.images_per_second == pytest.approx(3 * 8 / 0.8)
+    assert result.step_seconds.median == 0.2
+    assert result.time_to_first_step_seconds == 4.0
+    assert result.first_step_seconds == 9.0
+    assert result.wall_seconds == 10.0
+    assert result.data_wait_share == pytest.approx(0.03 / 0.8)
+    assert result.other_seconds == pytest.approx(0.002)
+    assert result.joules_per_image is None
+    assert result.peak_memory_bytes.max_process == 20
+    assert result.peak_memory_bytes.total == 30
+
+
+def test_energy_is_that_of_the_measured_steps(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    first, *others = events(0)
+    metered = [first | {"joules": [9.0, 1.0, 2.0, 3.0]}, *others]
+    assert collected(config, tmp_path, metered + events(1)).joules_per_image == pytest.approx(6 / 24)
+
+
+def test_losses_and_evaluations_are_sums_over_the_processes(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    result = collected(config, tmp_path, events(0) + events(1))
+    assert result.train_loss == [4.0, 2.0, 1.0, 0.5]
+    (evaluation,) = result.evaluations
+    assert (evaluation.count, evaluation.loss, evaluation.accuracy) == (359, 2.0, 180 / 359)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found", "message"),
+    [
+        ({"sample_order_sha256": "other"}, events(1), "in different orders"),
+        (
+            {},
+            events(1, evaluated=(150, 208)),
+            "each of the 359 validation samples once, but counted \\[358\\]",
+        ),
+        ({}, events(1, losses=(16.0, 8.0)), "different numbers of steps: \\[4, 2\\]"),
+        ({}, events(1, evaluated=None), "each of the 359 validation samples once, but counted \\[\\]"),
+        ({"process_rank": 7}, events(1), "2 processes were planned, 1 left a record"),
+    ],
+)
+def test_processes_that_contradict_each_other_make_the_run_failed(config, tmp_path, changes, found, message):
+    record(0).save(tmp_path)
+    record(1, **changes).save(tmp_path)
+    result = collected(config, tmp_path, events(0) + found)
+    assert result.status == "failed"
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(result.error)
+
+
+def test_what_was_measured_before_a_failure_is_kept(config, tmp_path):
+    found = events(0, losses=(16.0, 8.0, 4.0), evaluated=None) + events(1, losses=(16.0, 8.0), evaluated=None)
+    result = collected(config, tmp_path, found, status="failed", error="process 1 died")
+    assert (result.status, result.error) == ("failed", "process 1 died")
+    assert result.train_loss == [4.0, 2.0]
+    assert result.images_per_second is not None
+
+
+def test_a_run_that_never_trained_has_no_figures(config, tmp_path):
+    result = collected(config, tmp_path, [], status="failed", error="no start")
+    assert result.images_per_second is None
+    assert result.step_seconds is None
+    assert result.peak_memory_bytes is None
+    assert result.train_loss == []
+
+
+def test_a_result_survives_its_file_with_the_keys_of_the_contract(config, tmp_path):
+    result = collected(config, tmp_path, [], status="interrupted", error="interrupted")
+    result.save(tmp_path)
+    assert RunResult.load(tmp_path) == result
+    contract = """
+        dpcompare_version status framework mode num_nodes num_processes num_replicas device_type emulated model dataset
+        image_size global_batch_size precision profile images_per_second step_seconds time_to_first_step_seconds
+        wall_seconds peak_memory_bytes train_loss evaluations sample_order_sha256 versions config
+    """
+    assert set(contract.split()) <= set(json.loads((tmp_path / "result.json").read_text()))
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "[1", "\x00"])
+def test_what_is_no_result_is_refused(tmp_path, content):
+    if content is not None:
+        (tmp_path / "result.json").write_text(content)
+    with pytest.raises(RequestError, match=r"result\.json"):
+        RunResult.load(tmp_path)
+
+
+def test_a_loss_that_is_not_finite_is_null_and_can_be_read_back(config, tmp_path):
+    found = events(0, losses=(16.0, float("nan"))) + events(1, losses=(16.0, float("inf")))
+    collected(config, tmp_path, found, status="failed", error="diverged").save(tmp_path)
+    assert RunResult.load(tmp_path).train_loss == [4.0, None]
+    assert "NaN" not in (tmp_path / "result.json").read_text()
+
+
+def test_step_seconds():
+    seconds = StepSeconds.of([1.0, 2.0, 3.0, 10.0])
+    assert (seconds.median, seconds.mean, seconds.mad) == (2.5, 4.0, 1.0)
+
+
+def test_versions_that_differ_between_nodes_are_told(config, tmp_path):
+    for rank, version in enumerate(("2.15.0", "2.14.1")):
+        record(rank, host=f"h{rank}", versions={"numpy": "2", "torch": version}).save(tmp_path)
+    result = collected(config, tmp_path, [*events(0), *events(1)])
+    assert [(node.node_rank, node.host) for node in result.nodes] == [(0, "h0"), (1, "h1")]
+    assert result.differing_versions == {"torch": ["2.15.0", "2.14.1"]}

@@ -1,0 +1,273 @@
+"""Faults to put into one side of a verification: each breaks just one alignment, in worker processes only.
+
+They travel as stress/injection.py says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from stress.injection import write_sitecustomize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    framework: str
+    """The side that is broken."""
+    optimizer: str
+    """With which it shows."""
+    module: str
+    """Below dpcompare.backends."""
+    inject: str
+    caught_by: str
+    """The check that must fail."""
+    replicas: int = 1
+    regularization: str = "off"
+
+    def install(self, folder: Path) -> None:
+        """Write the sitecustomize module into a folder that PYTHONPATH will name."""
+        source = "def inject(module):\n" + "\n".join(f"    {line}" for line in self.inject.strip().splitlines())
+        write_sitecustomize(folder, f"dpcompare.backends.{self.module}", source)
+
+
+FAULTS = {
+    "Adam's epsilon": Fault(
+        framework="torch",
+        optimizer="adam",
+        module="torch.optimizer",
+        inject="import torch; module.Adam.step = torch.optim.Adam.step",
+        caught_by="one step of adam",
+    ),
+    "Adam's betas rounded to float32": Fault(
+        framework="tensorflow",
+        optimizer="adam",
+        module="tensorflow.optimizer",
+        inject="import numpy; module.ADAM_BETAS = tuple(float(numpy.float32(beta)) for beta in module.ADAM_BETAS)",
+        caught_by="one step of adam",
+    ),
+    "learning rate inside SGD's momentum, as Keras has it": Fault(
+        framework="tensorflow",
+        optimizer="sgd",
+        module="tensorflow.optimizer",
+        inject="""
+tf = module.tf
+def update(self, variable, slots, gradient, constants):
+    tf.raw_ops.ResourceApplyMomentum(var=variable, accum=slots[0], lr=tf.ones_like(constants[0]),
+        grad=gradient * constants[0], momentum=tf.constant(0.9, gradient.dtype))
+module.Sgd.update = update
+""",
+        caught_by="losses over sgd steps",
+    ),
+    "SGD's momentum": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.optimizer",
+        inject="module.SGD_MOMENTUM = 0.8",
+        caught_by="losses over sgd steps",
+    ),
+    "BatchNorm's momentum": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.model",
+        inject="""
+shared = module._aligned
+def other(model, workload):
+    for norm in module.batch_norms(shared(model, workload)).values():
+        norm.momentum = 0.01
+    return model
+module._aligned = other
+""",
+        caught_by="BatchNorm statistics",
+    ),
+    "BatchNorm's epsilon": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.model",
+        inject="module.BATCH_NORM_EPSILON = 1e-5",
+        caught_by="evaluation logits",
+    ),
+    "unbiased running variance": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.batchnorm",
+        inject="""
+def unconverted(self):
+    self._torchs_own = [norm.running_var.clone() for norm in self._norms]
+module.RunningVariance.use_for_evaluation = unconverted
+""",
+        caught_by="BatchNorm statistics",
+    ),
+    "symmetric padding": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.model",
+        inject="""
+from torch import nn
+module.Conv2dSame = lambda *sizes, **options: nn.Conv2d(*sizes, **options, padding=1)
+""",
+        caught_by="evaluation logits",
+    ),
+    "weights changed by one rounding": Fault(
+        framework="tensorflow",
+        optimizer="sgd",
+        module="tensorflow.backend",
+        inject="""
+load = module.TensorFlowBackend.initial_state
+module.TensorFlowBackend.initial_state = lambda self: {
+    name: array * module.np.float32(1 + 2**-23) if name == "classifier.weight" else array
+    for name, array in load(self).items()
+}
+""",
+        caught_by="weight round trip",
+    ),
+    "one swapped pair of samples": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.backend",
+        inject="""
+from dpcompare.training import loop
+batches = loop.training_batches
+def swapped(*arguments, **options):
+    for number, batch in enumerate(batches(*arguments, **options)):
+        if number == 2:
+            batch.indices[[3, 11]] = batch.indices[[11, 3]]
+        yield batch
+loop.training_batches = swapped
+""",
+        caught_by="sample order",
+    ),
+    "pixels resized differently": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.backend",
+        inject="""
+from dpcompare.data import batches
+read = batches.BatchReader._read
+def blurred(self, batch, rows):
+    host = read(self, batch, rows)
+    host.images[:, 1:] = (host.images[:, 1:] + host.images[:, :-1]) / 2
+    return host
+batches.BatchReader._read = blurred
+""",
+        caught_by="pixels and augmentation",
+    ),
+    "normalisation inside the model": Fault(
+        framework="tensorflow",
+        optimizer="sgd",
+        module="tensorflow.backend",
+        inject="""
+import dataclasses
+from dpcompare.data.batches import PIXEL_MEAN, PIXEL_STD
+place = module.TensorFlowBackend._to_device
+def normalise_there(self, batch):
+    raw = (batch.images * PIXEL_STD + PIXEL_MEAN) * 255
+    again = (raw.astype("float64") / 255 - PIXEL_MEAN) / PIXEL_STD
+    return place(self, dataclasses.replace(batch, images=again))
+module.TensorFlowBackend._to_device = normalise_there
+""",
+        caught_by="pixels and augmentation",
+    ),
+    "augmentation left out": Fault(
+        framework="tensorflow",
+        optimizer="sgd",
+        module="tensorflow.backend",
+        inject="""
+from dpcompare.data.augmentation import Augmentation
+Augmentation.__call__ = lambda self, pixels, *, epoch, indices: pixels
+""",
+        caught_by="pixels and augmentation",
+    ),
+    "rows that fill up a batch count": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.backend",
+        inject="""
+import dataclasses
+place = module.TorchBackend._to_device
+module.TorchBackend._to_device = lambda self, batch: place(
+    self, batch if batch.global_count == 16 else dataclasses.replace(batch, global_count=16))
+""",
+        caught_by="losses over sgd steps",
+    ),
+    "a sample dropped in evaluation": Fault(
+        framework="torch",
+        optimizer="sgd",
+        module="torch.backend",
+        inject="""
+from dpcompare.training import loop
+batches = loop.evaluation_batches
+def dropping(*arguments):
+    for batch in batches(*arguments):
+        batch.weights[0] = 0
+        yield batch
+loop.evaluation_batches = dropping
+""",
+        caught_by="run",
+    ),
+    "dropout of another step": Fault(
+        framework="torch",
+        optimizer="adam",
+        regularization="shared",
+        module="torch.backend",
+        inject="""
+from dpcompare.data.regularization import Regularization
+draw = Regularization.__call__
+Regularization.__call__ = lambda self, *, step, indices: draw(self, step=step + 1, indices=indices)
+""",
+        caught_by="regularization",
+    ),
+    "dropout that does not scale up what it keeps": Fault(
+        framework="tensorflow",
+        optimizer="adam",
+        regularization="shared",
+        module="tensorflow.model",
+        inject="""
+apply = module.SharedDrop.call
+module.SharedDrop.call = lambda self, features, factors, training=False: apply(
+    self, features, module.keras.ops.sign(factors), training)
+""",
+        caught_by="training logits",
+    ),
+    "stochastic depth of other samples": Fault(
+        framework="torch",
+        optimizer="adam",
+        regularization="shared",
+        module="torch.model",
+        inject="""
+apply = module.SharedDrop.forward
+def other_rows(self, features):
+    if features.dim() != 4 or not self.training:
+        return apply(self, features)
+    return apply(self, features.flip(0)).flip(0)
+module.SharedDrop.forward = other_rows
+""",
+        caught_by="training logits",
+    ),
+    "mean of replica means": Fault(
+        framework="torch",
+        optimizer="sgd",
+        replicas=2,
+        module="torch.backend",
+        inject="""
+losses = module.TorchBackend._losses
+def mean_of_replica(self, model, batch):
+    logits, per_row = losses(self, model, batch)
+    if model is self.replicated and batch.weights.sum() > 0:
+        own = batch.weights.sum() / batch.global_count * self.num_replicas
+        scaled = per_row / own
+        per_row = per_row.detach() + scaled - scaled.detach()
+    return logits, per_row
+module.TorchBackend._losses = mean_of_replica
+""",
+        caught_by="losses over sgd steps",
+    ),
+    "evaluation with each replica's own statistics": Fault(
+        framework="torch",
+        optimizer="sgd",
+        replicas=2,
+        module="torch.ddp",
+        inject="module.DistributedDataParallel.broadcast_buffers = lambda self: None",
+        caught_by="evaluation loss",
+    ),
+}

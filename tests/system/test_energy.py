@@ -1,0 +1,76 @@
+"""Energy counters: read where there are any, never made up. The hardware is imitated; no test machine has it."""
+
+import sys
+from types import SimpleNamespace
+
+from dpcompare.system.energy import EnergyMeter, gpu_counters, package_counters
+
+
+def package(folder, name, microjoules, wrap=1000, called="package-0"):
+    path = folder / name
+    path.mkdir(parents=True)
+    (path / "name").write_text(f"{called}\n")
+    (path / "max_energy_range_uj").write_text(f"{wrap}\n")
+    (path / "energy_uj").write_text(f"{microjoules}\n")
+    return path / "energy_uj"
+
+
+def test_packages_are_added_up_and_their_parts_are_not(tmp_path):
+    first = package(tmp_path, "intel-rapl:0", 100)
+    package(tmp_path, "intel-rapl:0:0", 100).write_text("900")  # cores, within the package
+    second = package(tmp_path, "intel-rapl:1", 0, called="package-1")
+    package(tmp_path, "intel-rapl:2", 0, called="psys").write_text("900")  # the platform, packages included
+    meter = EnergyMeter(package_counters(tmp_path))
+    first.write_text("400")
+    second.write_text("50")
+    assert meter.joules() == 350e-6
+
+
+def test_a_counter_that_starts_again_is_followed(tmp_path):
+    file = package(tmp_path, "intel-rapl:0", 900)
+    meter = EnergyMeter(package_counters(tmp_path))
+    file.write_text("99")  # 100 to the end of its range, which is 1000, and one to 0
+    assert meter.joules() == 200e-6
+
+
+def test_without_counters_there_is_no_figure(tmp_path):
+    assert EnergyMeter(package_counters(tmp_path)).joules() is None
+    (tmp_path / "intel-rapl:0").mkdir()
+    assert package_counters(tmp_path) == []
+
+
+class NVMLError(Exception):
+    pass
+
+
+def bindings(counts):
+    """The part of NVIDIA's bindings that is used; a GPU without a counter raises."""
+
+    def total(handle):
+        if counts[handle] is None:
+            raise NVMLError
+        return counts[handle]
+
+    return SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByIndex=lambda index: f"index {index}",
+        nvmlDeviceGetHandleByUUID=lambda uuid: f"uuid {uuid}",
+        nvmlDeviceGetTotalEnergyConsumption=total,
+    )
+
+
+def test_gpus_are_found_by_number_and_by_uuid(monkeypatch):
+    counts = {"index 3": 1500, "uuid GPU-a": 500}
+    monkeypatch.setitem(sys.modules, "pynvml", bindings(counts))
+    meter = EnergyMeter(gpu_counters(["3", "GPU-a"]))
+    assert meter.joules() == 2.0
+    counts["index 3"] = 2500
+    assert meter.joules() == 3.0
+
+
+def test_one_gpu_without_a_counter_leaves_no_figure(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", bindings({"index 0": 1500, "index 1": None}))
+    assert gpu_counters(["0", "1"]) == []
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert gpu_counters(["0"]) == []

@@ -1,0 +1,94 @@
+"""The training loop, run by a backend that needs no framework."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.data.order import OrderDigest, training_batches
+from dpcompare.data.store import open_store
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.results.events import EventLog, read_events
+from dpcompare.system.energy import EnergyMeter
+from dpcompare.training import loop
+from tests.support.numpy_backend import NumpyBackend
+
+
+def train(tmp_path, *, energy=None, **workload):
+    chosen = Workload(model="mlp", image_size=8, global_batch_size=32, **workload)
+    config = RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
+    backend = NumpyBackend(prepare_inputs(config))
+    backend.setup()
+    log = EventLog(tmp_path, 0)
+    digest = loop.train(backend, open_store(backend.inputs.store), log, tmp_path, energy=energy)
+    log.close()
+    events = read_events(tmp_path, 1)
+    return (
+        backend,
+        digest,
+        {kind: [e for e in events if e["kind"] == kind] for kind in ("ready", "train", "evaluate")},
+    )
+
+
+def series(events, name):
+    return list(itertools.chain.from_iterable(event[name] for event in events["train"]))
+
+
+def test_an_epoch_counts_every_sample_once_and_ends_with_an_evaluation(tmp_path):
+    _, _, events = train(tmp_path, epochs=2, learning_rate=0.01)
+    assert events["ready"][0]["steps"] == 90
+    assert sum(series(events, "global_counts")) == 2 * 1438
+    assert [(e["epoch"], e["count"]) for e in events["evaluate"]] == [(1, 359), (2, 359)]
+    assert events["evaluate"][-1]["correct"] / 359 > 0.8
+    assert [len(series(events, name)) for name in ("losses", "step_seconds", "data_seconds", "other_seconds")] == [
+        90
+    ] * 4
+    assert "joules" not in events["train"][0]
+
+
+def test_steps_end_the_run_and_are_followed_by_an_evaluation(tmp_path):
+    backend, digest, events = train(tmp_path, steps=7, learning_rate=0.01)
+    assert backend.calls.count("train") == 7
+    assert [e["epoch"] for e in events["evaluate"]] == [1]
+    expected = OrderDigest()
+    for batch in training_batches(1438, 32, seed=0, num_steps=7):
+        expected.update(batch)
+    assert digest == expected.hexdigest()
+
+
+def test_losses_are_sums_over_the_samples_of_the_step(tmp_path):
+    _, _, events = train(tmp_path, epochs=1, learning_rate=1e-9)
+    means = np.array(series(events, "losses")) / series(events, "global_counts")
+    assert means == pytest.approx(np.full(45, np.log(10)), rel=1e-3)
+
+
+def test_losses_are_read_in_bulk_and_steps_end_with_a_synchronisation(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "SECONDS_BETWEEN_EVENTS", 1e9)
+    backend, _, events = train(tmp_path, steps=20, learning_rate=0.01)
+    training = backend.calls[: backend.calls.index("evaluate")]
+    assert training.count("read") == 2  # after the first step, and before the evaluation
+    assert len(events["train"]) == 2
+    assert training.count("synchronize") == 21
+
+
+def test_energy_is_read_around_every_step(tmp_path):
+    readings = itertools.count(step=5.0)
+    _, _, events = train(tmp_path, energy=EnergyMeter([lambda: next(readings)]), steps=20)
+    assert series(events, "joules") == [5.0] * 20
+
+
+def test_what_happens_between_steps_is_told_apart_from_evaluation(tmp_path, monkeypatch):
+    evaluate = NumpyBackend.evaluate_step
+    monkeypatch.setattr(NumpyBackend, "evaluate_step", lambda *arguments: time.sleep(0.05) or evaluate(*arguments))
+    _, _, events = train(tmp_path, epochs=2, learning_rate=0.01)
+    assert max(series(events, "other_seconds")) < 0.3  # an evaluation has 12 batches
+
+
+def test_a_step_contains_its_wait_for_data(tmp_path):
+    _, _, events = train(tmp_path, steps=20, learning_rate=0.01)
+    for step, data in zip(series(events, "step_seconds"), series(events, "data_seconds"), strict=True):
+        assert 0 <= data <= step
