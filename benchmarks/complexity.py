@@ -95,7 +95,7 @@ def _result(arm: Arm, *, speed: float) -> RunResult:
         images_per_second=speed,
         measured_steps=40,
         step_seconds=step,
-        data_wait_share=0.01,
+        data_wait_fraction=0.01,
         wall_seconds=30.0,
         train_loss=[2.0 - number / 100 for number in range(45)],
         threads_per_process=1,

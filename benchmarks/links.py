@@ -36,7 +36,7 @@ Steps = dict[tuple[str, str], list[float]]
 
 def trained(config: RunConfig, wire: str) -> float:
     placement = Placement(engine="namespaces", link=None if wire in (FREE, NO_EXCHANGE) else wire)
-    changes = {"placement": placement, "exchange_gradients": wire != NO_EXCHANGE}
+    changes = {"placement": placement, "sync_gradients": wire != NO_EXCHANGE}
     with tempfile.TemporaryDirectory(prefix="dpcompare-links-") as folder:
         result = run(config.model_copy(update=changes), Path(folder) / "run")
     assert result.step_seconds is not None

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from dpcompare.errors import RequestError, RunFailedError
     from dpcompare.launch.inputs import prepare_inputs
     from dpcompare.launch.run import resume, run
-    from dpcompare.models.custom import OwnModel
+    from dpcompare.models.custom import CustomModel
     from dpcompare.results.result import RunResult
 
 __all__ = [
     "Cluster",
+    "CustomModel",
     "Node",
-    "OwnModel",
     "RequestError",
     "RunConfig",
     "RunFailedError",
@@ -38,7 +38,7 @@ __all__ = [
 _DEFINED_IN = {
     "Cluster": "config.cluster",
     "Node": "config.cluster",
-    "OwnModel": "models.custom",
+    "CustomModel": "models.custom",
     "RequestError": "errors",
     "RunConfig": "config.run",
     "RunFailedError": "errors",

@@ -46,7 +46,7 @@ def inject(module):
     def delayed(self, gradients):
         with exchanging(self, gradients):
             yield
-            if self.config.exchange_gradients:
+            if self.config.sync_gradients:
                 time.sleep({DELAY_SECONDS})
     module.DistributedDataParallel.exchanging = delayed
 """

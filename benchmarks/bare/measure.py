@@ -54,7 +54,7 @@ def measured(
     return images / (time.perf_counter() - begin)
 
 
-def tell(images_per_second: float) -> None:
+def report(images_per_second: float) -> None:
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     peak = int(line.split()[1]) * 1024
     print(json.dumps({"images_per_second": images_per_second, "peak_memory_bytes": peak}), flush=True)

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, tell
+from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, report
 from dpcompare.backends.tensorflow.model import build_model
 from dpcompare.config.workload import Workload
 
@@ -41,7 +41,7 @@ def main() -> None:
     data = batches(per_replica * replicas, chosen.image_size)
     speed = (fitted if chosen.variant == "fit" else looped)(model, optimizer, strategy, data, chosen)
     if workers == 1 or strategy.cluster_resolver.task_id == 0:
-        tell(speed)
+        report(speed)
     if workers > 1:
         strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
     os._exit(0)  # a worker's own shutdown may take a minute

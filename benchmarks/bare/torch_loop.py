@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, tell
+from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, report
 from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.dp import ThreadedDataParallel
 from dpcompare.backends.torch.model import ToyCnn
@@ -74,7 +74,7 @@ def main() -> None:
 
     speed = measured(step, chosen, torch.cuda.synchronize if on_gpu else lambda: None)
     if int(os.environ.get("RANK", "0")) == 0:
-        tell(speed)
+        report(speed)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -4,7 +4,7 @@ What makes two models the same is in the comments. The first lines of each facto
 one need not be installed.
 """
 
-from dpcompare import OwnModel
+from dpcompare import CustomModel
 
 CHANNELS = (16, 32, 64)
 EPSILON = 1e-3  # Keras's; torch's own is 1e-5
@@ -73,7 +73,7 @@ def tensorflow_model(image_size, num_classes):
     return keras.Model(images, layers.Dense(num_classes, name="head")(layers.GlobalAveragePooling2D()(x)))
 
 
-model = OwnModel(torch=torch_model, tensorflow=tensorflow_model, layer_names={"classifier": "head"})
+model = CustomModel(torch=torch_model, tensorflow=tensorflow_model, layer_names={"classifier": "head"})
 
 
 class Squares:

@@ -20,7 +20,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import source_sha256
 from dpcompare.system.devices import available_cores
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 
 State = dict[str, npt.NDArray[Any]]
 
@@ -44,7 +44,7 @@ class Backend(ABC):
     process_rank: int = 0
     """Rank of this process among `num_processes`, from 0."""
     num_processes: int = 1
-    serves: bool = False
+    is_server: bool = False
     """Whether this process only serves those that run the loop, from `setup` until it ends."""
     num_replicas: int = 1
     """Replicas over all processes, as the framework itself counts them after `setup`."""
@@ -163,7 +163,7 @@ class Backend(ABC):
             "sgd": {"momentum": SGD_MOMENTUM},
             "adam": {"betas": ADAM_BETAS, "epsilon": ADAM_EPSILON},
         }
-        own = is_own(self.workload.model)
+        own = is_custom(self.workload.model)
         return {
             "compilation": "none",
             **self.config.tuning,

@@ -49,7 +49,7 @@ def tensor_shapes(
 def _describe(model: str, framework: str, image_size: int, num_classes: int) -> dict[str, Any]:
     backend = import_module(f"dpcompare.backends.{framework}.model")
     try:
-        return {"shapes": backend.own_shapes(model, image_size, num_classes)}
+        return {"shapes": backend.custom_shapes(model, image_size, num_classes)}
     except RequestError as error:
         return {"error": str(error)}
     except Exception as error:  # whatever a user's model does

@@ -20,6 +20,6 @@ def node(run_dir: Path, node_rank: int | None) -> int:
     a$ dpcompare node /shared/runs/one --node-rank 0
     b$ dpcompare node /shared/runs/one --node-rank 1
     """
-    from dpcompare.launch.node import take_part
+    from dpcompare.launch.node import run_node
 
-    return 0 if take_part(run_dir, node_rank, tell=lambda line: click.echo(line, err=True)) else EXIT_FAILED
+    return 0 if run_node(run_dir, node_rank, report=lambda line: click.echo(line, err=True)) else EXIT_FAILED

@@ -44,13 +44,15 @@ def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as
         config = build_config(options)
         run_dir = run_dir or runner.default_run_dir(config)
         with data_progress() as images_done, RunProgress(config, run_dir) as progress:
-            result = runner.run(config, run_dir, observe=progress.observe, data_progress=images_done, tell=progress.say)
+            result = runner.run(
+                config, run_dir, observe=progress.observe, data_progress=images_done, report=progress.say
+            )
     else:
         given = {name for name in context.params if _is_given(context, name)} - {"resume", "as_json"}
         config = changed_config(RunConfig.load(resume / CONFIG_FILE), options | {"run_dir": run_dir}, given)
         run_dir = resume
         with RunProgress(config, run_dir) as progress:
-            result = runner.resume(run_dir, config, observe=progress.observe, tell=progress.say)
+            result = runner.resume(run_dir, config, observe=progress.observe, report=progress.say)
     if as_json:
         print_json(json.loads(result.model_dump_json()))
     else:

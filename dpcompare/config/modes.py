@@ -35,7 +35,7 @@ class Mode:
     """Device type -> what carries the gradients between replicas."""
     sync_batchnorm_on: frozenset[str] = frozenset({"cpu", "gpu"})
     """Device types where BatchNorm can use the batch of all replicas."""
-    exchange_separable: bool = True
+    gradient_sync_separable: bool = True
     """Whether a step can be made without the exchange of gradients, to measure what it costs."""
     roles: tuple[str, ...] = ()
     """What the first nodes are where they hold no replica: TensorFlow's names of their tasks."""
@@ -74,7 +74,7 @@ MODES: dict[tuple[str, str], Mode] = {
         target="torch.dp:DataParallel",
         summary="torch.nn.DataParallel: one process drives the devices of one node",
         collective={"cpu": "threads", "gpu": "nccl"},
-        exchange_separable=False,  # gradients of all replicas flow into one model in the backward pass itself
+        gradient_sync_separable=False,  # gradients of all replicas flow into one model in the backward pass itself
         sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot meet in their forward pass
         emulated_on=frozenset({"cpu"}),
     ),
@@ -88,7 +88,7 @@ MODES: dict[tuple[str, str], Mode] = {
         target="torch.fsdp:FullyShardedDataParallel",
         summary="fully_shard (FSDP2) under torchrun: one process per device, which keeps a part of the parameters",
         spawnable=True,
-        exchange_separable=False,  # parts of gradients are all that the optimizer of a process can use
+        gradient_sync_separable=False,  # parts of gradients are all that the optimizer of a process can use
         by_default=False,
     ),
     ("torch", "pipeline"): _under_torchrun(
@@ -96,7 +96,7 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="torch.distributed.pipelining: each replica's layers in several processes, micro-batches passed along",
         spawnable=True,
         split="over processes",
-        exchange_separable=False,  # what stages send each other is the training itself
+        gradient_sync_separable=False,  # what stages send each other is the training itself
         by_default=False,
     ),
     ("torch", "fabric"): _under_torchrun(
@@ -136,7 +136,7 @@ MODES: dict[tuple[str, str], Mode] = {
         roles=("chief", "ps"),
         only={"accumulate": (1,), "batchnorm": ("local",)},
         collective={"cpu": "grpc", "gpu": "grpc"},
-        exchange_separable=False,  # the parameters are elsewhere
+        gradient_sync_separable=False,  # the parameters are elsewhere
         by_default=False,
     ),
     ("tensorflow", "keras-fit"): Mode(
@@ -145,7 +145,7 @@ MODES: dict[tuple[str, str], Mode] = {
         # Keras keeps the learning rate inside SGD's momentum, and adds up micro-batches by a rule of its own.
         only={"optimizer": ("adam",), "accumulate": (1,)},
         collective={"cpu": "ring", "gpu": "nccl"},
-        exchange_separable=False,
+        gradient_sync_separable=False,
         unverifiable="Keras rounds the constants of its optimizers to float32, also in a float64 run",
         by_default=False,
     ),
@@ -156,7 +156,7 @@ MODES: dict[tuple[str, str], Mode] = {
         device_types=frozenset({"tpu"}),
         collective={"tpu": "interconnect"},
         sync_batchnorm_on=frozenset({"tpu"}),
-        exchange_separable=False,
+        gradient_sync_separable=False,
         unverifiable="there has been none to try it on",
         by_default=False,
     ),

@@ -18,7 +18,7 @@ from dpcompare.config.validation import one_of, raise_problems
 from dpcompare.config.workload import Workload
 from dpcompare.errors import did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 from dpcompare.system.json_files import read_document, write_document
 
 
@@ -60,7 +60,7 @@ class RunConfig(BaseModel):
     """Settings of the native profile that are to be others; see `dpcompare.config.tuning`."""
     autotuned: bool = False
     """Whether `tune` was found by trying on this machine; see `dpcompare.experiments.autotune`."""
-    exchange_gradients: bool = True
+    sync_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
     profile_steps: tuple[int, int] | None = None
     """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time."""
@@ -232,7 +232,7 @@ def _stages(config: RunConfig) -> Iterator[str]:
             f"stages: received {stages} on nodes of {per_node} devices; a replica has its devices "
             f"on one node: expected a number that divides {per_node}, or other --devices-per-node"
         )
-    if is_own(model):
+    if is_custom(model):
         yield f"stages: received {stages} with a model of your own; expected one of {', '.join(MODELS)}"
     elif stages > (layers := len(model_of(model).layers)):
         yield f"stages: received {stages}, but {model} has {layers} layers to be split between"
@@ -290,7 +290,7 @@ def _placement(config: RunConfig) -> Iterator[str]:
     placement, cluster = config.placement, config.cluster
     if placement.hosts and len(placement.hosts) != cluster.num_nodes:
         yield f"hosts: received {len(placement.hosts)} for {cluster.num_nodes} nodes; expected one per node"
-    if placement.ssh and is_own(config.workload.model):
+    if placement.ssh and is_custom(config.workload.model):
         yield (
             "ssh: received with a model of your own, which is found from the current directory; run the printed commands in that "
             "directory of each host instead"
@@ -302,7 +302,7 @@ def _placement(config: RunConfig) -> Iterator[str]:
 
 
 def _exchange(config: RunConfig) -> Iterator[str]:
-    if not config.exchange_gradients and not config.mode_row.exchange_separable:
+    if not config.sync_gradients and not config.mode_row.gradient_sync_separable:
         yield f"mode {config.mode} of {config.framework} cannot train without its exchange of gradients"
 
 

@@ -8,16 +8,16 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 
 
-def one_of(what: str, known: Iterable[str], *, or_own: bool = False) -> Callable[[str], str]:
+def one_of(what: str, known: Iterable[str], *, or_custom: bool = False) -> Callable[[str], str]:
     names = tuple(known)
 
     def check(received: str) -> str:
-        if received not in names and not (or_own and is_own(received)):
+        if received not in names and not (or_custom and is_custom(received)):
             hint = did_you_mean(received, names)
-            own = ", or package.module:NAME of your own" if or_own else ""
+            own = ", or package.module:NAME of your own" if or_custom else ""
             raise ValueError(f"unknown {what} {received!r}; expected one of {', '.join(names)}{own}.{hint}")
         return received
 

@@ -10,7 +10,7 @@ from dpcompare.config.validation import one_of, raise_problems
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.data.order import steps_per_epoch
 from dpcompare.models.architectures import MODELS, model_of
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 
 Optimizer = Literal["sgd", "adam"]
 
@@ -44,7 +44,7 @@ class Workload(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    model: Annotated[str, AfterValidator(one_of("model", MODELS, or_own=True))] = "efficientnet-b2"
+    model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True))] = "efficientnet-b2"
     """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of one of your own; see `dpcompare.models.custom`."""
     weights: str = "random"
     """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
@@ -95,9 +95,9 @@ class Workload(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Workload:
         problems = []
-        if is_own(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
+        if is_custom(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
             problems.append("batchnorm_momentum: received with a model of your own, which has its own; expected none")
-        if is_own(self.dataset) and self.skip_corrupt:
+        if is_custom(self.dataset) and self.skip_corrupt:
             problems.append("skip_corrupt: received with a dataset of your own; leave such items out there")
         smallest = model_of(self.model).min_image_size
         if self.image_size < smallest:

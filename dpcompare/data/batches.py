@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.order import GlobalBatch, OrderDigest
-from dpcompare.data.regularization import Factors, Regularization
+from dpcompare.data.regularization import DropMasks, Regularization
 from dpcompare.data.store import Split
 
 # The usual per-channel statistics of ImageNet, for pixels in 0..1 (red, green, blue).
@@ -36,7 +36,7 @@ class HostBatch:
     """1 for a sample, 0 for a row that only fills up."""
     global_count: int
     """Samples of the global batch that count: what the sum of losses is divided by."""
-    factors: Factors | None = None
+    drop_masks: DropMasks | None = None
     """What regularization multiplies features by, (rows, features of all its layers); None where it is off."""
 
 
@@ -48,7 +48,7 @@ class DeviceBatch:
     labels: Any
     weights: Any
     global_count: int
-    factors: Any = None
+    drop_masks: Any = None
 
 
 class BatchReader:
@@ -100,15 +100,15 @@ class BatchReader:
         pixels = np.divide(self._split.images[indices], np.float32(255), dtype=np.float32)
         if self._augmentation is not None:
             pixels = self._augmentation(pixels, epoch=batch.epoch, indices=indices)
-        factors = None
+        drop_masks = None
         if self._regularization is not None:
-            factors = self._regularization(step=batch.step, indices=indices)
+            drop_masks = self._regularization(step=batch.step, indices=indices)
         return HostBatch(
             images=_normalised(pixels),
             labels=self._split.labels[indices],
             weights=batch.weights[rows],
             global_count=batch.count,
-            factors=factors,
+            drop_masks=drop_masks,
         )
 
 

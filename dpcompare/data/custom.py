@@ -13,14 +13,14 @@ from dpcompare.system.import_path import find_object
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnDataset:
+class CustomDataset:
     """Samples, (image, class index), of each split: items of the user's datasets by their indices."""
 
     class_names: tuple[str, ...]
     splits: dict[str, tuple[Any, list[int]]]
 
 
-def own_dataset(name: str) -> OwnDataset:
+def custom_dataset(name: str) -> CustomDataset:
     """The dataset of a name: anything with a length, items (image, class index) and class_names, or a function that returns it.
 
     A mapping of `train` and `validation` to such; of a single one a fifth is held out. Images are Pillow's, or arrays of uint8,
@@ -69,4 +69,4 @@ def own_dataset(name: str) -> OwnDataset:
         raise RequestError(
             f"dataset: {name!r} has no samples in its {' and '.join(empty)} split; expected at least one per split"
         )
-    return OwnDataset(class_names=next(iter(named.values())), splits=splits)
+    return CustomDataset(class_names=next(iter(named.values())), splits=splits)

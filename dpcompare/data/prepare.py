@@ -12,12 +12,12 @@ import numpy.typing as npt
 import PIL
 from PIL import Image, ImageOps
 
-from dpcompare.data.custom import own_dataset
+from dpcompare.data.custom import custom_dataset
 from dpcompare.data.sources import BUILT_IN, ImageArrays, ImageFiles, ImageList, find_images
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 
 RESIZE_RULE = "centre square, then bicubic (Pillow) to image_size; JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
 DECODER = f"Pillow {PIL.__version__}"
@@ -67,7 +67,7 @@ def prepare(
     with StoreWriter(destination, image_size) as writer:
         if str(source) in BUILT_IN:
             return _write_arrays(writer, str(source), BUILT_IN[str(source)](), image_size)
-        if is_own(str(source)):
+        if is_custom(str(source)):
             return _write_own(writer, str(source), image_size, progress)
         files = find_images(Path(source))
         return _write_files(writer, files, image_size, skip_corrupt, num_processes or available_cores(), progress)
@@ -83,7 +83,7 @@ def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays, image_
 
 
 def _write_own(writer: StoreWriter, source: str, image_size: int, progress: Progress) -> Store:
-    dataset = own_dataset(source)
+    dataset = custom_dataset(source)
     total = sum(len(indices) for _, indices in dataset.splits.values())
     labels: dict[str, npt.NDArray[np.int32]] = {}
     done = 0

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dpcompare.models.architectures import Drop
 
-Factors = npt.NDArray[np.float64]
+DropMasks = npt.NDArray[np.float64]
 
 
 class Regularization:
@@ -30,14 +30,14 @@ class Regularization:
         self._rates = rates
         self._kept = 1 / (1 - rates)
 
-    def __call__(self, *, step: int, indices: npt.NDArray[np.int64]) -> Factors:
+    def __call__(self, *, step: int, indices: npt.NDArray[np.int64]) -> DropMasks:
         """(samples, features of all layers side by side) for the samples `indices` at a step."""
         draws = np.array([self._draws(step, index) for index in indices.tolist()]).reshape(
             len(indices), len(self._rates)
         )
         return np.where(draws >= self._rates, self._kept, 0.0)
 
-    def _draws(self, step: int, index: int) -> Factors:
+    def _draws(self, step: int, index: int) -> DropMasks:
         # As an array: NumPy takes a list with an integer above 2^63 for floats.
         philox = np.random.Philox(key=np.array([self._seed, step], np.uint64), counter=[0, index, 0, 0])
         return np.random.Generator(philox).random(len(self._rates))

@@ -345,7 +345,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         jitter=jitter(speeds) if len(speeds) > 1 else None,
         step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
         step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
-        waiting_share=_median([run.data_wait_share for run in runs]),
+        waiting_share=_median([run.data_wait_fraction for run in runs]),
         time_to_first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
         memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
         gpu_memory_bytes=_median(
@@ -391,7 +391,7 @@ def _parts(arm: ArmRuns) -> dict[str, Any]:
     whole = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
     if whole is None:
         return {"step_parts_ms": {}, "communication_ms": None}
-    waiting = whole * (_median([run.data_wait_share for run in runs]) or 0.0)
+    waiting = whole * (_median([run.data_wait_fraction for run in runs]) or 0.0)
     parts = {"waiting for data": waiting}
     # Paired within the rounds, as ratios of speeds are.
     differences = [
@@ -403,7 +403,7 @@ def _parts(arm: ArmRuns) -> dict[str, Any]:
     if communication is not None:
         parts["communication"] = max(0.0, communication)
     parts["computing"] = max(0.0, whole - sum(parts.values()))
-    between = _median([run.other_seconds for run in runs])
+    between = _median([run.host_overhead_seconds for run in runs])
     if between is not None:
         parts["other"] = 1000 * between
     return {"step_parts_ms": parts, "communication_ms": communication}

@@ -17,7 +17,7 @@ LEAST_GAIN = 0.03
 """A setting is changed where that makes two short runs faster by more than this."""
 
 
-def tuned(study: Study, study_dir: Path, tell: Callable[[str], None]) -> Study:
+def tuned(study: Study, study_dir: Path, report: Callable[[str], None]) -> Study:
     """The study with its native arms tuned for this machine; one that goes on keeps what was found when it began.
 
     Args:
@@ -40,7 +40,7 @@ def tuned(study: Study, study_dir: Path, tell: Callable[[str], None]) -> Study:
                 f"--autotune: {str(study_dir)!r} holds a study that was begun without it; leave it out, or choose another --out"
             )
     else:
-        tried = {arm.name: list(_tries(arm, study_dir, tell)) for arm in native if arm.ablation_of is None}
+        tried = {arm.name: list(_tries(arm, study_dir, report)) for arm in native if arm.ablation_of is None}
     best = {name: [one for one in made if one.kept][-1].tune for name, made in tried.items()}
     arms = tuple(_with(arm, best.get(arm.ablation_of or arm.name)) for arm in study.arms)
     return study.model_copy(update={"arms": arms, "tried": tried})
@@ -52,20 +52,20 @@ def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
     return arm.model_copy(update={"config": arm.config.model_copy(update={"tune": tune, "autotuned": True})})
 
 
-def _tries(arm: Arm, study_dir: Path, tell: Callable[[str], None]) -> Iterator[Tried]:
+def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator[Tried]:
     """The native profile as it is, then every other value of each setting beside the best so far."""
     best, best_speed = dict(arm.config.tune), 0.0
     for change in [{}, *_changes(arm.config)]:
         tune = best | change
-        speed = _speed(arm.config, tune, study_dir, tell)
+        speed = _speed(arm.config, tune, study_dir, report)
         least = best_speed * (1 + LEAST_GAIN)
         if change and speed is not None and speed > least:  # a single short run may be lucky
-            again = _speed(arm.config, tune, study_dir, tell)
+            again = _speed(arm.config, tune, study_dir, report)
             speed = None if again is None else min(speed, again)
         kept = not change or (speed is not None and speed > least)
         what = ", ".join(f"{name}={value}" for name, value in change.items()) or "native profile"
         figure = "failed" if speed is None else f"{speed:.1f} images/s"
-        tell(f"autotune: {arm.name}: {what}: {figure}{', kept' if kept and change else ''}")
+        report(f"autotune: {arm.name}: {what}: {figure}{', kept' if kept and change else ''}")
         if kept:
             best, best_speed = tune, speed or 0.0
         yield Tried(tune=tune, images_per_second=speed, kept=kept)
@@ -78,7 +78,7 @@ def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
             yield from ({name: value} for value in setting.values if value != config.tuning[name])
 
 
-def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, tell: Callable[[str], None]) -> float | None:
+def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Callable[[str], None]) -> float | None:
     """Images per second of a short run; None where it fails."""
     workload = config.workload.model_copy(update={"epochs": None, "steps": STEPS, "warmup_steps": WARMUP_STEPS})
     changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
@@ -86,11 +86,11 @@ def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, tell: Calla
     # Beside the study, since nodes that are machines share that disk with this one.
     with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
         try:
-            return run(config.model_copy(update=changes), Path(folder) / "run", tell=tell).images_per_second
+            return run(config.model_copy(update=changes), Path(folder) / "run", report=report).images_per_second
         except RunFailedError:
             return None
         except RequestError as error:
             if tune == config.tune:  # nothing was changed, so it is the arm that is refused
                 raise
-            tell(f"autotune: refused: {error}")
+            report(f"autotune: refused: {error}")
             return None

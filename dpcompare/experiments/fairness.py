@@ -118,7 +118,7 @@ KNOBS: dict[str, Knob] = {
     "nodes": Knob(value=lambda r: r.num_nodes),
     "processes": Knob(value=lambda r: r.num_processes),
     "exchange of gradients": Knob(
-        value=lambda r: r.config.get("exchange_gradients", True), remedy="runs that exchange gradients"
+        value=lambda r: r.config.get("sync_gradients", True), remedy="runs that exchange gradients"
     ),
     "exchange": Knob(value=lambda r: r.collective),
     "memory layout": Knob(value=_setting("memory_layout")),

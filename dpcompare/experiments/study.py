@@ -52,9 +52,9 @@ class Arm(BaseModel):
 def ablated(arm: Arm) -> Arm | None:
     """The same arm without the exchange of gradients; None where there is none to leave out."""
     config = arm.config
-    if config.num_replicas == 1 or not config.mode_row.exchange_separable:
+    if config.num_replicas == 1 or not config.mode_row.gradient_sync_separable:
         return None
-    without = config.model_copy(update={"exchange_gradients": False})
+    without = config.model_copy(update={"sync_gradients": False})
     return Arm(name=f"{arm.name} without exchange", config=without, ablation_of=arm.name)
 
 
@@ -289,9 +289,9 @@ def add_rounds(
         return study
 
 
-def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]) -> RunResult:
+def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]) -> RunResult:
     try:
-        return run(arm.config, run_dir, observe=observe, tell=tell)
+        return run(arm.config, run_dir, observe=observe, report=report)
     except RunFailedError:
         if not (run_dir / RESULT_FILE).is_file():  # it could not be written
             raise

@@ -33,7 +33,7 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.run import run
 from dpcompare.models.architectures import model_of
 from dpcompare.results import arrays
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 
 # What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
 # see docs/fairness.md. None: nothing absolute, see FLOOR_MULTIPLE.
@@ -121,7 +121,7 @@ VARIANTS = {"ddp-spawn": Variant(mode="ddp", launcher="spawn"), "ddp-stages": Va
 
 def known_modes(model: str) -> list[str]:
     """All that can be verified with a model; one of the user's own cannot be split."""
-    whole = is_own(model)
+    whole = is_custom(model)
     modes = [
         mode
         for (_, mode), row in MODES.items()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
-from dpcompare.launch.outcome import Ended, Stall
+from dpcompare.launch.outcome import LaunchOutcome, Stall
 from dpcompare.results.events import EventTail
 from dpcompare.results.history import load_history
 from dpcompare.results.run_dir import end_of, log_path, node_log_path
@@ -21,7 +21,7 @@ FULL = 1 - 1e-3
 """Share of a disk in use from which on it counts as full."""
 
 
-def why_it_failed(config: RunConfig, run_dir: Path, ended: Ended) -> str:
+def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str:
     """The first failure: a process that hung, was killed or crashed, else the first traceback, else how the nodes ended."""
     tail = EventTail(run_dir, range(config.num_processes))
     events = list(tail.new_events())
@@ -72,7 +72,7 @@ def _stalled(config: RunConfig, run_dir: Path, stall: Stall) -> str:
     )
 
 
-def _killed_agents(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[str]:
+def _killed_agents(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> Iterator[str]:
     """An agent that a signal ended takes its training processes with it."""
     if config.launch in AGENTS:
         for node, code in sorted(ended.nodes.items()):
@@ -83,7 +83,7 @@ def _killed_agents(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[s
                 )
 
 
-def _vanished(config: RunConfig, run_dir: Path, ended: Ended) -> Iterator[str]:
+def _vanished(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> Iterator[str]:
     """Training processes that ended without a last word, by themselves."""
     has_agents = config.launch in AGENTS
     for rank in ended.vanished:

@@ -11,14 +11,14 @@ from pathlib import Path
 from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
-from dpcompare.data.custom import own_dataset
+from dpcompare.data.custom import custom_dataset
 from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
 from dpcompare.data.sources import BUILT_IN, find_images
 from dpcompare.data.store import FORMAT, Store, is_store, open_store
 from dpcompare.errors import RequestError
 from dpcompare.models.weights import classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 
 
 def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunConfig:
@@ -52,11 +52,11 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
             "steps only; expected steps of the run"
         )
     num_classes = len(store.manifest.classes)
-    own_shapes = None
-    if is_own(workload.model):
-        own_shapes = tensor_shapes(workload.model, config.framework, config.python, workload.image_size, num_classes)
+    custom_shapes = None
+    if is_custom(workload.model):
+        custom_shapes = tensor_shapes(workload.model, config.framework, config.python, workload.image_size, num_classes)
     weights = prepare_weights(
-        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), own_shapes
+        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes
     )
     inputs = Inputs(
         store=store.path,
@@ -79,8 +79,8 @@ def num_training_images(config: RunConfig) -> int:
     name = config.workload.dataset
     if name in BUILT_IN:
         return len(BUILT_IN[name]().splits["train"][1])
-    if is_own(name):
-        return len(own_dataset(name).splits["train"][1])
+    if is_custom(name):
+        return len(custom_dataset(name).splits["train"][1])
     path = Path(name).expanduser()
     if is_store(path):
         return open_store(path.resolve()).manifest.splits["train"].count
@@ -88,8 +88,8 @@ def num_training_images(config: RunConfig) -> int:
 
 
 def _store(workload: Workload, progress: Progress | None) -> Store:
-    if is_own(workload.dataset):
-        return _own_store(workload.dataset, workload.image_size, progress)
+    if is_custom(workload.dataset):
+        return _custom_store(workload.dataset, workload.image_size, progress)
     path = Path(workload.dataset).expanduser()
     if workload.dataset not in BUILT_IN and is_store(path):
         store = open_store(path.resolve(), verify=True)
@@ -108,7 +108,7 @@ def _store(workload: Workload, progress: Progress | None) -> Store:
 
 
 @cache
-def _own_store(name: str, image_size: int, progress: Progress | None) -> Store:
+def _custom_store(name: str, image_size: int, progress: Progress | None) -> Store:
     """Prepared anew by every command, since nobody knows what a user's code gives, and kept by what it gave."""
     folder = cache_dir() / "stores"
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from dpcompare.launch.outcome import Deadlines, Ended, Observer, Stall
+from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer, Stall
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
 from dpcompare.results.events import LAST_EVENTS, EventTail
 from dpcompare.results.run_dir import node_log_path
@@ -33,8 +33,8 @@ def launch(
     *,
     isolate: bool = False,
     stopped_by: Callable[[], str | None] = lambda: None,
-    ended: Ended | None = None,
-) -> Ended:
+    ended: LaunchOutcome | None = None,
+) -> LaunchOutcome:
     """Start node processes and wait until they have ended; the first failure or deadline stops the others.
 
     Args:
@@ -49,7 +49,7 @@ def launch(
     Raises:
         RequestError: they cannot have one.
     """
-    ended = Ended() if ended is None else ended
+    ended = LaunchOutcome() if ended is None else ended
     node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
     trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
     watch = _Watch(EventTail(run_dir, node_of), trainers, deadlines, observe)

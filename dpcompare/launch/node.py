@@ -22,9 +22,9 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.local import launch
-from dpcompare.launch.outcome import Deadlines, Ended, NodeEnd
+from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome
 from dpcompare.launch.plan import Endpoints, NodeProcess, num_ports, plan
-from dpcompare.launch.rendezvous import Card, MeetingError, Room, is_open, listening, meet, read_attempt
+from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, is_open, join, listening, read_attempt
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.addresses import interface_of
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
@@ -34,8 +34,11 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """At what the other nodes say, through a disk that may be slow."""
 
 
-def take_part(
-    run_dir: Path, node_rank: int | None, attempt_id: str | None = None, tell: Callable[[str], None] = lambda line: None
+def run_node(
+    run_dir: Path,
+    node_rank: int | None,
+    attempt_id: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> bool:
     """Do the part of one node of a run that waits for its nodes; returns whether it went well.
 
@@ -58,23 +61,23 @@ def take_part(
             "same release on all hosts"
         )
     config = RunConfig.load(run_dir / CONFIG_FILE)
-    rank, address = load_engine(config.placement.engine).where_this_is(config, node_rank)
-    room = Room(run_dir, attempt, config.cluster.num_nodes)
-    if rank in room.cards():
+    rank, address = load_engine(config.placement.engine).node_identity(config, node_rank)
+    rendezvous = Rendezvous(run_dir, attempt, config.cluster.num_nodes)
+    if rank in rendezvous.node_infos():
         raise RequestError(f"node {rank} has begun already; expected one process per node: another --node-rank?")
     host = socket.gethostname()
-    ended, message, stopped = Ended(), None, False
+    ended, message, stopped = LaunchOutcome(), None, False
     try:
         with terminated_as_interrupted():
-            _train(config, room, run_dir, rank, host, address, tell, ended)
+            _train(config, rendezvous, run_dir, rank, host, address, report, ended)
             stopped = bool(ended.others)
-    except (RequestError, MeetingError) as error:
-        if reason := room.why_stopped(rank):  # another's failure, which that one tells
-            tell(reason)
+    except (RequestError, RendezvousError) as error:
+        if reason := rendezvous.why_stopped(rank):  # another's failure, which that one tells
+            report(reason)
             stopped = True
         else:
             message = str(error)
-            tell(message)
+            report(message)
     except KeyboardInterrupt:
         stopped = True
         raise
@@ -86,7 +89,7 @@ def take_part(
         if stopped and status == -signal.SIGTERM:  # Slurm tells all processes of a step to end, not this one alone
             status = None
         with uninterrupted():
-            end = NodeEnd(
+            end = NodeOutcome(
                 node_rank=rank,
                 host=host,
                 time=time.time(),
@@ -97,40 +100,43 @@ def take_part(
                 message=message,
                 stopped=stopped,
             )
-            room.write_end(end)
+            rendezvous.write_outcome(end)
     return end.well
 
 
 def _train(
     config: RunConfig,
-    room: Room,
+    rendezvous: Rendezvous,
     run_dir: Path,
     rank: int,
     host: str,
     address: str,
-    tell: Callable[[str], None],
-    ended: Ended,
+    report: Callable[[str], None],
+    ended: LaunchOutcome,
 ) -> None:
     require_mode(config.framework, config.mode, config.python)
     require_compiler(config.tuning)
     _require_inputs(config, rank, host)
     config = _on_this_machine(config, rank, host)
     with listening(address) as listener:
-        card = Card(
+        node_info = NodeInfo(
             node_rank=rank,
             host=host,
             address=address,
             port=listener.getsockname()[1],
             versions={"dpcompare": __version__, **_versions(config.framework)},
         )
-        cards = meet(room, card, config.start_timeout, tell)
-    endpoints = Endpoints([card.port for card in cards][: num_ports(config)], [card.address for card in cards])
+        node_infos = join(rendezvous, node_info, config.start_timeout, report)
+    endpoints = Endpoints(
+        [node_info.port for node_info in node_infos][: num_ports(config)],
+        [node_info.address for node_info in node_infos],
+    )
     own = plan(config, run_dir.resolve(), endpoints)[rank]
     own = own.model_copy(update={"env": own.env | _interfaces(address)})
-    _launch(config, room, run_dir, own, ended)
+    _launch(config, rendezvous, run_dir, own, ended)
 
 
-def _launch(config: RunConfig, room: Room, run_dir: Path, own: NodeProcess, ended: Ended) -> None:
+def _launch(config: RunConfig, rendezvous: Rendezvous, run_dir: Path, own: NodeProcess, ended: LaunchOutcome) -> None:
     looked = time.monotonic()
 
     def stopped_by() -> str | None:
@@ -138,7 +144,7 @@ def _launch(config: RunConfig, room: Room, run_dir: Path, own: NodeProcess, ende
         if time.monotonic() - looked < SECONDS_BETWEEN_LOOKS:
             return None
         looked = time.monotonic()
-        return room.why_stopped(own.node_rank)
+        return rendezvous.why_stopped(own.node_rank)
 
     deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
     launch([own], run_dir, deadlines, stopped_by=stopped_by, ended=ended)
@@ -207,14 +213,14 @@ def main() -> None:
     parser.add_argument("--attempt", help="the one that this is started for; default: the present one")
     arguments = parser.parse_args()
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
     deadline = time.monotonic() + arguments.wait
     while not is_open(arguments.run_dir) and time.monotonic() < deadline:
         time.sleep(SECONDS_BETWEEN_LOOKS)
     try:
-        well = take_part(arguments.run_dir, arguments.node_rank, arguments.attempt, tell)
+        well = run_node(arguments.run_dir, arguments.node_rank, arguments.attempt, report)
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -13,7 +13,7 @@ Observer = Callable[[Event], None]
 
 
 @dataclass
-class Ended:
+class LaunchOutcome:
     """How the processes of a run ended by themselves; those that were stopped are left out."""
 
     nodes: dict[int, int] = field(default_factory=dict)
@@ -55,8 +55,8 @@ class Deadlines:
     """Between two signs of progress after that."""
 
 
-class NodeEnd(BaseModel):
-    """end-<rank>.json: how the part of a node ended."""
+class NodeOutcome(BaseModel):
+    """outcome-<rank>.json: how the part of a node ended."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -83,9 +83,9 @@ class NodeEnd(BaseModel):
         return self.status == 0 and not self.failed
 
 
-def together(ends: Sequence[NodeEnd]) -> Ended:
+def merge_outcomes(ends: Sequence[NodeOutcome]) -> LaunchOutcome:
     """How the processes of all nodes ended, as if they had been started on one machine."""
-    ended = Ended()
+    ended = LaunchOutcome()
     for end in sorted(ends, key=lambda each: each.time):
         if end.status is not None:
             ended.nodes[end.node_rank] = end.status

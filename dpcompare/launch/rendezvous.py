@@ -14,7 +14,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
-from dpcompare.launch.outcome import NodeEnd
+from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.system.json_files import read_document, write_document
 
 NODES_DIR = "nodes"
@@ -30,11 +30,11 @@ SECONDS_TO_CONNECT = 10.0
 _GREETING = b"dpcompare"
 
 
-class MeetingError(RuntimeError):
+class RendezvousError(RuntimeError):
     """The nodes do not come together; nothing was trained. The message says who was waited for."""
 
 
-class Invitation(BaseModel):
+class AttemptInfo(BaseModel):
     """attempt.json: which attempt of a run the nodes are to take part in."""
 
     model_config = ConfigDict(frozen=True)
@@ -45,8 +45,8 @@ class Invitation(BaseModel):
     """The release that began it."""
 
 
-class Card(BaseModel):
-    """card-<rank>.json: what a node tells the others of itself."""
+class NodeInfo(BaseModel):
+    """node-<rank>.json: what a node tells the others of itself."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -64,10 +64,10 @@ class Card(BaseModel):
 Document = TypeVar("Document", bound=BaseModel)
 
 
-class Room:
+class Rendezvous:
     """The files of one attempt, nodes/<id>/ in the run directory."""
 
-    def __init__(self, run_dir: Path, attempt: Invitation, num_nodes: int) -> None:
+    def __init__(self, run_dir: Path, attempt: AttemptInfo, num_nodes: int) -> None:
         self._run_dir = run_dir
         self.attempt = attempt
         self.num_nodes = num_nodes
@@ -76,13 +76,13 @@ class Room:
         """When the beat was made, by the disk, and first seen, by this machine's own clock."""
 
     @classmethod
-    def open(cls, run_dir: Path, num_nodes: int) -> Room:
+    def open(cls, run_dir: Path, num_nodes: int) -> Rendezvous:
         """Begin an attempt; nodes that are left of one before end."""
-        room = cls(run_dir, Invitation(id=secrets.token_hex(4), dpcompare=__version__), num_nodes)
-        room._folder.mkdir(parents=True)
-        room.beat()
-        write_document(room.attempt, run_dir / NODES_DIR / ATTEMPT_FILE)
-        return room
+        rendezvous = cls(run_dir, AttemptInfo(id=secrets.token_hex(4), dpcompare=__version__), num_nodes)
+        rendezvous._folder.mkdir(parents=True)
+        rendezvous.beat()
+        write_document(rendezvous.attempt, run_dir / NODES_DIR / ATTEMPT_FILE)
+        return rendezvous
 
     def beat(self) -> None:
         """Show the nodes that who began the run is there."""
@@ -92,31 +92,31 @@ class Room:
         """Tell all nodes to end."""
         (self._folder / STOP_FILE).touch()
 
-    def write_card(self, card: Card) -> None:
-        write_document(card, self._folder / f"card-{card.node_rank}.json")
+    def write_node_info(self, node_info: NodeInfo) -> None:
+        write_document(node_info, self._folder / f"node-{node_info.node_rank}.json")
 
-    def write_end(self, end: NodeEnd) -> None:
-        write_document(end, self._folder / f"end-{end.node_rank}.json")
+    def write_outcome(self, end: NodeOutcome) -> None:
+        write_document(end, self._folder / f"outcome-{end.node_rank}.json")
 
     def write_reached(self, node_rank: int) -> None:
         (self._folder / f"reached-{node_rank}").touch()
 
-    def cards(self) -> dict[int, Card]:
-        return self._read(Card, "card")
+    def node_infos(self) -> dict[int, NodeInfo]:
+        return self._read(NodeInfo, "node")
 
-    def ends(self) -> dict[int, NodeEnd]:
-        return self._read(NodeEnd, "end")
+    def ends(self) -> dict[int, NodeOutcome]:
+        return self._read(NodeOutcome, "outcome")
 
     def reached(self) -> list[int]:
         names = self._names()
         return [rank for rank in range(self.num_nodes) if f"reached-{rank}" in names]
 
-    def why_stopped(self, own_rank: int) -> str | None:
+    def why_stopped(self, node_rank: int) -> str | None:
         """What is to end this node: who began all, or another node that has failed or was ended."""
         if STOP_FILE in self._names():
             return "all nodes were told to stop"
         for rank, end in self.ends().items():
-            if rank != own_rank and not end.well:
+            if rank != node_rank and not end.well:
                 return f"node {rank} ({end.host}) has failed" if end.failed else f"node {rank} ({end.host}) was ended"
         if read_attempt(self._run_dir).id != self.attempt.id:
             return "another attempt of this run has begun"
@@ -142,14 +142,14 @@ def is_open(run_dir: Path) -> bool:
     return (run_dir / NODES_DIR / ATTEMPT_FILE).is_file()
 
 
-def read_attempt(run_dir: Path) -> Invitation:
+def read_attempt(run_dir: Path) -> AttemptInfo:
     """The present attempt of a run.
 
     Raises:
         RequestError: no run waits there for its nodes.
     """
     return read_document(
-        Invitation,
+        AttemptInfo,
         run_dir / NODES_DIR / ATTEMPT_FILE,
         kind="an attempt of a run",
         expected="the directory of a run that `dpcompare run --engine hosts` or `--engine slurm` waits in, on a disk that all its hosts "
@@ -162,14 +162,14 @@ def listening(address: str) -> Iterator[socket.socket]:
     """A socket on a free port of this machine's address, which greets whoever connects, to show that it can be reached.
 
     Raises:
-        MeetingError: it is no address of this machine.
+        RendezvousError: it is no address of this machine.
     """
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((address, 0))
         except OSError as error:
-            raise MeetingError(
+            raise RendezvousError(
                 f"{address} is to be this machine, and is no address of {socket.gethostname()} ({error.strerror}); expected this "
                 "command on the host of that rank"
             ) from None
@@ -194,7 +194,9 @@ def _greet(listener: socket.socket) -> None:
                 continue
 
 
-def meet(room: Room, own: Card, seconds: float, tell: Callable[[str], None] = lambda line: None) -> Sequence[Card]:
+def join(
+    rendezvous: Rendezvous, own: NodeInfo, seconds: float, report: Callable[[str], None] = lambda line: None
+) -> Sequence[NodeInfo]:
     """Wait until all nodes are here and reach each other; returns their cards in the order of the ranks.
 
     Args:
@@ -203,58 +205,73 @@ def meet(room: Room, own: Card, seconds: float, tell: Callable[[str], None] = la
         tell: called with a line while it waits.
 
     Raises:
-        MeetingError: a node has not come, has failed, cannot be reached, or has another release of dpcompare.
+        RendezvousError: a node has not come, has failed, cannot be reached, or has another release of dpcompare.
     """
-    room.write_card(own)
-    cards = _wait(room, own, seconds, tell, "to begin", room.cards)
-    releases = {card.versions["dpcompare"] for card in cards.values()}
+    rendezvous.write_node_info(own)
+    node_infos = _wait(rendezvous, own, seconds, report, "to begin", rendezvous.node_infos)
+    releases = {node_info.versions["dpcompare"] for node_info in node_infos.values()}
     if len(releases) > 1:
-        each = ", ".join(f"node {card.node_rank} ({card.host}) {card.versions['dpcompare']}" for card in cards.values())
-        raise MeetingError(f"the nodes have different releases of dpcompare: {each}; install the same on all")
-    for card in cards.values():
-        if card.node_rank != own.node_rank:
-            _reach(own, card)
-    room.write_reached(own.node_rank)
-    _wait(room, own, SECONDS_TO_CONNECT * room.num_nodes + seconds, tell, "to reach the others", room.reached)
-    return [cards[rank] for rank in range(room.num_nodes)]
+        each = ", ".join(
+            f"node {node_info.node_rank} ({node_info.host}) {node_info.versions['dpcompare']}"
+            for node_info in node_infos.values()
+        )
+        raise RendezvousError(f"the nodes have different releases of dpcompare: {each}; install the same on all")
+    for node_info in node_infos.values():
+        if node_info.node_rank != own.node_rank:
+            _reach(own, node_info)
+    rendezvous.write_reached(own.node_rank)
+    _wait(
+        rendezvous,
+        own,
+        SECONDS_TO_CONNECT * rendezvous.num_nodes + seconds,
+        report,
+        "to reach the others",
+        rendezvous.reached,
+    )
+    return [node_infos[rank] for rank in range(rendezvous.num_nodes)]
 
 
-Found = TypeVar("Found", dict[int, Card], list[int])
+Found = TypeVar("Found", dict[int, NodeInfo], list[int])
 
 
 def _wait(
-    room: Room, own: Card, seconds: float, tell: Callable[[str], None], what: str, look: Callable[[], Found]
+    rendezvous: Rendezvous,
+    own: NodeInfo,
+    seconds: float,
+    report: Callable[[str], None],
+    what: str,
+    look: Callable[[], Found],
 ) -> Found:
     begun = told = time.monotonic()
     while True:
         found = look()
-        missing = [rank for rank in range(room.num_nodes) if rank not in found]
+        missing = [rank for rank in range(rendezvous.num_nodes) if rank not in found]
         if not missing:
             return found
-        if reason := room.why_stopped(own.node_rank):
-            raise MeetingError(reason)
+        if reason := rendezvous.why_stopped(own.node_rank):
+            raise RendezvousError(reason)
         names = ", ".join(f"node {rank}" for rank in missing)
         now = time.monotonic()
         if now - begun > seconds:
-            raise MeetingError(
+            raise RendezvousError(
                 f"node {own.node_rank} ({own.host}) has waited {seconds:.0f} s for {names} {what}. Either nothing was started there, "
                 "or the run directory is not the same folder there and here: the nodes need one that they share. Allow more with "
                 "--start-timeout"
             )
         if now - told > SECONDS_BETWEEN_WORDS:
-            tell(f"node {own.node_rank} ({own.host}) waits for {names} {what}")
+            report(f"node {own.node_rank} ({own.host}) waits for {names} {what}")
             told = now
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
-def _reach(own: Card, other: Card) -> None:
+def _reach(own: NodeInfo, other: NodeInfo) -> None:
     try:
         with socket.create_connection((other.address, other.port), timeout=SECONDS_TO_CONNECT) as connection:
             connection.settimeout(SECONDS_TO_CONNECT)
             if connection.recv(len(_GREETING)) != _GREETING:
                 raise ConnectionError("something else answers there")
     except OSError as error:
-        raise MeetingError(
+        raise RendezvousError(
             f"node {own.node_rank} ({own.host}) cannot reach node {other.node_rank} ({other.host}) at {other.address}:{other.port}: "
             f"{error}. The nodes must reach each other on all ports from 1024 on: open them between the hosts, or name "
             "addresses by which they do"

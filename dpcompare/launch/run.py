@@ -19,7 +19,7 @@ from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.local import launch
-from dpcompare.launch.outcome import Deadlines, Ended
+from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.supervise import follow
 from dpcompare.results.aggregate import collect
@@ -49,7 +49,7 @@ def run(
     *,
     observe: Callable[[Event], None] = lambda event: None,
     data_progress: Progress | None = None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
     """Train one config in processes of its own, here or where its placement says, and return what was measured.
 
@@ -70,7 +70,7 @@ def run(
         config = prepare_run(config, directory, data_progress)
         try:
             with _hold(directory):
-                return _train(config, directory, observe, tell)
+                return _train(config, directory, observe, report)
         except RequestError:
             if not any((directory / name).exists() for name in (EVENTS_DIR, ATTEMPTS_DIR)):  # nothing was ever started
                 shutil.rmtree(directory, ignore_errors=True)
@@ -82,7 +82,7 @@ def resume(
     config: RunConfig,
     *,
     observe: Callable[[Event], None] = lambda event: None,
-    tell: Callable[[str], None] = lambda line: None,
+    report: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
     """Go on with a run from its newest checkpoint that can be used, in the same directory.
 
@@ -103,7 +103,7 @@ def resume(
         with _hold(directory):
             path, step, problems = newest_checkpoint(directory, training=training_id(config))
             for problem in problems:
-                tell(problem)
+                report(problem)
             assert config.inputs is not None
             num_steps = config.workload.total_steps(config.inputs.num_train)
             if path is None:
@@ -117,10 +117,10 @@ def resume(
                     f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have {num_steps} "
                     "steps; ask for more with --steps or --epochs"
                 )
-            tell(f"going on from {path.name}, after step {step} of {num_steps}")
+            report(f"going on from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
-            return _train(config, directory, observe, tell)
+            return _train(config, directory, observe, report)
 
 
 def _hold(run_dir: Path) -> AbstractContextManager[None]:
@@ -131,13 +131,13 @@ def _hold(run_dir: Path) -> AbstractContextManager[None]:
 
 
 def _train(
-    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]
+    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]
 ) -> RunResult:
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0
     while True:
         try:
-            result = _attempt(config, run_dir, observe, tell)
+            result = _attempt(config, run_dir, observe, report)
         except RequestError as refused:
             if not restarts + ports_lost:
                 raise
@@ -162,7 +162,7 @@ def _train(
             config = config.model_copy(update={"resume": path.resolve() if path else None})
             close_attempt(run_dir, config, step=step)
         for line in [*problems, f"failed; beginning again after step {step}"]:
-            tell(line)
+            report(line)
 
 
 def _lost_a_port(result: RunResult) -> bool:
@@ -171,7 +171,7 @@ def _lost_a_port(result: RunResult) -> bool:
 
 
 def _attempt(
-    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], tell: Callable[[str], None]
+    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]
 ) -> RunResult:
     """Launch once, and write result.json whatever happens.
 
@@ -188,7 +188,7 @@ def _attempt(
             node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
             ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
         else:
-            ended = follow(config, run_dir.resolve(), deadlines, observe, tell)
+            ended = follow(config, run_dir.resolve(), deadlines, observe, report)
         started_at = ended.began_at or started_at  # not the time in a queue
         status = "failed" if ended.failed else "completed"
         error = why_it_failed(config, run_dir, ended) if ended.failed else None
@@ -282,7 +282,7 @@ def main() -> None:
             prepare_run(RunConfig.model_validate_json(sys.stdin.read()), run_dir)
             return
         if arguments.command == "run":
-            run(RunConfig.model_validate_json(sys.stdin.read()), run_dir, tell=lambda line: print(line, flush=True))
+            run(RunConfig.model_validate_json(sys.stdin.read()), run_dir, report=lambda line: print(line, flush=True))
             return
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -292,7 +292,11 @@ def main() -> None:
         sys.exit(2)
     config = RunConfig.load(run_dir / CONFIG_FILE)
     status: Status = arguments.status
-    causes = {"completed": None, "failed": why_it_failed(config, run_dir, Ended()), "interrupted": "interrupted"}
+    causes = {
+        "completed": None,
+        "failed": why_it_failed(config, run_dir, LaunchOutcome()),
+        "interrupted": "interrupted",
+    }
     try:
         result = _finish(config, run_dir, status=status, error=causes[status], started_at=arguments.started_at)
     except RunFailedError as error:

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
-from dpcompare.launch.engines import WhyOver, load_engine
-from dpcompare.launch.outcome import Deadlines, Ended, NodeEnd, Observer, together
-from dpcompare.launch.rendezvous import SECONDS_BETWEEN_BEATS, Room
+from dpcompare.launch.engines import PollExit, load_engine
+from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome, Observer, merge_outcomes
+from dpcompare.launch.rendezvous import SECONDS_BETWEEN_BEATS, Rendezvous
 from dpcompare.results.events import EventTail
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -24,8 +24,8 @@ SECONDS_MORE = 60.0
 
 
 def follow(
-    config: RunConfig, run_dir: Path, deadlines: Deadlines, observe: Observer, tell: Callable[[str], None]
-) -> Ended:
+    config: RunConfig, run_dir: Path, deadlines: Deadlines, observe: Observer, report: Callable[[str], None]
+) -> LaunchOutcome:
     """Have an engine start the nodes and wait until they have ended; the first failure stops the others.
 
     Args:
@@ -39,23 +39,23 @@ def follow(
         RequestError: the engine will never carry it out.
     """
     engine = load_engine(config.placement.engine)
-    room = Room.open(run_dir, config.cluster.num_nodes)
+    rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.num_processes))
-    watch = _Watch(room, deadlines, queues=engine.QUEUES)
+    watch = _Watch(rendezvous, deadlines, queues=engine.MAY_QUEUE)
     with ExitStack() as nodes:
         try:
-            why_over = nodes.enter_context(engine.started(config, run_dir, room, tell))
+            poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, report))
             while not watch.over():
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 for event in tail.new_events():
                     watch.hear()
                     observe(event)
-                watch.look(why_over)
+                watch.look(poll_exit)
         except BaseException:
-            room.stop()
+            rendezvous.stop()
             raise
-        if not all(end.well for end in watch.ends.values()) or len(watch.ends) < room.num_nodes:
-            room.stop()
+        if not all(end.well for end in watch.ends.values()) or len(watch.ends) < rendezvous.num_nodes:
+            rendezvous.stop()
     for event in tail.new_events():
         observe(event)
     return watch.ended()
@@ -64,9 +64,9 @@ def follow(
 class _Watch:
     """What is known of the nodes, and whether to wait any longer."""
 
-    def __init__(self, room: Room, deadlines: Deadlines, *, queues: bool) -> None:
-        self._room, self._deadlines, self._queues = room, deadlines, queues
-        self.ends: dict[int, NodeEnd] = {}
+    def __init__(self, rendezvous: Rendezvous, deadlines: Deadlines, *, queues: bool) -> None:
+        self._room, self._deadlines, self._queues = rendezvous, deadlines, queues
+        self.ends: dict[int, NodeOutcome] = {}
         self._begun: tuple[int, int] = (0, 0)
         self._began_at: float | None = None
         self._cause: str | None = None
@@ -86,13 +86,13 @@ class _Watch:
         )
         return ended and (not unexplained or self._cause is not None)
 
-    def look(self, why_over: WhyOver) -> None:
+    def look(self, poll_exit: PollExit) -> None:
         now = time.monotonic()
         if now - self._beaten > SECONDS_BETWEEN_BEATS:
             self._beaten = now
             self._room.beat()
         self.ends = self._room.ends()
-        begun = (len(self._room.cards()), len(self._room.reached()))
+        begun = (len(self._room.node_infos()), len(self._room.reached()))
         if begun != self._begun:
             self._begun = begun
             self.hear()
@@ -103,11 +103,11 @@ class _Watch:
             seconds = SECONDS_TO_SAY if len(self.ends) >= self._begun[0] else SECONDS_TO_END
             self._until = min(self._until, now + seconds)
         if self._cause is None:
-            self._ask(why_over, now)
+            self._ask(poll_exit, now)
 
-    def _ask(self, why_over: WhyOver, now: float) -> None:
+    def _ask(self, poll_exit: PollExit, now: float) -> None:
         limit = max(self._deadlines.start, self._deadlines.progress) + SECONDS_MORE
-        self._cause = why_over()
+        self._cause = poll_exit()
         if self._cause:
             self._until = min(self._until, now + SECONDS_TO_SAY)
         elif not self._begun[0] and not self._queues and now - self._heard > self._deadlines.start:
@@ -115,10 +115,10 @@ class _Watch:
         elif self._begun[0] and now - self._heard > limit:
             self._cause, self._until = f"nothing was heard of any node for {limit:.0f} s", now
 
-    def ended(self) -> Ended:
+    def ended(self) -> LaunchOutcome:
         """How the processes of all nodes ended, as if they had been started on one machine."""
         self.ends = self._room.ends()
-        ended = together(list(self.ends.values()))
+        ended = merge_outcomes(list(self.ends.values()))
         ended.began_at = self._began_at
         missing = [f"node {rank}" for rank in range(self._room.num_nodes) if rank not in self.ends]
         if missing:

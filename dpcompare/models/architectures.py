@@ -241,7 +241,7 @@ def model_of(name: str) -> Model:
     return MODELS.get(name, OWN)
 
 
-def own_weights(shapes: Mapping[str, Shape], seed: int) -> Weights:
+def custom_weights(shapes: Mapping[str, Shape], seed: int) -> Weights:
     """As `initial_weights`, but whatever the order of the tensors, which may be another in another framework."""
     weights = {}
     for name, shape in shapes.items():

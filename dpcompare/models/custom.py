@@ -17,7 +17,7 @@ Factory = Callable[[int, int], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModel:
+class CustomModel:
     """A model in one or both frameworks, which must be the same one.
 
     Both take normalised pixels and give logits, (rows, num_classes), and draw no random numbers. Their layers have the same
@@ -39,23 +39,25 @@ class OwnModel:
         """
         factory: Factory | None = getattr(self, framework)
         if factory is None:
-            raise RequestError(f"model: received one without a factory for {framework}; give OwnModel({framework}=...)")
+            raise RequestError(
+                f"model: received one without a factory for {framework}; give CustomModel({framework}=...)"
+            )
         return factory(image_size, num_classes)
 
 
-def own_model(name: str) -> OwnModel:
-    """The model of a name: an OwnModel, or a function of no arguments that returns one.
+def custom_model(name: str) -> CustomModel:
+    """The model of a name: an CustomModel, or a function of no arguments that returns one.
 
     Raises:
         RequestError: there is none.
     """
     model = find_object(name, "model")
-    if not isinstance(model, OwnModel) and callable(model):
+    if not isinstance(model, CustomModel) and callable(model):
         try:
             model = model()
         except Exception as error:
             raise RequestError(f"model: {name!r} failed ({type(error).__name__}: {error}); {EXPECTED_MODEL}") from None
-    if not isinstance(model, OwnModel):
+    if not isinstance(model, CustomModel):
         raise RequestError(f"model: {name!r} is of type {type(model).__name__}; {EXPECTED_MODEL}")
     return model
 
@@ -67,4 +69,4 @@ def source_sha256(model: str) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-EXPECTED_MODEL = "expected a dpcompare.OwnModel, or a function of no arguments that returns one"
+EXPECTED_MODEL = "expected a dpcompare.CustomModel, or a function of no arguments that returns one"

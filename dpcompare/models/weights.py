@@ -20,7 +20,7 @@ from safetensors.numpy import load, save_file
 
 from dpcompare.errors import RequestError
 from dpcompare.models import keras_layout
-from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weights, initial_weights, own_weights
+from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weights, custom_weights, initial_weights
 from dpcompare.models.keras_layout import BATCH_NORM_VARIABLES, neutral_name
 
 HUB = "https://huggingface.co"
@@ -107,7 +107,7 @@ def prepare_weights(
     num_classes: int,
     source: Source | None,
     cache: Path,
-    own_shapes: Mapping[str, Shape] | None = None,
+    custom_shapes: Mapping[str, Shape] | None = None,
 ) -> Path:
     """The file of a model's initial weights, made now unless the cache has it.
 
@@ -118,7 +118,7 @@ def prepare_weights(
         num_classes: of its dataset.
         source: the file to take weights from, if any.
         cache: where it is kept.
-        own_shapes: of the tensors of a model of the user's own.
+        custom_shapes: of the tensors of a model of the user's own.
 
     Raises:
         RequestError: the source's weights are not those of the model.
@@ -126,15 +126,15 @@ def prepare_weights(
     shape = f"{image_size}px-{num_classes}classes"
     origin = "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
     file_name = model
-    if own_shapes is not None:
-        described = json.dumps(sorted(own_shapes.items()))
+    if custom_shapes is not None:
+        described = json.dumps(sorted(custom_shapes.items()))
         file_name = f"{model.replace(':', '.')}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
     name = f"{file_name}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
     path = cache / "weights" / name
     if path.is_file():
         return path
-    if own_shapes is not None:
-        weights = own_weights(own_shapes, seed)
+    if custom_shapes is not None:
+        weights = custom_weights(custom_shapes, seed)
     else:
         weights = initial_weights(model, image_size, num_classes, seed)
     classifier = "drawn"

@@ -39,7 +39,7 @@ class Measurements:
             elif event["kind"] == "train":
                 self.first_step_at = self.first_step_at or event["time"]
                 self.num_steps = event["step"]
-                for name in ("losses", "global_counts", "step_seconds", "data_seconds", "other_seconds"):
+                for name in ("losses", "global_counts", "step_seconds", "data_seconds", "host_overhead_seconds"):
                     self.series[name] += event[name]
                 self.series["joules"] += event.get("joules", ())
             elif event["kind"] == "evaluate":
@@ -187,7 +187,7 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
         if not config.mode_row.roles:
             return steps
         # Asynchronous steps return before they are made: what they take is waited for between them, where losses are read.
-        return [sum(pair) for pair in zip(steps, process.series["other_seconds"][measured], strict=True)]
+        return [sum(pair) for pair in zip(steps, process.series["host_overhead_seconds"][measured], strict=True)]
 
     slowest = max(processes, key=lambda process: sum(seconds_of(process)))
     seconds = seconds_of(slowest)
@@ -202,8 +202,10 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
         "images_per_second": images / sum(seconds),
         "measured_steps": len(seconds),
         "step_seconds": StepSeconds.of(seconds),
-        "data_wait_share": sum(slowest.series["data_seconds"][measured]) / sum(seconds),
-        "other_seconds": 0.0 if config.mode_row.roles else float(np.mean(slowest.series["other_seconds"][measured])),
+        "data_wait_fraction": sum(slowest.series["data_seconds"][measured]) / sum(seconds),
+        "host_overhead_seconds": 0.0
+        if config.mode_row.roles
+        else float(np.mean(slowest.series["host_overhead_seconds"][measured])),
     }
 
 

@@ -19,7 +19,7 @@ Event = dict[str, Any]
 |---|---|
 | start | pid, host, node_rank, local_rank, devices |
 | ready | steps, first_step (steps made before, by the checkpoint that it begins from), num_replicas |
-| train | step, losses, global_counts, step_seconds, data_seconds (of it, waiting), other_seconds (before it), and joules where devices count them: one entry per step since the last event |
+| train | step, losses, global_counts, step_seconds, data_seconds (of it, waiting), host_overhead_seconds (before it), and joules where devices count them: one entry per step since the last event |
 | evaluate | step, epoch, loss_sum, correct, count |
 | checkpoint | step, seconds, bytes (by the process that wrote it) |
 | alive | - (it evaluates) |

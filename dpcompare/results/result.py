@@ -164,9 +164,9 @@ class RunResult(BaseModel):
     """Images of all replicas per second over the measured steps, by the slowest process."""
     measured_steps: int = 0
     step_seconds: StepSeconds | None = None
-    data_wait_share: float | None = None
+    data_wait_fraction: float | None = None
     """Share of the measured time in which the slowest process waited for its next batch."""
-    other_seconds: float | None = None
+    host_overhead_seconds: float | None = None
     """Mean time between two measured steps of the slowest process, outside of them: its losses are read, events written."""
     joules_per_image: float | None = None
     """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine; None where the devices

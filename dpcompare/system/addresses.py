@@ -14,7 +14,7 @@ _SIOCGIFADDR = 0x8915  # netdevice(7)
 _ANYWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737)
 
 
-def own_address(name: str) -> str:
+def local_address(name: str) -> str:
     """The IPv4 address by which others reach this machine, which they know by `name`.
 
     Where a machine knows its own name as loopback (Debian: 127.0.1.1), it is that of the route out of it; nothing is sent.

@@ -11,7 +11,7 @@ from typing import Any
 from dpcompare.errors import RequestError
 
 
-def is_own(name: str) -> bool:
+def is_custom(name: str) -> bool:
     """Whether a name is `package.module:NAME`."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 

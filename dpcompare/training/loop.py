@@ -117,7 +117,7 @@ def train(
         measured = {
             "step_seconds": end - start,
             "data_seconds": received - start,
-            "other_seconds": start - previous_end,
+            "host_overhead_seconds": start - previous_end,
         }
         if joules_before is not None and (joules := energy.joules()) is not None:
             measured["joules"] = joules - joules_before

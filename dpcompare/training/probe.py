@@ -12,7 +12,7 @@ from dpcompare.data.order import training_batches
 from dpcompare.data.store import Store
 from dpcompare.results.arrays import Arrays, path
 from dpcompare.results.events import EventLog
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 from dpcompare.training import loop
 from dpcompare.training.reader import training_reader
 
@@ -33,7 +33,7 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (first,) = backend.feed(reader.read(order))
     arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}
-    if is_own(workload.model):
+    if is_custom(workload.model):
         activations = backend.activations(first)
         arrays |= {f"activation.{number:04d}.{name}": array for number, (name, array) in enumerate(activations.items())}
     arrays["evaluation_logits"] = backend.logits(first, training=False)

@@ -56,7 +56,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     if config.cluster.device_type == "gpu" and not config.cluster.simulated:
         devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))  # which they are, the machine itself has said
     share = config.devices_per_process
-    own_devices = devices[local_rank * share : (local_rank + 1) * share]
+    local_devices = devices[local_rank * share : (local_rank + 1) * share]
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
     events.append(
@@ -64,7 +64,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         time=time.time(),
         pid=os.getpid(),
         host=socket.gethostname(),
-        devices=own_devices,
+        devices=local_devices,
         **place,
     )
     threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
@@ -74,7 +74,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         _check_against_plan(backend, config, process_rank)
         assert config.inputs is not None
         store = open_store(config.inputs.store)
-        if backend.serves:
+        if backend.is_server:
             order_sha256 = _serve(events, run_dir)
         elif config.task == "probe":
             order_sha256 = probe.run(backend, store, events, run_dir)
@@ -86,7 +86,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 run_dir,
                 traces=run_dir / TRACES_DIR,
                 energy=meter_of(
-                    config.cluster.device_type, own_devices, counts_packages=process_rank in config.first_of_machines
+                    config.cluster.device_type, local_devices, counts_packages=process_rank in config.first_of_machines
                 ),
             )
         _record(backend, config, order_sha256, **place).save(run_dir)

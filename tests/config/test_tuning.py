@@ -120,7 +120,7 @@ def test_a_setting_that_fails_or_is_refused_does_not_end_autotune(tmp_path, monk
     """A lucky run whose repetition fails is no gain, and one that cannot be made here is none either."""
     speeds = iter([100.0, 130.0, None, "refused"])
 
-    def run(config, run_dir, tell):
+    def run(config, run_dir, report):
         speed = next(speeds)
         if speed is None:
             raise RunFailedError("it failed", str(run_dir))

@@ -192,7 +192,7 @@ def test_regularization_goes_with_every_other_choice(trained, change, arms, tole
 def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
     """Replicas then drift apart, each as those of ddp do."""
     workload = WORKLOAD.model_copy(update={"precision": "float64", "steps": 4})
-    of_ddp, of_wrapper = (trained("torch", name, 2, 1, workload, exchange_gradients=False)[0] for name in ("ddp", mode))
+    of_ddp, of_wrapper = (trained("torch", name, 2, 1, workload, sync_gradients=False)[0] for name in ("ddp", mode))
     assert of_wrapper.train_loss == pytest.approx(of_ddp.train_loss, abs=1e-12)
     assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload)[0].train_loss[-1]) > 1e-6
 

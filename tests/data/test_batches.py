@@ -42,10 +42,10 @@ def read(split, num_processes, *, augment=("flip", "contrast")):
 
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_the_global_batch_does_not_depend_on_the_number_of_processes(split, num_processes):
-    for alone, together in zip(read(split, 1), read(split, num_processes), strict=True):
+    for alone, merge_outcomes in zip(read(split, 1), read(split, num_processes), strict=True):
         for name in ("images", "labels", "weights"):
-            assert alone[name].tobytes() == together[name].tobytes()
-        assert alone["counts"] == together["counts"]
+            assert alone[name].tobytes() == merge_outcomes[name].tobytes()
+        assert alone["counts"] == merge_outcomes["counts"]
 
 
 def test_pixels_are_normalised_and_rows_that_fill_up_weigh_nothing(split):
@@ -112,7 +112,7 @@ def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
         order = training_batches(len(split), 8, seed=0, num_steps=6)
         for number, batch in enumerate(reader.read(order)):
             for row in np.flatnonzero(batch.weights):
-                found[number // accumulate, batch.images[row].tobytes()] = batch.factors[row].tolist()
+                found[number // accumulate, batch.images[row].tobytes()] = batch.drop_masks[row].tolist()
     return found
 
 
@@ -134,4 +134,4 @@ def test_regularization_that_is_off_has_no_factors(split):
     reader = training_reader(
         WORKLOAD.model_copy(update={"regularization": "off"}), split, process_rank=0, num_processes=1
     )
-    assert {batch.factors for batch in reader.read(training_batches(len(split), 8, seed=0, num_steps=2))} == {None}
+    assert {batch.drop_masks for batch in reader.read(training_batches(len(split), 8, seed=0, num_steps=2))} == {None}

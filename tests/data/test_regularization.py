@@ -15,23 +15,23 @@ DROPS = (
 PINNED = [[1, 0, 1, 1, 1, 0, 1], [1, 1, 1, 1, 1, 1, 1]]
 
 
-def factors(seed=0, step=0, indices=range(2000), drops=DROPS):
+def drop_masks(seed=0, step=0, indices=range(2000), drops=DROPS):
     return Regularization(drops, seed=seed)(step=step, indices=np.array(indices))
 
 
 def test_what_is_dropped_of_a_sample_does_not_depend_on_its_batch():
-    whole = factors()
-    assert np.array_equal(factors(indices=[1999, 3, 42]), whole[[1999, 3, 42]])
+    whole = drop_masks()
+    assert np.array_equal(drop_masks(indices=[1999, 3, 42]), whole[[1999, 3, 42]])
 
 
 def test_every_step_and_seed_drops_something_else():
-    kept = factors() > 0
-    for other in (factors(step=1), factors(seed=1), factors(seed=2**63 - 1), factors(seed=2**63 - 2)):
+    kept = drop_masks() > 0
+    for other in (drop_masks(step=1), drop_masks(seed=1), drop_masks(seed=2**63 - 1), drop_masks(seed=2**63 - 2)):
         assert 0.5 < (kept == (other > 0)).mean() < 0.9
 
 
 def test_features_are_dropped_at_their_rate_and_the_others_scaled_up():
-    drawn = factors()
+    drawn = drop_masks()
     for name, own in columns(DROPS).items():
         (drop,) = [drop for drop in DROPS if drop.name == name]
         assert drawn[:, own].shape == (2000, drop.features)
@@ -41,18 +41,18 @@ def test_features_are_dropped_at_their_rate_and_the_others_scaled_up():
 
 
 def test_samples_and_features_are_independent():
-    correlation = np.corrcoef((factors() > 0).T)
+    correlation = np.corrcoef((drop_masks() > 0).T)
     assert np.abs(correlation - np.eye(7)).max() < 4 / np.sqrt(2000)
-    neighbours = np.corrcoef(factors()[:-1, 0], factors()[1:, 0])[0, 1]
+    neighbours = np.corrcoef(drop_masks()[:-1, 0], drop_masks()[1:, 0])[0, 1]
     assert abs(neighbours) < 4 / np.sqrt(2000)
 
 
 def test_the_draws_of_a_release_are_those_of_the_next():
-    assert (factors(seed=1, step=2, indices=[3, 4]) > 0).astype(int).tolist() == PINNED
+    assert (drop_masks(seed=1, step=2, indices=[3, 4]) > 0).astype(int).tolist() == PINNED
 
 
 def test_no_samples_have_no_factors():
-    assert factors(indices=np.array([], np.int64)).shape == (0, 7)
+    assert drop_masks(indices=np.array([], np.int64)).shape == (0, 7)
 
 
 def test_the_layers_of_efficientnet_b2():

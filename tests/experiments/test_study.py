@@ -74,7 +74,7 @@ def test_a_half_written_result_counts_as_not_made(tmp_path):
 
 def test_only_what_exchanges_gradients_can_be_tried_without():
     ddp = arm("torch ddp 2x1", "ddp", nodes=2)
-    assert ablated(ddp).config.exchange_gradients is False
+    assert ablated(ddp).config.sync_gradients is False
     assert ablated(ddp).ablation_of == ddp.name
     assert ablated(arm()) is None
     assert ablated(arm("torch dp 1x2", "dp", devices=2)) is None

@@ -14,11 +14,11 @@ import numpy
 import pytest
 
 from dpcompare.launch.engines.hosts import SSH
-from dpcompare.launch.outcome import Deadlines, NodeEnd
-from dpcompare.launch.rendezvous import Card, MeetingError, Room, listening, meet
+from dpcompare.launch.outcome import Deadlines, NodeOutcome
+from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
 from dpcompare.launch.supervise import _Watch
 from dpcompare.results.events import EventTail
-from dpcompare.system.addresses import own_address
+from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import is_alive
 from tests.support.command import dpcompare, start
@@ -33,8 +33,8 @@ TORCH = MODES[0].values[0]
 HERE = ["--engine", "hosts", "--hosts", "127.0.0.1,localhost", "--cores-per-node", "1", "--device", "cpu"]
 
 
-def card(rank, port=1, **changes):
-    return Card(**{"node_rank": rank, "host": f"h{rank}", "address": "127.0.0.1", "port": port, "versions": {"dpcompare": "1"}} | changes)  # fmt: skip
+def node_info(rank, port=1, **changes):
+    return NodeInfo(**{"node_rank": rank, "host": f"h{rank}", "address": "127.0.0.1", "port": port, "versions": {"dpcompare": "1"}} | changes)  # fmt: skip
 
 
 def commands_of(process, count):
@@ -158,18 +158,18 @@ def test_without_ssh_it_is_refused_before_anything_starts(tmp_path, monkeypatch)
     assert "--ssh: ssh is not installed here" in refused.stderr
 
 
-def both_meet(tmp_path, cards, seconds=10.0):
+def both_meet(tmp_path, node_infos, seconds=10.0):
     """Each node in a thread; returns what came of it."""
-    room = Room.open(tmp_path, len(cards))
+    rendezvous = Rendezvous.open(tmp_path, len(node_infos))
     outcomes = {}
 
     def part(own):
         try:
-            outcomes[own.node_rank] = [each.node_rank for each in meet(room, own, seconds)]
-        except MeetingError as error:
+            outcomes[own.node_rank] = [each.node_rank for each in join(rendezvous, own, seconds)]
+        except RendezvousError as error:
             outcomes[own.node_rank] = str(error)
 
-    threads = [threading.Thread(target=part, args=(own,)) for own in cards]
+    threads = [threading.Thread(target=part, args=(own,)) for own in node_infos]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -179,13 +179,13 @@ def both_meet(tmp_path, cards, seconds=10.0):
 
 def test_nodes_meet_and_reach_each_other(tmp_path):
     with listening("127.0.0.1") as first, listening("127.0.0.1") as second:
-        cards = [card(rank, each.getsockname()[1]) for rank, each in enumerate((first, second))]
-        assert both_meet(tmp_path, cards) == {0: [0, 1], 1: [0, 1]}
+        node_infos = [node_info(rank, each.getsockname()[1]) for rank, each in enumerate((first, second))]
+        assert both_meet(tmp_path, node_infos) == {0: [0, 1], 1: [0, 1]}
 
 
 def test_different_releases_are_told_by_every_node(tmp_path):
-    cards = [card(0), card(1, versions={"dpcompare": "2"})]
-    outcomes = both_meet(tmp_path, cards)
+    node_infos = [node_info(0), node_info(1, versions={"dpcompare": "2"})]
+    outcomes = both_meet(tmp_path, node_infos)
     assert all("different releases of dpcompare: node 0 (h0) 1, node 1 (h1) 2" in outcomes[rank] for rank in (0, 1))
 
 
@@ -193,67 +193,67 @@ def test_a_port_that_nobody_answers_on_is_told(tmp_path):
     with socket.socket() as silent:  # bound, so that nobody else takes it, and not listening
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
-        room = Room.open(tmp_path, 2)
-        room.write_card(card(1, port))
-        with listening("127.0.0.1") as own, pytest.raises(MeetingError) as refused:
-            meet(room, card(0, own.getsockname()[1]), 5.0)
+        rendezvous = Rendezvous.open(tmp_path, 2)
+        rendezvous.write_node_info(node_info(1, port))
+        with listening("127.0.0.1") as own, pytest.raises(RendezvousError) as refused:
+            join(rendezvous, node_info(0, own.getsockname()[1]), 5.0)
     assert f"node 0 (h0) cannot reach node 1 (h1) at 127.0.0.1:{port}" in str(refused.value)
     assert "open them between the hosts" in str(refused.value)
 
 
 def test_an_address_of_another_machine_is_told():
     with (
-        pytest.raises(MeetingError, match=r"192\.0\.2\.1 is to be this machine, and is no address of"),
+        pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is to be this machine, and is no address of"),
         listening("192.0.2.1"),
     ):
         pass
 
 
 def end(rank, **changes):
-    return NodeEnd(**{"node_rank": rank, "host": f"h{rank}", "time": 1.0, "status": None} | changes)
+    return NodeOutcome(**{"node_rank": rank, "host": f"h{rank}", "time": 1.0, "status": None} | changes)
 
 
 @pytest.mark.parametrize(
     ("happens", "says"),
     [
-        (lambda room, run_dir: room.stop(), "all nodes were told to stop"),
-        (lambda room, run_dir: room.write_end(end(1, status=1)), "node 1 (h1) has failed"),
-        (lambda room, run_dir: room.write_end(end(1, stopped=True)), "node 1 (h1) was ended"),
-        (lambda room, run_dir: room.write_end(end(1, status=0)), None),
-        (lambda room, run_dir: Room.open(run_dir, 2), "another attempt of this run has begun"),
-        (lambda room, run_dir: None, None),
+        (lambda rendezvous, run_dir: rendezvous.stop(), "all nodes were told to stop"),
+        (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, status=1)), "node 1 (h1) has failed"),
+        (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, stopped=True)), "node 1 (h1) was ended"),
+        (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, status=0)), None),
+        (lambda rendezvous, run_dir: Rendezvous.open(run_dir, 2), "another attempt of this run has begun"),
+        (lambda rendezvous, run_dir: None, None),
     ],
     ids=["stop", "failure", "end", "success", "attempt", "nothing"],
 )
 def test_what_ends_a_node(tmp_path, happens, says):
-    room = Room.open(tmp_path, 2)
-    assert room.why_stopped(0) is None
-    happens(room, tmp_path)
-    assert room.why_stopped(0) == says
+    rendezvous = Rendezvous.open(tmp_path, 2)
+    assert rendezvous.why_stopped(0) is None
+    happens(rendezvous, tmp_path)
+    assert rendezvous.why_stopped(0) == says
 
 
 def test_a_node_ends_when_nothing_is_heard_of_who_began_the_run(tmp_path, monkeypatch):
-    room = Room.open(tmp_path, 1)
+    rendezvous = Rendezvous.open(tmp_path, 1)
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.rendezvous.time.monotonic", lambda: now)
-    assert room.why_stopped(0) is None
+    assert rendezvous.why_stopped(0) is None
     now += 170
-    assert room.why_stopped(0) is None
-    room.beat()
+    assert rendezvous.why_stopped(0) is None
+    rendezvous.beat()
     now += 20
-    assert room.why_stopped(0) is None
+    assert rendezvous.why_stopped(0) is None
     now += 200
-    assert room.why_stopped(0) == "nothing was heard for 180 s of the process that began the run"
+    assert rendezvous.why_stopped(0) == "nothing was heard for 180 s of the process that began the run"
 
 
 def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
-    room = Room.open(tmp_path, 1)
-    watch = _Watch(room, Deadlines(start=1, progress=1), queues=True)
+    rendezvous = Rendezvous.open(tmp_path, 1)
+    watch = _Watch(rendezvous, Deadlines(start=1, progress=1), queues=True)
     now += 10_000
     watch.look(lambda: None)
-    room.write_card(card(0))
+    rendezvous.write_node_info(node_info(0))
     for seconds, over in ((1, False), (60, False), (3, True)):
         now += seconds
         watch.look(lambda: None)
@@ -263,13 +263,13 @@ def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, 
 
 def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
     monkeypatch.setattr("dpcompare.launch.rendezvous.socket.gethostbyname", lambda name: "127.0.1.1")
-    assert own_address("127.0.1.1") == "127.0.1.1"
+    assert local_address("127.0.1.1") == "127.0.1.1"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
         try:
             outwards.connect(("192.0.2.1", 9))
         except OSError:
             pytest.skip("this machine has no route out of it")
-        assert own_address("myself") == outwards.getsockname()[0]
+        assert local_address("myself") == outwards.getsockname()[0]
 
 
 NAMESPACES = ["--engine", "namespaces", "--nodes", "2", "--device", "cpu"]

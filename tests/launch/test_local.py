@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpcompare.launch import local as launcher
-from dpcompare.launch.outcome import Deadlines, Ended
+from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import NodeProcess, TrainingProcess
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import terminated_as_interrupted
@@ -189,7 +189,7 @@ def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
         if (tmp_path / "killed").exists():
             raise KeyboardInterrupt
 
-    ended = Ended()
+    ended = LaunchOutcome()
     with pytest.raises(KeyboardInterrupt):
         launch(tmp_path, node(0, SLOW_AGENT.format(folder=str(tmp_path))), stopped_by=interrupt, ended=ended)
     assert (ended.vanished, ended.nodes) == ([0], {0: 128 + signal.SIGKILL})

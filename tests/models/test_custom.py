@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dpcompare.data.custom import own_dataset
+from dpcompare.data.custom import custom_dataset
 from dpcompare.data.prepare import prepare
 from dpcompare.errors import RequestError
 from dpcompare.experiments.checks import _relative
-from dpcompare.launch.inputs import _own_store
-from dpcompare.models.architectures import own_weights
-from dpcompare.models.custom import OwnModel, own_model
-from dpcompare.system.import_path import is_own
+from dpcompare.launch.inputs import _custom_store
+from dpcompare.models.architectures import custom_weights
+from dpcompare.models.custom import CustomModel, custom_model
+from dpcompare.system.import_path import is_custom
 from tests.support.command import dpcompare
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -40,24 +40,24 @@ def elsewhere(tmp_path, monkeypatch):
     [("a.b:c", True), ("net:model", True), ("toy-cnn", False), ("C:/photos", False), ("a:b:c", False), (":x", False)],
 )
 def test_what_counts_as_a_name_of_ones_own(name, own):
-    assert is_own(name) is own
+    assert is_custom(name) is own
 
 
 def test_weights_do_not_depend_on_the_order_of_the_tensors():
     shapes = {"conv.weight": (8, 3, 3, 3), "norm.weight": (8,), "norm.running_mean": (8,), "fc.weight": (5, 8)}
-    one, other = own_weights(shapes, seed=3), own_weights(dict(reversed(shapes.items())), seed=3)
+    one, other = custom_weights(shapes, seed=3), custom_weights(dict(reversed(shapes.items())), seed=3)
     assert all(np.array_equal(one[name], other[name]) for name in shapes)
     assert (one["norm.weight"] == 1).all()
     assert (one["norm.running_mean"] == 0).all()
     assert np.abs(one["fc.weight"]).max() <= 8**-0.5
-    assert not np.array_equal(one["conv.weight"], own_weights(shapes, seed=4)["conv.weight"])
+    assert not np.array_equal(one["conv.weight"], custom_weights(shapes, seed=4)["conv.weight"])
 
 
 def test_the_dataset_of_the_example(elsewhere):
     store = prepare("small_resnet:squares", elsewhere / "store", 32)
     assert {name: split.count for name, split in store.manifest.splits.items()} == {"train": 256, "validation": 64}
     assert store.manifest.classes == ("upper left", "upper right", "lower left", "lower right")
-    expected = own_dataset("small_resnet:squares").splits["train"][0]
+    expected = custom_dataset("small_resnet:squares").splits["train"][0]
     assert np.array_equal(store.split("train").images[7], expected[7][0])
     assert store.split("train").labels[7] == expected[7][1]
 
@@ -85,7 +85,7 @@ unnamed = Unnamed((black, 1))
 
 def test_a_fifth_of_a_single_dataset_is_held_out(elsewhere):
     (elsewhere / "mine.py").write_text(MINE)
-    splits = own_dataset("mine:good").splits
+    splits = custom_dataset("mine:good").splits
     assert sorted(splits["train"][1] + splits["validation"][1]) == list(range(10))
     assert len(splits["validation"][1]) == 2
 
@@ -115,7 +115,7 @@ def test_a_dataset_that_is_none_is_named(elsewhere, name, says):
 
 def test_a_damaged_cache_of_ones_own_data_is_made_again(elsewhere):
     (elsewhere / "mine.py").write_text(MINE)
-    prepared = _own_store.__wrapped__  # by another command each time
+    prepared = _custom_store.__wrapped__  # by another command each time
     store = prepared("mine:good", 8, None)
     np.save(store.path / "train-labels.npy", np.zeros(8, np.int32))
     assert prepared("mine:good", 8, None).path == store.path
@@ -124,28 +124,28 @@ def test_a_damaged_cache_of_ones_own_data_is_made_again(elsewhere):
 
 def test_what_is_no_model_is_named(elsewhere):
     (elsewhere / "mine.py").write_text(
-        "from dpcompare import OwnModel\nnumber = 3\nnet = OwnModel()\n\ndef late():\n    return net\n"
+        "from dpcompare import CustomModel\nnumber = 3\nnet = CustomModel()\n\ndef late():\n    return net\n"
     )
-    with pytest.raises(RequestError, match=r"'mine:number' is of type int; expected a dpcompare\.OwnModel"):
-        own_model("mine:number")
-    assert own_model("mine:late") is own_model("mine:net")
+    with pytest.raises(RequestError, match=r"'mine:number' is of type int; expected a dpcompare\.CustomModel"):
+        custom_model("mine:number")
+    assert custom_model("mine:late") is custom_model("mine:net")
     with pytest.raises(RequestError, match="without a factory for torch"):
-        OwnModel().build("torch", 32, 10)
+        CustomModel().build("torch", 32, 10)
 
 
 REFUSED = """
-from dpcompare import OwnModel
+from dpcompare import CustomModel
 def torch_model(image_size, num_classes):
     from torch import nn
     return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size * image_size, num_classes + 1))
-net = OwnModel(torch=torch_model)
-wrong = OwnModel(torch=lambda image_size, num_classes: "a model")
+net = CustomModel(torch=torch_model)
+wrong = CustomModel(torch=lambda image_size, num_classes: "a model")
 def scaled(image_size, num_classes):
     import torch
     module = torch_model(image_size, num_classes - 1)
     module.register_buffer("scale", torch.ones(3))
     return module
-strange = OwnModel(torch=scaled)
+strange = CustomModel(torch=scaled)
 """
 
 

@@ -24,7 +24,7 @@ def comparison():
         "ddp",
         FAST,
         mean_ms=[50.0] * 6,
-        other_seconds=0.002,
+        host_overhead_seconds=0.002,
         peak_memory_bytes=memory,
         train_loss=[2.0 - 0.01 * step for step in range(45)],
     )

@@ -47,7 +47,7 @@ def events(rank, *, seconds=(1.0, 0.1, 0.1, 0.1), evaluated=(150, 209), losses=(
         "global_counts": [8] * len(losses),
         "step_seconds": list(seconds)[: len(losses)],
         "data_seconds": [0.01] * len(losses),
-        "other_seconds": [0.002] * len(losses),
+        "host_overhead_seconds": [0.002] * len(losses),
     }
     place = {"process_rank": rank}
     found = [{"kind": "train", "time": 1003.0 + rank, "step": len(losses), **train, **place}]
@@ -75,8 +75,8 @@ def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     assert result.time_to_first_step_seconds == 4.0
     assert result.first_step_seconds == 9.0
     assert result.wall_seconds == 10.0
-    assert result.data_wait_share == pytest.approx(0.03 / 0.8)
-    assert result.other_seconds == pytest.approx(0.002)
+    assert result.data_wait_fraction == pytest.approx(0.03 / 0.8)
+    assert result.host_overhead_seconds == pytest.approx(0.002)
     assert result.joules_per_image is None
     assert result.peak_memory_bytes.max_process == 20
     assert result.peak_memory_bytes.total == 30

@@ -44,9 +44,9 @@ def test_an_epoch_counts_every_sample_once_and_ends_with_an_evaluation(tmp_path)
     assert sum(series(events, "global_counts")) == 2 * 1438
     assert [(e["epoch"], e["count"]) for e in events["evaluate"]] == [(1, 359), (2, 359)]
     assert events["evaluate"][-1]["correct"] / 359 > 0.8
-    assert [len(series(events, name)) for name in ("losses", "step_seconds", "data_seconds", "other_seconds")] == [
-        90
-    ] * 4
+    assert [
+        len(series(events, name)) for name in ("losses", "step_seconds", "data_seconds", "host_overhead_seconds")
+    ] == [90] * 4
     assert "joules" not in events["train"][0]
 
 
@@ -85,7 +85,7 @@ def test_what_happens_between_steps_is_told_apart_from_evaluation(tmp_path, monk
     evaluate = NumpyBackend.evaluate_step
     monkeypatch.setattr(NumpyBackend, "evaluate_step", lambda *arguments: time.sleep(0.05) or evaluate(*arguments))
     _, _, events = train(tmp_path, epochs=2, learning_rate=0.01)
-    assert max(series(events, "other_seconds")) < 0.3  # an evaluation has 12 batches
+    assert max(series(events, "host_overhead_seconds")) < 0.3  # an evaluation has 12 batches
 
 
 def test_a_step_contains_its_wait_for_data(tmp_path):

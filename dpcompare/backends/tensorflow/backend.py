@@ -110,7 +110,7 @@ class TensorFlowBackend(Backend):
             labels=self._split(batch.labels, tf.int32),
             weights=self._split(batch.weights, self._dtype),
             global_count=batch.global_count,
-            factors=None if batch.factors is None else self._split(batch.factors, self._dtype),
+            drop_masks=None if batch.drop_masks is None else self._split(batch.drop_masks, self._dtype),
         )
 
     def _split(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
@@ -137,7 +137,7 @@ class TensorFlowBackend(Backend):
         constants = tf.constant(self.optimizer.step_constants(self._step, learning_rate), tf.float64)
         counts = [tf.constant(batch.global_count, self._dtype) for batch in batches]
         parts = [
-            (batch.images, batch.labels, batch.weights, batch.factors, count)
+            (batch.images, batch.labels, batch.weights, batch.drop_masks, count)
             for batch, count in zip(batches, counts, strict=True)
         ]
         if len(parts) == 1:
@@ -148,27 +148,27 @@ class TensorFlowBackend(Backend):
         self._apply(constants)
         return loss_sum
 
-    def _logits_of_global_batch(self, images: Any, factors: Any, *, training: bool) -> Any:
-        return self.strategy.run(partial(self._forward, training=training), (images, factors))
+    def _logits_of_global_batch(self, images: Any, drop_masks: Any, *, training: bool) -> Any:
+        return self.strategy.run(partial(self._forward, training=training), (images, drop_masks))
 
     def _train_global_batch(
-        self, images: Any, labels: Any, weights: Any, factors: Any, count: Any, constants: Any
+        self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any, constants: Any
     ) -> Any:
         def of_replica(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             self._update(gradients, constants)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, factors, count)))
+        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, drop_masks, count)))
 
-    def _accumulate_micro_batch(self, images: Any, labels: Any, weights: Any, factors: Any, count: Any) -> Any:
+    def _accumulate_micro_batch(self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any) -> Any:
         def of_replica(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             for total, gradient in zip(self._gradient_sums, gradients, strict=True):
                 tf.raw_ops.AssignAddVariableOp(resource=total.handle, value=gradient)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, factors, count)))
+        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, drop_masks, count)))
 
     def _apply_accumulated(self, constants: tf.Tensor) -> None:
         def of_replica() -> None:
@@ -179,18 +179,18 @@ class TensorFlowBackend(Backend):
         self.strategy.run(of_replica)
 
     def _gradients(
-        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, factors: tf.Tensor | None, count: tf.Tensor
+        self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, drop_masks: tf.Tensor | None, count: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """This replica's sum of losses, and its part of the gradient of the mean over the global batch."""
         with tf.GradientTape() as tape:
-            _, losses = self._losses(images, labels, weights, factors, training=True)
+            _, losses = self._losses(images, labels, weights, drop_masks, training=True)
             loss_sum = tf.reduce_sum(losses)
             loss = loss_sum / count
         return loss_sum, tape.gradient(loss, self._parameters)
 
     def _update(self, gradients: list[tf.Tensor], constants: tf.Tensor) -> None:
         """Add up the gradients of all replicas and update this replica's copy of the parameters."""
-        if self.num_replicas > 1 and self.config.exchange_gradients:
+        if self.num_replicas > 1 and self.config.sync_gradients:
             replica = tf.distribute.get_replica_context()
             gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         self.optimizer.apply(gradients, constants)
@@ -210,7 +210,7 @@ class TensorFlowBackend(Backend):
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
         function = self._training_logits if training else self._evaluation_logits
-        return self._local_rows(function(batch.images, batch.factors))
+        return self._local_rows(function(batch.images, batch.drop_masks))
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         return self._activations(self._local_rows(batch.images))
@@ -223,21 +223,21 @@ class TensorFlowBackend(Backend):
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
-        if batch.factors is not None:
-            arrays["factors"] = batch.factors
+        if batch.drop_masks is not None:
+            arrays["factors"] = batch.drop_masks
         return {name: self._local_rows(array) for name, array in arrays.items()}
 
     def _local_rows(self, per_replica: Any) -> npt.NDArray[Any]:
         """The rows of this process's replicas, one replica after another."""
         return np.concatenate([part.numpy() for part in self.strategy.experimental_local_results(per_replica)])
 
-    def _forward(self, images: tf.Tensor, factors: tf.Tensor | None, *, training: bool) -> tf.Tensor:
+    def _forward(self, images: tf.Tensor, drop_masks: tf.Tensor | None, *, training: bool) -> tf.Tensor:
         """The logits of a replica's rows."""
         inputs: Any = images
         if len(self.model.inputs) > 1:  # one that regularizes, which evaluation does not
             inputs = [images, tf.ones([tf.shape(images)[0], self.model.inputs[1].shape[1]], self._dtype)]
-            if factors is not None:
-                inputs[1] = factors
+            if drop_masks is not None:
+                inputs[1] = drop_masks
         return tf.cast(self.model(inputs, training=training), self._dtype)
 
     def _losses(
@@ -245,12 +245,12 @@ class TensorFlowBackend(Backend):
         images: tf.Tensor,
         labels: tf.Tensor,
         weights: tf.Tensor,
-        factors: tf.Tensor | None,
+        drop_masks: tf.Tensor | None,
         *,
         training: bool,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Logits, and the loss of each row: 0 for rows that only fill up."""
-        logits = self._forward(images, factors, training=training)
+        logits = self._forward(images, drop_masks, training=training)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return logits, losses * weights
 

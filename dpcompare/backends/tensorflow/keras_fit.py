@@ -50,8 +50,8 @@ class KerasFit(TensorFlowBackend):
         (batch,) = batches
         self._adam.learning_rate.assign(np.float64(learning_rate))  # a number of Python's would be rounded to float32
         images: Any = self._in_precision(batch.images)
-        if batch.factors is not None:
-            images = (images, self._in_precision(batch.factors))
+        if batch.drop_masks is not None:
+            images = (images, self._in_precision(batch.drop_masks))
         given = (images, batch.labels, batch.weights / np.float64(batch.global_count))
         if self._fitting is None:
             arrays = tf.nest.flatten(given)

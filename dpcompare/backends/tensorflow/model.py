@@ -13,7 +13,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.regularization import columns
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS, Drop
-from dpcompare.models.custom import own_model
+from dpcompare.models.custom import custom_model
 from dpcompare.models.keras_layout import (
     AS_IT_IS,
     CONVOLUTION,
@@ -23,13 +23,13 @@ from dpcompare.models.keras_layout import (
     neutral_layer_name,
     tensor_name,
 )
-from dpcompare.system.import_path import is_own
+from dpcompare.system.import_path import is_custom
 
 
 def build_model(workload: Workload, num_classes: int) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits."""
     shape = (workload.image_size, workload.image_size, IMAGE_CHANNELS)
-    if is_own(workload.model):
+    if is_custom(workload.model):
         return _own(workload.model, workload.image_size, num_classes, synchronized=workload.batchnorm == "sync")
     if workload.model == "toy-cnn":
         return _toy_cnn(shape, num_classes)
@@ -42,7 +42,7 @@ def build_model(workload: Workload, num_classes: int) -> keras.Model:
 
 def _own(name: str, image_size: int, num_classes: int, *, synchronized: bool = False) -> keras.Model:
     """A user's own, whose layers get the names of their twins in torch."""
-    own = own_model(name)
+    own = custom_model(name)
     model = own.build("tensorflow", image_size, num_classes)
     if not isinstance(model, keras.Model):
         raise RequestError(
@@ -62,7 +62,7 @@ def layer_name(model: keras.Model, layer: keras.layers.Layer) -> str:
     return layer.name if getattr(model, "has_own_names", False) else neutral_layer_name(layer.name)
 
 
-def own_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
+def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
     """Of the tensors of a user's own model, in the framework-neutral layouts."""
     model = _own(name, image_size, num_classes)
     if tuple(model.output_shape) != (None, num_classes):
@@ -99,10 +99,10 @@ class SharedDrop(keras.layers.Layer):
         super().__init__(**options)
         self._columns = columns
 
-    def call(self, features: Any, factors: Any, training: bool = False) -> Any:
+    def call(self, features: Any, drop_masks: Any, training: bool = False) -> Any:
         if not training:
             return features
-        own = keras.ops.cast(factors[:, self._columns], features.dtype)
+        own = keras.ops.cast(drop_masks[:, self._columns], features.dtype)
         return features * keras.ops.reshape(own, (-1, *own.shape[1:], *[1] * (len(features.shape) - 2)))
 
 
@@ -110,19 +110,19 @@ def _with_shared_drops(model: keras.Model, drops: Sequence[Drop]) -> keras.Model
     """The same layers in a model of two inputs, pixels and factors, which replace those that draw by themselves."""
     own_columns = columns(drops)
     images = keras.Input(model.inputs[0].shape[1:])
-    factors = keras.Input((sum(drop.features for drop in drops),), name="factors")
+    drop_masks = keras.Input((sum(drop.features for drop in drops),), name="factors")
 
     def call(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
         if not isinstance(layer, keras.layers.Dropout):
             return layer(*arguments, **options)
-        return SharedDrop(own_columns[neutral_layer_name(layer.name)], name=layer.name)(arguments[0], factors)
+        return SharedDrop(own_columns[neutral_layer_name(layer.name)], name=layer.name)(arguments[0], drop_masks)
 
     # clone_model walks through a model of the same inputs as the new one, so the factors pass through here as well.
-    passing = keras.Model([*model.inputs, factors], [*model.outputs, factors])
+    passing = keras.Model([*model.inputs, drop_masks], [*model.outputs, drop_masks])
     rebuilt = keras.models.clone_model(
-        passing, input_tensors=[images, factors], clone_function=lambda layer: layer, call_function=call
+        passing, input_tensors=[images, drop_masks], clone_function=lambda layer: layer, call_function=call
     )
-    return keras.Model([images, factors], rebuilt.outputs[0])
+    return keras.Model([images, drop_masks], rebuilt.outputs[0])
 
 
 def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: int) -> keras.Model:

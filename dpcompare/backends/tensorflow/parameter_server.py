@@ -32,8 +32,8 @@ class ParameterServer(TensorFlowBackend):
         first_rank = {"chief": 0, "ps": 1, "worker": 2}
         self.process_rank = first_rank[resolver.task_type] + resolver.task_id
         self.num_processes, self.num_replicas = sum(tasks.values()), tasks["worker"]
-        self.serves = resolver.task_type != "chief"
-        if self.serves:
+        self.is_server = resolver.task_type != "chief"
+        if self.is_server:
             threads = self.config.threads_per_process
             self._server = tf.distribute.Server(
                 resolver.cluster_spec(),
@@ -72,7 +72,7 @@ class ParameterServer(TensorFlowBackend):
             labels=parts(batch.labels, tf.int32),
             weights=parts(batch.weights, self._dtype),
             global_count=batch.global_count,
-            factors=None if batch.factors is None else parts(batch.factors, self._dtype),
+            drop_masks=None if batch.drop_masks is None else parts(batch.drop_masks, self._dtype),
         )
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
@@ -85,25 +85,25 @@ class ParameterServer(TensorFlowBackend):
                 continue
             self._step += 1
             constants = np.array(self.optimizer.step_constants(self._step, learning_rate), np.float64)
-            factors = None if batch.factors is None else tf.constant(batch.factors[number])
+            drop_masks = None if batch.drop_masks is None else tf.constant(batch.drop_masks[number])
             part = (batch.images[number], batch.labels[number], weights)
             while len(self._given_out) >= STEPS_PER_WORKER * self.num_replicas:
                 self._given_out.popleft().fetch()
             update = self._coordinator.schedule(
                 self._update_once,
-                (*map(tf.constant, part), factors, tf.constant(weights.sum()), tf.constant(constants)),
+                (*map(tf.constant, part), drop_masks, tf.constant(weights.sum()), tf.constant(constants)),
             )
             self._given_out.append(update)
             losses.append(update)
         return losses
 
     def _update_of_worker(
-        self, images: Any, labels: Any, weights: Any, factors: Any, count: Any, constants: Any
+        self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any, constants: Any
     ) -> Any:
         """Returns the sum of losses and the staleness."""
         before = self._updates.read_value()
         with tf.control_dependencies([before]):
-            loss_sum, gradients = self._gradients(images, labels, weights, factors, count)
+            loss_sum, gradients = self._gradients(images, labels, weights, drop_masks, count)
         with tf.control_dependencies(self.optimizer.apply(gradients, constants)):  # else it counts when it begins
             after = self._updates.assign_add(1, read_value=True)
         return tf.stack([tf.cast(loss_sum, tf.float64), tf.cast(after - 1 - before, tf.float64)])
@@ -137,13 +137,13 @@ class ParameterServer(TensorFlowBackend):
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
         function = self._training_logits if training else self._evaluation_logits
-        factors = None if batch.factors is None else np.concatenate(batch.factors)
-        return function(np.concatenate(batch.images), factors).numpy()
+        drop_masks = None if batch.drop_masks is None else np.concatenate(batch.drop_masks)
+        return function(np.concatenate(batch.images), drop_masks).numpy()
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
-        if batch.factors is not None:
-            arrays["factors"] = batch.factors
+        if batch.drop_masks is not None:
+            arrays["factors"] = batch.drop_masks
         return {name: np.concatenate(parts) for name, parts in arrays.items()}
 
     def _enter(self, *, training: bool) -> None:
@@ -153,12 +153,12 @@ class ParameterServer(TensorFlowBackend):
             self._coordinator.join()
 
     def settings(self) -> dict[str, Any]:
-        if self.serves:
+        if self.is_server:
             return super().settings()
         staleness = {"mean": float(np.mean(self._staleness)), "max": max(self._staleness)} if self._staleness else None
         updates = "asynchronous" if self.num_replicas > 1 else "synchronous"
         return super().settings() | {"updates": updates, "staleness": staleness}
 
     def teardown(self) -> None:
-        if not self.serves:
+        if not self.is_server:
             self._coordinator.join()

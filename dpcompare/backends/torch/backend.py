@@ -36,9 +36,9 @@ class Computation(nn.Module):
         self._device_type, self._enabled = device_type, enabled
         self._regularized = any(isinstance(layer, SharedDrop) for layer in module.modules())
 
-    def forward(self, images: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, drop_masks: torch.Tensor | None = None) -> torch.Tensor:
         if self._regularized:
-            set_factors(self.module, factors)
+            set_factors(self.module, drop_masks)
         if not self._enabled:
             return self.module(images)
         with torch.autocast(self._device_type, torch.bfloat16):
@@ -75,7 +75,7 @@ class TorchBackend(Backend):
         """The model on all devices of this mode."""
         return model
 
-    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over all replicas, differentiable; called by every replica in its forward pass."""
         return tensor
 
@@ -105,7 +105,7 @@ class TorchBackend(Backend):
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(values))
 
-    def exchanging(self, gradients: bool) -> AbstractContextManager[None]:
+    def gradient_sync(self, gradients: bool) -> AbstractContextManager[None]:
         """Whether a backward pass exchanges gradients: only the last micro-batch of a step does."""
         return nullcontext()
 
@@ -131,7 +131,7 @@ class TorchBackend(Backend):
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.parameter_layout)
         if workload.batchnorm == "sync":
-            synchronize_batch_norms(self.model, self.add_up, self.num_replicas)
+            synchronize_batch_norms(self.model, self.all_reduce_sum, self.num_replicas)
         size = (1, IMAGE_CHANNELS, workload.image_size, workload.image_size)
         image = torch.zeros(size, dtype=self._dtype, device=self.device)
         computed = self.split(self.model)
@@ -158,7 +158,9 @@ class TorchBackend(Backend):
             labels=self._move(torch.from_numpy(batch.labels).long()),
             weights=self._move(torch.from_numpy(batch.weights).to(self._dtype)),
             global_count=batch.global_count,
-            factors=None if batch.factors is None else self._move(torch.from_numpy(batch.factors).to(self._dtype)),
+            drop_masks=None
+            if batch.drop_masks is None
+            else self._move(torch.from_numpy(batch.drop_masks).to(self._dtype)),
         )
 
     def _move(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -171,7 +173,7 @@ class TorchBackend(Backend):
         self.optimizer.zero_grad(set_to_none=True)
         loss_sums = []
         for number, batch in enumerate(batches, start=1):
-            with self.exchanging(number == len(batches)):
+            with self.gradient_sync(number == len(batches)):
                 loss_sum = self._losses(self.replicated, batch)[1].sum()
                 self.backward(loss_sum * (self.gradient_average_over / batch.global_count))
             self._running_variance.count_update(self._rows_of_replica(batch))
@@ -192,7 +194,7 @@ class TorchBackend(Backend):
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
         with torch.no_grad():
-            logits = (self.replicated if training else self._computing)(batch.images, batch.factors)
+            logits = (self.replicated if training else self._computing)(batch.images, batch.drop_masks)
         if training:
             self._running_variance.count_update(self._rows_of_replica(batch))
         return logits.to(batch.weights.dtype).cpu().numpy()
@@ -224,8 +226,8 @@ class TorchBackend(Backend):
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         images = batch.images.permute(0, 2, 3, 1).contiguous()
         arrays = {"images": images, "labels": batch.labels.int(), "weights": batch.weights}
-        if batch.factors is not None:
-            arrays["factors"] = batch.factors
+        if batch.drop_masks is not None:
+            arrays["factors"] = batch.drop_masks
         return {name: array.cpu().numpy() for name, array in arrays.items()}
 
     def _enter(self, *, training: bool) -> None:
@@ -242,7 +244,7 @@ class TorchBackend(Backend):
 
     def _losses(self, model: nn.Module, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits, and the loss of each row: 0 for rows that only fill up."""
-        logits = model(batch.images, batch.factors).to(batch.weights.dtype)
+        logits = model(batch.images, batch.drop_masks).to(batch.weights.dtype)
         return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
 
     def synchronize(self) -> None:

@@ -92,14 +92,14 @@ class DistributedDataParallel(TorchBackend):
             **BUFFERS_STAY,
             gradient_as_bucket_view=views,
             # Not where the exchange is skipped at times.
-            static_graph=views and self.workload.accumulate == 1 and self.config.exchange_gradients,
+            static_graph=views and self.workload.accumulate == 1 and self.config.sync_gradients,
         )
 
-    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return _AllReduce.apply(tensor, self.replicas_group)
 
-    def exchanging(self, gradients: bool) -> AbstractContextManager[None]:
-        return nullcontext() if gradients and self.config.exchange_gradients else self.replicated.no_sync()
+    def gradient_sync(self, gradients: bool) -> AbstractContextManager[None]:
+        return nullcontext() if gradients and self.config.sync_gradients else self.replicated.no_sync()
 
     def broadcast_buffers(self) -> None:
         for buffer in self.model.buffers():

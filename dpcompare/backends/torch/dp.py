@@ -20,8 +20,8 @@ class DataParallel(TorchBackend):
         if self.device.type == "cuda":
             self.device = torch.device("cuda", 0)  # where DataParallel scatters from and gathers to
 
-    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self.num_replicas == 1 else self.replicated.add_up(tensor)
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if self.num_replicas == 1 else self.replicated.all_reduce_sum(tensor)
 
     def replicate(self, model: nn.Module) -> nn.Module:
         if self.num_replicas == 1:
@@ -46,9 +46,9 @@ class ThreadedDataParallel(nn.Module):
         self._rank = threading.local()
         self._threads_per_replica = max(1, num_threads // num_replicas)
 
-    def forward(self, images: torch.Tensor, factors: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, images: torch.Tensor, drop_masks: torch.Tensor | None = None) -> torch.Tensor:
         shares = images.chunk(self._num_replicas)
-        factors_of = [None] * len(shares) if factors is None else factors.chunk(self._num_replicas)
+        factors_of = [None] * len(shares) if drop_masks is None else drop_masks.chunk(self._num_replicas)
         replicas = [_replica(self.module, rank) for rank in range(len(shares))]
         self._meeting = threading.Barrier(len(shares))
         self._parts = [images] * len(shares)
@@ -65,7 +65,7 @@ class ThreadedDataParallel(nn.Module):
 
         return torch.cat(_in_threads(run, len(shares)))
 
-    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over the replicas; autograd connects the threads, as it does their outputs."""
         self._parts[self._rank.value] = tensor
         self._meeting.wait()

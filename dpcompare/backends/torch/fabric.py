@@ -36,7 +36,5 @@ class Fabric(WrappedDistributedDataParallel):
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return self.wrapper.setup_optimizers(optimizer)
 
-    def exchanging(self, gradients: bool) -> Any:
-        return self.wrapper.no_backward_sync(
-            self.replicated, enabled=not (gradients and self.config.exchange_gradients)
-        )
+    def gradient_sync(self, gradients: bool) -> Any:
+        return self.wrapper.no_backward_sync(self.replicated, enabled=not (gradients and self.config.sync_gradients))

@@ -40,7 +40,7 @@ class FullyShardedDataParallel(DistributedDataParallel):
         return super().settings() | {"optimizer_kernels": self.optimizer_kernels, "parameter_layout": "NCHW"}
 
     @contextmanager
-    def exchanging(self, gradients: bool) -> Iterator[None]:
+    def gradient_sync(self, gradients: bool) -> Iterator[None]:
         self.replicated.set_requires_gradient_sync(gradients)
         yield
 

@@ -14,14 +14,14 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.regularization import columns
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS
-from dpcompare.models.custom import own_model
-from dpcompare.system.import_path import is_own
+from dpcompare.models.custom import custom_model
+from dpcompare.system.import_path import is_custom
 
 
 def build_model(workload: Workload, num_classes: int) -> nn.Module:
     """A model whose weights are still to be loaded."""
-    if is_own(workload.model):
-        return own_model(workload.model).build("torch", workload.image_size, num_classes)
+    if is_custom(workload.model):
+        return custom_model(workload.model).build("torch", workload.image_size, num_classes)
     if workload.model == "toy-cnn":
         return ToyCnn(workload.image_size, num_classes)
     if workload.model == "mlp":
@@ -39,9 +39,9 @@ def build_model(workload: Workload, num_classes: int) -> nn.Module:
     return _aligned(model, workload)
 
 
-def own_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
+def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
     """Of the tensors of a user's own model, which is tried too."""
-    model = own_model(name).build("torch", image_size, num_classes)
+    model = custom_model(name).build("torch", image_size, num_classes)
     if not isinstance(model, nn.Module):
         raise RequestError(
             f"model: the torch factory of {name!r} gave a {type(model).__name__}; expected a torch.nn.Module"
@@ -75,7 +75,7 @@ def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
 class SharedDrop(nn.Module):
     """Dropout or stochastic depth by factors drawn on the host, which are to be set before every forward pass."""
 
-    factors: torch.Tensor | None = None
+    drop_masks: torch.Tensor | None = None
     """(rows, features of all such layers); None leaves all features as they are."""
 
     def __init__(self, columns: slice) -> None:
@@ -83,17 +83,17 @@ class SharedDrop(nn.Module):
         self._columns = columns
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.factors is None:
+        if not self.training or self.drop_masks is None:
             return features
-        own = self.factors[:, self._columns].to(features)
+        own = self.drop_masks[:, self._columns].to(features)
         return features * own.reshape(*own.shape, *[1] * (features.dim() - 2))
 
 
-def set_factors(model: nn.Module, factors: torch.Tensor | None) -> None:
+def set_factors(model: nn.Module, drop_masks: torch.Tensor | None) -> None:
     """Hand the factors of a batch to the layers that apply them."""
     for layer in model.modules():
         if isinstance(layer, SharedDrop):
-            layer.factors = factors
+            layer.drop_masks = drop_masks
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d]:

@@ -80,7 +80,7 @@ class Pipeline(DistributedDataParallel):
         self.optimizer.zero_grad(set_to_none=True)
         rows = len(batches[0].labels)
         schedule = self._schedule(len(batches), rows)
-        self._own.factors = iter([batch.factors for batch in batches])
+        self._own.drop_masks = iter([batch.drop_masks for batch in batches])
         self._loss_sums: list[torch.Tensor] = []
         self._global_count = batches[0].global_count
         given = [torch.cat([batch.images for batch in batches])] if self._is_first else []
@@ -158,7 +158,7 @@ class Pipeline(DistributedDataParallel):
         if not self._is_first:
             features = torch.empty_like(_rows_of(self._entering, rows), device=self.device)
             distributed.recv(features, src=self.process_rank - 1)
-        self._own.factors = iter([batch.factors])
+        self._own.drop_masks = iter([batch.drop_masks])
         features = self._own(features)
         if not self._is_last:
             distributed.send(features, dst=self.process_rank + 1)
@@ -211,7 +211,7 @@ class _Stage(nn.Module):
 class _Computing(nn.Module):
     """A stage that multiplies each micro-batch, which come in their order, by the factors of its rows."""
 
-    factors: Iterator[torch.Tensor | None]
+    drop_masks: Iterator[torch.Tensor | None]
 
     def __init__(self, computation: Computation, layout: torch.memory_format) -> None:
         super().__init__()
@@ -220,7 +220,7 @@ class _Computing(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         entering = _Entering.apply(features, self._layout if features.dim() == 4 else torch.contiguous_format)
-        return self.computation(entering, next(self.factors)).contiguous()
+        return self.computation(entering, next(self.drop_masks)).contiguous()
 
 
 class _Entering(torch.autograd.Function):

@@ -16,29 +16,31 @@ from dpcompare.config.engines import ENGINES
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
-    from dpcompare.launch.rendezvous import Room
+    from dpcompare.launch.rendezvous import Rendezvous
 
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
-WhyOver = Callable[[], str | None]
+PollExit = Callable[[], str | None]
 """Says that no node is running any more and how it came, or None while that is not known."""
 
 
 class Engine(Protocol):
     """What the module of an engine has."""
 
-    QUEUES: bool
+    MAY_QUEUE: bool
     """Whether nodes may begin much later than they were asked for."""
 
     def check(self, config: RunConfig) -> None:
         """Raise RequestError where the request cannot be carried out from here."""
 
-    def started(self, config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> AbstractContextManager[WhyOver]:
+    def started(
+        self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report
+    ) -> AbstractContextManager[PollExit]:
         """Start the part of every node, or tell how; what still runs at the end of the context, where nodes were told to stop,
         is ended."""
 
-    def where_this_is(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+    def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
         """On a machine of the run: its rank, and the address by which the others reach it."""
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import Tell, WhyOver
-from dpcompare.launch.rendezvous import Room
-from dpcompare.system.addresses import own_address
+from dpcompare.launch.engines import PollExit, Report
+from dpcompare.launch.rendezvous import Rendezvous
+from dpcompare.system.addresses import local_address
 
-QUEUES = False
+MAY_QUEUE = False
 SECONDS_TO_END = 10.0
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 """Without questions: nobody is there to answer them."""
@@ -27,7 +27,7 @@ def check(config: RunConfig) -> None:
             "--ssh: ssh is not installed here; install it, or leave --ssh out and type the commands on each host"
         )
     for host in config.placement.hosts:
-        own_address(host)
+        local_address(host)
 
 
 def commands(config: RunConfig, run_dir: Path, attempt: str | None = None) -> list[str]:
@@ -40,13 +40,13 @@ def commands(config: RunConfig, run_dir: Path, attempt: str | None = None) -> li
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
     hosts = config.placement.hosts
-    each = list(zip(hosts, commands(config, run_dir, room.attempt.id), strict=True))
+    each = list(zip(hosts, commands(config, run_dir, rendezvous.attempt.id), strict=True))
     if not config.placement.ssh:
-        tell(f"run one of these on each host, within {config.start_timeout:.0f} s:")
+        report(f"run one of these on each host, within {config.start_timeout:.0f} s:")
         for host, command in each:
-            tell(f"  on {host}: {command}")
+            report(f"  on {host}: {command}")
         yield lambda: None
         return
     with ExitStack() as stack:
@@ -81,10 +81,10 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
             process.wait()
 
 
-def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     num_nodes = config.cluster.num_nodes
     if node_rank is None or not 0 <= node_rank < num_nodes:
         raise RequestError(
             f"--node-rank: received {node_rank}, expected 0 to {num_nodes - 1}: which of the hosts this is"
         )
-    return node_rank, own_address(config.placement.hosts[node_rank])
+    return node_rank, local_address(config.placement.hosts[node_rank])

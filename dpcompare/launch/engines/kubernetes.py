@@ -18,11 +18,11 @@ from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import Tell, WhyOver
+from dpcompare.launch.engines import PollExit, Report
 from dpcompare.launch.engines.hosts import ended
-from dpcompare.launch.rendezvous import Room
+from dpcompare.launch.rendezvous import Rendezvous
 
-QUEUES = True
+MAY_QUEUE = True
 INDEX = "JOB_COMPLETION_INDEX"
 """Set by Kubernetes in every pod of an Indexed Job, of which a TrainJob is made too."""
 POD_IP = "DPCOMPARE_POD_IP"
@@ -46,14 +46,14 @@ def check(config: RunConfig) -> None:
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
     """The part of this pod; the others begin by themselves."""
-    own = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", room.attempt.id]
+    own = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
     with ended(subprocess.Popen(own, stdin=subprocess.DEVNULL, start_new_session=True)):
         yield lambda: None
 
 
-def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     if INDEX not in os.environ or POD_IP not in os.environ:
         raise RequestError("this is no pod of a run; expected the manifests of `dpcompare plan --format kubernetes`")
     return int(os.environ[INDEX]), os.environ[POD_IP]

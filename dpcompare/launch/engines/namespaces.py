@@ -12,15 +12,15 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import Tell, WhyOver
+from dpcompare.launch.engines import PollExit, Report
 from dpcompare.launch.engines.hosts import ended
-from dpcompare.launch.rendezvous import Room
+from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import LOGS_DIR
 from dpcompare.system.network_namespace import Network, isolated
 from dpcompare.system.processes import die_with_parent
 from dpcompare.system.signals import uninterrupted
 
-QUEUES = False
+MAY_QUEUE = False
 BURST = "256kb"
 """What tc's token bucket lets through at once: more than the largest packet (64 KiB), or nothing would pass."""
 QUEUE = "50ms"
@@ -40,7 +40,7 @@ def check(config: RunConfig) -> None:
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
     with ExitStack() as stack:
         # Held by processes, not by names: whatever happens to this one, they are gone with it.
         switch = stack.enter_context(isolated())
@@ -59,16 +59,16 @@ def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterato
         processes = []
         for rank, host in enumerate(hosts):
             with uninterrupted():  # as where other nodes are launched
-                processes.append(stack.enter_context(ended(_start(host, run_dir, room, rank))))
+                processes.append(stack.enter_context(ended(_start(host, run_dir, rendezvous, rank))))
 
-        def why_over() -> str | None:
+        def poll_exit() -> str | None:
             statuses = [process.poll() for process in processes]
             return None if None in statuses else f"the nodes have ended with {', '.join(map(str, statuses))}"
 
-        yield why_over
+        yield poll_exit
 
 
-def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     if node_rank is None:
         raise RequestError("--node-rank: received none; expected that of the namespace that this process is in")
     return node_rank, _address(node_rank)
@@ -79,7 +79,7 @@ def _address(rank: int) -> str:
     return f"198.18.0.{rank + 1}"
 
 
-def _start(host: Network, run_dir: Path, room: Room, rank: int) -> subprocess.Popen[bytes]:
+def _start(host: Network, run_dir: Path, rendezvous: Rendezvous, rank: int) -> subprocess.Popen[bytes]:
     parent = os.getpid()
 
     def before_exec() -> None:
@@ -90,7 +90,7 @@ def _start(host: Network, run_dir: Path, room: Room, rank: int) -> subprocess.Po
         return subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir)),
-                *("--node-rank", str(rank), "--attempt", room.attempt.id),
+                *("--node-rank", str(rank), "--attempt", rendezvous.attempt.id),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,

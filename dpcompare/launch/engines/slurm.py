@@ -16,13 +16,13 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import Tell, WhyOver
-from dpcompare.launch.rendezvous import Room
+from dpcompare.launch.engines import PollExit, Report
+from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import LOGS_DIR, end_of
-from dpcompare.system.addresses import own_address
+from dpcompare.system.addresses import local_address
 from dpcompare.system.signals import uninterrupted
 
-QUEUES = True
+MAY_QUEUE = True
 SECONDS_BETWEEN_LOOKS = 1.0
 SECONDS_TO_END = 15.0
 """Until a job that was cancelled is killed: TensorFlow catches SIGTERM."""
@@ -151,30 +151,32 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, room: Room, tell: Tell) -> Iterator[WhyOver]:
+def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
     if "SLURM_JOB_ID" in os.environ:
-        with _step(config, run_dir, room) as why_over:
-            yield why_over
+        with _step(config, run_dir, rendezvous) as poll_exit:
+            yield poll_exit
         return
     job = ""
     try:
         with uninterrupted():  # or a job might be submitted whose id nobody knows
             job = (
-                _slurm("sbatch", "--parsable", text=job_script(config, run_dir, room.attempt.id)).strip().split(";")[0]
+                _slurm("sbatch", "--parsable", text=job_script(config, run_dir, rendezvous.attempt.id))
+                .strip()
+                .split(";")[0]
             )
-        tell(f"Slurm job {job} was submitted")
-        yield _followed(job, run_dir, tell)
+        report(f"Slurm job {job} was submitted")
+        yield _followed(job, run_dir, report)
         _ended_within(job, SECONDS_TO_END)  # its nodes have ended: it does by itself, unless they did not all
     finally:
         if job:
-            _cancel(job, tell)
+            _cancel(job, report)
 
 
-def _followed(job: str, run_dir: Path, tell: Tell) -> WhyOver:
+def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
     """Asks for the state of a job now and then, and tells when it changes."""
     told, asked = "", 0.0
 
-    def why_over() -> str | None:
+    def poll_exit() -> str | None:
         nonlocal told, asked
         if time.monotonic() - asked < SECONDS_BETWEEN_LOOKS:
             return None
@@ -183,12 +185,12 @@ def _followed(job: str, run_dir: Path, tell: Tell) -> WhyOver:
         why = f" ({reason})" if reason not in ("", "None") else ""
         if f"{state}{why}" != told:
             told = f"{state}{why}"
-            tell(f"Slurm job {job} is {told}")
+            report(f"Slurm job {job} is {told}")
         if state in WAITING and HOPELESS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
         return f"Slurm job {job} has ended: {told}\n{end_of(_log(run_dir))}" if state in ENDED else None
 
-    return why_over
+    return poll_exit
 
 
 def _log(run_dir: Path) -> Path:
@@ -207,7 +209,7 @@ def _state(job: str) -> tuple[str, str]:
     return fields.get("JobState", "UNKNOWN"), fields.get("Reason", "")
 
 
-def _cancel(job: str, tell: Tell) -> None:
+def _cancel(job: str, report: Report) -> None:
     """End a job that is still there: asked to, then killed."""
     for command in (["scancel", job], ["scancel", "--signal=KILL", "--full", job]):
         if _ended_within(job, 0):
@@ -215,7 +217,7 @@ def _cancel(job: str, tell: Tell) -> None:
         subprocess.run(command, capture_output=True, start_new_session=True)
         if _ended_within(job, SECONDS_TO_END):
             return
-    tell(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")
+    report(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")
 
 
 def _ended_within(job: str, seconds: float) -> bool:
@@ -228,25 +230,25 @@ def _ended_within(job: str, seconds: float) -> bool:
 
 
 @contextmanager
-def _step(config: RunConfig, run_dir: Path, room: Room) -> Iterator[WhyOver]:
+def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[PollExit]:
     """A step of the allocation that this process is in."""
     soon = f"--immediate={config.start_timeout:.0f}"  # another step may have the cores
     with _log(run_dir).open("ab") as log:
         step = subprocess.Popen(
-            srun_command(config, run_dir, room.attempt.id, soon),
+            srun_command(config, run_dir, rendezvous.attempt.id, soon),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
 
-    def why_over() -> str | None:
+    def poll_exit() -> str | None:
         if step.poll() is None:
             return None
         return f"srun has ended with status {step.returncode}\n{end_of(_log(run_dir))}"
 
     try:
-        yield why_over
+        yield poll_exit
     finally:
         for number in (None, signal.SIGTERM, signal.SIGKILL):
             if number is not None:
@@ -258,14 +260,14 @@ def _step(config: RunConfig, run_dir: Path, room: Room) -> Iterator[WhyOver]:
                 continue
 
 
-def where_this_is(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     if "SLURM_NODEID" not in os.environ:
         raise RequestError("this is no step of a Slurm job; expected `dpcompare run --engine slurm` to start it")
     name = os.environ["SLURMD_NODENAME"]
     described = dict(
         pair.split("=", 1) for pair in _slurm("scontrol", "--oneliner", "show", "node", name).split() if "=" in pair
     )
-    return int(os.environ["SLURM_NODEID"]), own_address(described["NodeAddr"])
+    return int(os.environ["SLURM_NODEID"]), local_address(described["NodeAddr"])
 
 
 def _slurm(*command: str, text: str | None = None) -> str:
