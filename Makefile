@@ -23,6 +23,8 @@ check: install ## lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
 
 test: install ## the tests; PYTEST_ARGS='-m slow' for the slow ones
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
