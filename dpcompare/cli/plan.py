@@ -55,8 +55,8 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
             {
                 "run_dir": str(run_dir),
                 "num_nodes": config.cluster.num_nodes,
-                "num_processes": config.num_processes,
-                "num_replicas": config.num_replicas,
+                "num_processes": config.topology.num_processes,
+                "num_replicas": config.topology.num_replicas,
                 "node_processes": [process.model_dump(mode="json") for process in node_processes],
                 "config": config.model_dump(mode="json"),
             }
@@ -97,9 +97,9 @@ def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> Non
     from dpcompare.launch.shell_script import command_line
 
     emulated = " (emulated)" if config.emulated else ""
-    replicas = config.num_replicas
+    replicas = config.topology.num_replicas
     click.echo(
-        f"{config.framework} {config.mode}{emulated}: {config.cluster.num_nodes} nodes, {config.num_processes} "
+        f"{config.framework} {config.mode}{emulated}: {config.cluster.num_nodes} nodes, {config.topology.num_processes} "
         f"processes, {replicas} replicas, {config.workload.global_batch_size // replicas} images each per step"
     )
     table = Table()

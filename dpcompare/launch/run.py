@@ -242,7 +242,7 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
     result = collect(
         config,
         run_dir,
-        read_events(run_dir, config.num_processes),
+        read_events(run_dir, config.topology.num_processes),
         load_history(run_dir),
         status=status,
         error=error,

@@ -40,7 +40,7 @@ def follow(
     """
     engine = load_engine(config.placement.engine)
     rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
-    tail = EventTail(run_dir, range(config.num_processes))
+    tail = EventTail(run_dir, range(config.topology.num_processes))
     watch = _Watch(rendezvous, deadlines, queues=engine.MAY_QUEUE)
     with ExitStack() as nodes:
         try:
