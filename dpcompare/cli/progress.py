@@ -140,7 +140,7 @@ class _LinesPerTenth:
 
 
 class StudyView:
-    """A study in its directory as a table: per arm what has run, what is running and how far it is, and the time left."""
+    """A study in its directory as a table: per arm what has run, what is running, how far it is, and the time left."""
 
     def __init__(self, study_dir: Path) -> None:
         self._study_dir = study_dir
