@@ -99,7 +99,7 @@ def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> Non
     emulated = " (emulated)" if config.emulated else ""
     replicas = config.topology.num_replicas
     click.echo(
-        f"{config.framework} {config.mode}{emulated}: {config.cluster.num_nodes} nodes, {config.topology.num_processes} "
+        f"{config.framework} {config.mode}{emulated}: {config.cluster.in_words}, {config.topology.num_processes} "
         f"processes, {replicas} replicas, {config.workload.global_batch_size // replicas} images each per step"
     )
     table = Table()

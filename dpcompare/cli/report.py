@@ -157,10 +157,11 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     """One run, a line per figure."""
     from rich.table import Table
 
+    from dpcompare.config.cluster import topology_in_words
     from dpcompare.report.formats import MIB, figure
 
     emulated = " (emulated: not the framework's own code for this mode)" if result.emulated else ""
-    topology = f"{result.num_nodes} nodes x {result.devices_per_node} {result.device_type} devices"
+    topology = topology_in_words(result.num_nodes, result.devices_per_node, result.device_type)
     rows = {
         "mode": f"{result.framework} {result.mode}{emulated}, exchange: {result.collective}",
         "devices": f"{topology}, {result.num_processes} processes, {result.num_replicas} replicas",
