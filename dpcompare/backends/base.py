@@ -71,7 +71,7 @@ class Backend(ABC):
     def collective(self) -> str:
         """What carries the gradients between the replicas of this run."""
         row = self.config.mode_row
-        if self.config.num_replicas == 1 and not row.roles and row.split != "over processes":
+        if self.config.topology.num_replicas == 1 and not row.roles and row.split != "over processes":
             return "none"
         return self.config.mode_row.collective[self.config.cluster.device_type]
 

@@ -48,7 +48,7 @@ class RunProgress:
         self._run_dir = run_dir
         self._bar = _bar() if is_animated() else None
         self._console = self._bar.console if self._bar else stderr_console()
-        self._state = RunState(config.num_trainers)
+        self._state = RunState(config.topology.num_trainers)
         self._line_at = float("-inf")
 
     def __enter__(self) -> RunProgress:
@@ -140,7 +140,7 @@ class _LinesPerTenth:
 
 
 class StudyView:
-    """A study in its directory as a table: per arm what has run, what is running and how far it is, and the time left."""
+    """A study in its directory as a table: per arm what has run, what is running, how far it is, and the time left."""
 
     def __init__(self, study_dir: Path) -> None:
         self._study_dir = study_dir
@@ -202,8 +202,8 @@ class StudyView:
         if self._running is None or self._running[0] != file:
             self._running = (
                 file,
-                EventTail(run_dir, range(arm.config.num_processes)),
-                RunState(arm.config.num_trainers),
+                EventTail(run_dir, range(arm.config.topology.num_processes)),
+                RunState(arm.config.topology.num_trainers),
             )
         _, tail, state = self._running
         for event in tail.new_events():

@@ -42,8 +42,8 @@ def report(
 ) -> int:
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
-    --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency, accuracy
-    or images_per_second of any arm. It also holds where a figure is missing that should be there.
+    --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency,
+    accuracy or images_per_second of any arm. It also holds where a figure is missing that should be there.
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
@@ -157,10 +157,11 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     """One run, a line per figure."""
     from rich.table import Table
 
+    from dpcompare.config.cluster import topology_in_words
     from dpcompare.report.formats import MIB, figure
 
     emulated = " (emulated: not the framework's own code for this mode)" if result.emulated else ""
-    topology = f"{result.num_nodes} nodes x {result.devices_per_node} {result.device_type} devices"
+    topology = topology_in_words(result.num_nodes, result.devices_per_node, result.device_type)
     rows = {
         "mode": f"{result.framework} {result.mode}{emulated}, exchange: {result.collective}",
         "devices": f"{topology}, {result.num_processes} processes, {result.num_replicas} replicas",
@@ -173,8 +174,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["step"] = f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
-            f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took {figure(result.first_step_seconds)} s; "
-            f"{result.wall_seconds:.1f} s in all"
+            f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "
+            f"{figure(result.first_step_seconds)} s; {result.wall_seconds:.1f} s in all"
         )
     if result.peak_memory_bytes:
         peak = result.peak_memory_bytes
@@ -184,7 +185,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["train loss"] = f"{first} -> {last}"
     for evaluation in result.evaluations:
         rows[f"after step {evaluation.step}"] = (
-            f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
+            f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, "
+            f"{evaluation.count} samples"
         )
     if result.skipped_images:
         rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"

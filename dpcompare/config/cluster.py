@@ -57,6 +57,11 @@ class Cluster(BaseModel):
     def devices(self) -> tuple[str, ...]:
         return tuple(device for node in self.nodes for device in node.devices)
 
+    @property
+    def in_words(self) -> str:
+        """Such as `2 nodes x 4 GPUs`, which cannot be read the other way round as `2x4` can."""
+        return topology_in_words(self.num_nodes, self.devices_per_node, self.device_type)
+
     @model_validator(mode="after")
     def _check(self) -> Cluster:
         sizes = {len(node.devices) for node in self.nodes}
@@ -117,7 +122,7 @@ class Cluster(BaseModel):
         per_node = devices_per_node or _even_share(devices, num_nodes)
         if num_nodes * per_node > len(devices):
             raise RequestError(
-                f"{num_nodes} nodes x {per_node} devices need {num_nodes * per_node} {device_type} devices, "
+                f"{topology_in_words(num_nodes, per_node)} need {num_nodes * per_node} {device_type} devices, "
                 f"but {len(devices)} are visible ({', '.join(devices)}); ask for fewer nodes or devices per "
                 "node, or simulate devices with --device cpu"
             )
@@ -132,6 +137,18 @@ class Cluster(BaseModel):
         return cls(device_type=device_type, nodes=nodes)
 
 
+def topology_in_words(num_nodes: int, devices_per_node: int, device_type: str | None = None) -> str:
+    """Such as `2 nodes x 4 GPUs`, `1 node x 2 CPU devices`, or `2 nodes x 1 device` where their type is unknown."""
+    return f"{_counted(num_nodes, 'node')} x {_counted(devices_per_node, _DEVICE_NOUNS.get(device_type, 'device'))}"
+
+
+_DEVICE_NOUNS: dict[str | None, str] = {"cpu": "CPU device", "gpu": "GPU", "tpu": "TPU core"}
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:
     if num_nodes < 1:
         raise RequestError(f"nodes: received {num_nodes}, expected at least 1")
@@ -139,7 +156,7 @@ def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:
         raise RequestError(f"devices per node: received {devices_per_node}, expected at least 1")
     if num_nodes * (devices_per_node or 1) > MOST_DEVICES:
         raise RequestError(
-            f"received {num_nodes} nodes x {devices_per_node or 1} devices, expected at most {MOST_DEVICES} devices in all"
+            f"received {topology_in_words(num_nodes, devices_per_node or 1)}, expected at most {MOST_DEVICES} devices in all"
         )
 
 

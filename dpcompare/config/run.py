@@ -13,6 +13,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import FRAMEWORKS, MODES, Mode
 from dpcompare.config.placement import Placement
+from dpcompare.config.topology import Topology
 from dpcompare.config.tuning import problems_of, tuning_of
 from dpcompare.config.validation import one_of, raise_problems
 from dpcompare.config.workload import Workload
@@ -97,47 +98,9 @@ class RunConfig(BaseModel):
         return "spawn" if self.launcher == "spawn" else self.mode_row.launch
 
     @property
-    def processes_per_node(self) -> int:
-        if self.mode_row.process_per == "node":
-            return 1
-        return self.cluster.devices_per_node // (self.stages if self.mode_row.split == "in process" else 1)
-
-    @property
-    def num_processes(self) -> int:
-        return self.cluster.num_nodes * self.processes_per_node
-
-    @property
-    def num_trainers(self) -> int:
-        """Processes that run the loop, the first ones; others serve them."""
-        return 1 if self.mode_row.roles else self.num_processes
-
-    @property
-    def first_of_machines(self) -> list[int]:
-        """Ranks of the first process of each machine; simulated nodes are one machine."""
-        return list(range(0, 1 if self.cluster.simulated else self.num_trainers, self.processes_per_node))
-
-    @property
-    def num_replicas(self) -> int:
-        without = len(self.mode_row.roles) * self.cluster.devices_per_node
-        return (self.cluster.num_devices - without) // self.stages
-
-    @property
-    def devices_per_process(self) -> int:
-        return self.cluster.num_devices // self.num_processes
-
-    @property
-    def replicas_per_process(self) -> int:
-        """1 also where several processes make one replica."""
-        return max(1, self.num_replicas // self.num_processes)
-
-    @property
-    def threads_per_process(self) -> int:
-        """CPU threads each process may use: the cores of its node shared among the node's processes.
-
-        Left alone, every process takes all cores: two processes with two threads each on two cores train up to
-        ten times slower.
-        """
-        return max(1, self.cluster.nodes[0].num_cores // self.processes_per_node)
+    def topology(self) -> Topology:
+        """How many processes and replicas the mode makes of the cluster."""
+        return Topology(mode=self.mode_row, cluster=self.cluster, stages=self.stages)
 
     @property
     def tuning(self) -> dict[str, str]:
@@ -150,7 +113,7 @@ class RunConfig(BaseModel):
     @property
     def emulated(self) -> bool:
         """Whether this mode is imitated on this kind of device rather than run by the framework's own code."""
-        return self.cluster.device_type in self.mode_row.emulated_on and self.num_replicas > 1
+        return self.cluster.device_type in self.mode_row.emulated_on and self.topology.num_replicas > 1
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
@@ -308,11 +271,11 @@ def _exchange(config: RunConfig) -> Iterator[str]:
 
 def _batch(config: RunConfig) -> Iterator[str]:
     workload = config.workload
-    batch, parts = workload.global_batch_size, config.num_replicas * workload.accumulate
+    batch, parts = workload.global_batch_size, config.topology.num_replicas * workload.accumulate
     if batch % parts:
         each = f" in {workload.accumulate} micro-batches each" if workload.accumulate > 1 else ""
         yield (
-            f"global_batch_size: received {batch}, which does not divide evenly among {config.num_replicas} "
+            f"global_batch_size: received {batch}, which does not divide evenly among {config.topology.num_replicas} "
             f"replicas{each}; expected a multiple of {parts}"
         )
     elif workload.batchnorm == "local" and workload.batchnorm_values(batch // parts) == 1:

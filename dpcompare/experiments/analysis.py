@@ -335,7 +335,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         framework=arm.config.framework,
         mode=arm.config.mode,
         num_nodes=arm.config.cluster.num_nodes,
-        num_replicas=arm.config.num_replicas,
+        num_replicas=arm.config.topology.num_replicas,
         device_type=arm.config.cluster.device_type,
         emulated=arm.config.emulated,
         pipeline=pipeline,
@@ -375,7 +375,7 @@ def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
     called: dict[str, str] = {}
     for arm in piped:
         config = arm.config
-        label = f"{config.num_replicas} x {config.stages} stages, {config.pipeline_schedule or 'gpipe'}"
+        label = f"{config.topology.num_replicas} x {config.stages} stages, {config.pipeline_schedule or 'gpipe'}"
         called.setdefault(_but_micro_batches(config), f"{label}, {arm.name}" if label in called.values() else label)
     return [called[_but_micro_batches(arm.config)] if arm in piped else None for arm in arms]
 

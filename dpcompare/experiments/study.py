@@ -52,7 +52,7 @@ class Arm(BaseModel):
 def ablated(arm: Arm) -> Arm | None:
     """The same arm without the exchange of gradients; None where there is none to leave out."""
     config = arm.config
-    if config.num_replicas == 1 or not config.mode_row.gradient_sync_separable:
+    if config.topology.num_replicas == 1 or not config.mode_row.gradient_sync_separable:
         return None
     without = config.model_copy(update={"sync_gradients": False})
     return Arm(name=f"{arm.name} without exchange", config=without, ablation_of=arm.name)

@@ -371,7 +371,7 @@ def run_side(arm: Arm, config: RunConfig, run_dir: Path) -> Side:
     """Run one arm and gather what it left."""
     config = prepare_inputs(config)
     result = run(config, run_dir)
-    return Side(arm=arm, config=config, result=result, arrays=arrays.load(run_dir, config.num_trainers))
+    return Side(arm=arm, config=config, result=result, arrays=arrays.load(run_dir, config.topology.num_trainers))
 
 
 def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], None]) -> dict[str, float]:

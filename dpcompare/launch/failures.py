@@ -23,7 +23,7 @@ FULL = 1 - 1e-3
 
 def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str:
     """The first failure: a process that hung, was killed or crashed, else the first traceback, else how the nodes ended."""
-    tail = EventTail(run_dir, range(config.num_processes))
+    tail = EventTail(run_dir, range(config.topology.num_processes))
     events = list(tail.new_events())
     # The others may be waiting for one that was stopped.
     stalled = sorted(ended.stalled, key=lambda stall: stall.state != "stopped by a signal")
@@ -33,7 +33,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str
     errors = sorted((event for event in events if event["kind"] == "error"), key=lambda event: event["time"])
     for event in errors[:1]:
         rank = event["process_rank"]
-        node, local = divmod(rank, config.processes_per_node)
+        node, local = divmod(rank, config.topology.processes_per_node)
         lead = "then " if parts else ""
         parts.append(
             f"{lead}process {rank} (node {node}, local rank {local}, {log_path(run_dir, node, local)}):\n"
@@ -41,7 +41,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str
         )
     if not parts:
         for event in (event for event in events if event["kind"] == "stopped"):
-            node, local = divmod(event["process_rank"], config.processes_per_node)
+            node, local = divmod(event["process_rank"], config.topology.processes_per_node)
             if ended.nodes.get(node, 0) > 0:  # it ended by itself; the others were told to by this process
                 parts.append(
                     f"process {event['process_rank']} (node {node}, local rank {local}) was told to end by SIGTERM"
@@ -54,7 +54,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str
                 )
     parts += [reason for reason in ended.others if reason not in parts]
     parts += [f"what process {rank} told is damaged from some point on: its event file" for rank in tail.damaged]
-    steps = dict.fromkeys(range(config.num_trainers), len(load_history(run_dir).losses))
+    steps = dict.fromkeys(range(config.topology.num_trainers), len(load_history(run_dir).losses))
     for event in events:
         if event["kind"] == "train":
             steps[event["process_rank"]] = event["step"]
@@ -64,7 +64,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str
 
 
 def _stalled(config: RunConfig, run_dir: Path, stall: Stall) -> str:
-    node, local = divmod(stall.process_rank, config.processes_per_node)
+    node, local = divmod(stall.process_rank, config.topology.processes_per_node)
     return (
         f"process {stall.process_rank} (node {node}, local rank {local}) showed no progress for {stall.seconds:.0f} s; it "
         f"was {stall.state}. Allow more with --start-timeout or --progress-timeout\n"
@@ -87,7 +87,7 @@ def _vanished(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> Iterato
     """Training processes that ended without a last word, by themselves."""
     has_agents = config.launch in AGENTS
     for rank in ended.vanished:
-        node, local = divmod(rank, config.processes_per_node)
+        node, local = divmod(rank, config.topology.processes_per_node)
         code = ended.nodes.get(node, 0)
         if has_agents and code < 0:
             continue

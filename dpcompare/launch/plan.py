@@ -102,22 +102,22 @@ def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodePro
 
 
 def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess, ...]:
-    share = config.devices_per_process
+    share = config.topology.devices_per_process
     return tuple(
         TrainingProcess(
-            process_rank=node.rank * config.processes_per_node + local_rank,
+            process_rank=node.rank * config.topology.processes_per_node + local_rank,
             local_rank=local_rank,
             devices=node.devices[local_rank * share : (local_rank + 1) * share],
-            trains=node.rank * config.processes_per_node + local_rank < config.num_trainers,
+            trains=node.rank * config.topology.processes_per_node + local_rank < config.topology.num_trainers,
         )
-        for local_rank in range(config.processes_per_node)
+        for local_rank in range(config.topology.processes_per_node)
     )
 
 
 def _environment(config: RunConfig, node: Node) -> dict[str, str]:
     """What every node process gets, whatever starts it."""
     on_gpu = config.cluster.device_type == "gpu"
-    threads = str(config.threads_per_process)
+    threads = str(config.topology.threads_per_process)
     # torch's pool of compilers would outlive a training process that is killed.
     compiling = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if config.tuning.get("compilation") == "torch.compile" else {}
     return (
@@ -166,7 +166,7 @@ def _spawn(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) ->
 
 def _world(config: RunConfig, endpoints: Endpoints) -> list[str]:
     return [
-        *("--nnodes", str(config.cluster.num_nodes), "--nproc-per-node", str(config.processes_per_node)),
+        *("--nnodes", str(config.cluster.num_nodes), "--nproc-per-node", str(config.topology.processes_per_node)),
         *("--master-addr", endpoints.address(0), "--master-port", str(endpoints.ports[0])),
     ]
 

@@ -34,7 +34,7 @@ def shell_script(config: RunConfig, run_dir: Path, node_processes: Sequence[Node
         for process in node_processes
     )
     return f"""#!/usr/bin/env bash
-# {config.framework} {config.mode}: {config.cluster.num_nodes} nodes x {config.cluster.devices_per_node} devices. \
+# {config.framework} {config.mode}: {config.cluster.in_words}. \
 Made by `dpcompare plan --format sh`. The first failure stops all; `dpcompare run` also has deadlines and restarts.
 set -u
 

@@ -67,10 +67,10 @@ def collect(
         started_at: when the launch began, seconds since the epoch.
         ended_at: when the last process had ended.
     """
-    by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.num_processes)}
+    by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}
     for event in events:
         by_rank[event["process_rank"]].append(event)
-    processes = [Measurements(by_rank[rank]) for rank in range(config.num_trainers)]
+    processes = [Measurements(by_rank[rank]) for rank in range(config.topology.num_trainers)]
     records = [
         ProcessRecord.model_validate_json(path.read_text())
         for rank in by_rank
@@ -87,8 +87,8 @@ def collect(
         framework=config.framework,
         mode=config.mode,
         num_nodes=cluster.num_nodes,
-        num_processes=config.num_processes,
-        num_replicas=config.num_replicas,
+        num_processes=config.topology.num_processes,
+        num_replicas=config.topology.num_replicas,
         device_type=cluster.device_type,
         device_names=[name for record in records for name in record.device_names],
         emulated=config.emulated,
@@ -112,7 +112,7 @@ def collect(
         store_sha256=config.inputs.store_sha256 if config.inputs else None,
         weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
         skipped_images=config.inputs.num_skipped if config.inputs else 0,
-        threads_per_process=config.threads_per_process,
+        threads_per_process=config.topology.threads_per_process,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         nodes=_nodes(records),
@@ -194,8 +194,8 @@ def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: flo
     images = sum(slowest.series["global_counts"][measured])
     # On the CPU the first process reads the packages of the machine, for all.
     on_cpu = config.cluster.device_type == "cpu"
-    metered = [processes[rank] for rank in config.first_of_machines] if on_cpu else processes
-    everything = config.num_trainers == config.num_processes or (on_cpu and config.cluster.simulated)
+    metered = [processes[rank] for rank in config.topology.first_of_machines] if on_cpu else processes
+    everything = config.topology.num_trainers == config.topology.num_processes or (on_cpu and config.cluster.simulated)
     if everything and all(len(process.series["joules"]) == len(process.series["step_seconds"]) for process in metered):
         figures["joules_per_image"] = sum(sum(process.series["joules"][measured]) for process in metered) / images
     return figures | {
@@ -216,9 +216,9 @@ def _contradiction(
     evaluations: Sequence[Evaluation],
 ) -> str | None:
     """What shows that a run which seemed to complete did not do what was asked."""
-    if len(records) != config.num_processes:
-        return f"{config.num_processes} processes were planned, {len(records)} left a record"
-    if len({record.sample_order_sha256 for record in records[: config.num_trainers]}) != 1:
+    if len(records) != config.topology.num_processes:
+        return f"{config.topology.num_processes} processes were planned, {len(records)} left a record"
+    if len({record.sample_order_sha256 for record in records[: config.topology.num_trainers]}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"

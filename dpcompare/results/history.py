@@ -36,7 +36,7 @@ def result_so_far(run_dir: Path) -> RunResult:
         return RunResult.load(run_dir)
     except RequestError:
         config = RunConfig.load(run_dir / CONFIG_FILE)
-        events = read_events(run_dir, config.num_processes)
+        events = read_events(run_dir, config.topology.num_processes)
         times = [event["time"] for event in events] or [time.time()]
         return collect(
             config,

@@ -60,7 +60,7 @@ def train(
     place = {
         "process_rank": share,
         "num_processes": num_shares,
-        "replicas_per_process": config.replicas_per_process,
+        "replicas_per_process": config.topology.replicas_per_process,
     }
     first_step = _begin(backend)
     order = training_batches(len(split), batch_size, seed=workload.seed, num_steps=num_steps)

@@ -51,11 +51,11 @@ def _write_output_to(path: Path) -> None:
 
 def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     config = RunConfig.load(run_dir / CONFIG_FILE)
-    process_rank = node_rank * config.processes_per_node + local_rank
+    process_rank = node_rank * config.topology.processes_per_node + local_rank
     devices = config.cluster.nodes[node_rank].devices
     if config.cluster.device_type == "gpu" and not config.cluster.simulated:
         devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))  # which they are, the machine itself has said
-    share = config.devices_per_process
+    share = config.topology.devices_per_process
     local_devices = devices[local_rank * share : (local_rank + 1) * share]
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
@@ -86,7 +86,9 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 run_dir,
                 traces=run_dir / TRACES_DIR,
                 energy=meter_of(
-                    config.cluster.device_type, local_devices, counts_packages=process_rank in config.first_of_machines
+                    config.cluster.device_type,
+                    local_devices,
+                    counts_packages=process_rank in config.topology.first_of_machines,
                 ),
             )
         _record(backend, config, order_sha256, **place).save(run_dir)
@@ -127,7 +129,7 @@ def _say_when_stopped(events: EventLog) -> None:
 def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) -> None:
     """The framework must see the devices that were planned, before anything is measured."""
     seen = (backend.process_rank, backend.num_processes, backend.num_replicas)
-    planned = (process_rank, config.num_processes, config.num_replicas)
+    planned = (process_rank, config.topology.num_processes, config.topology.num_replicas)
     if seen != planned:
         raise RuntimeError(
             f"{config.framework} {config.mode} sees (process_rank, num_processes, num_replicas) = {seen}, the plan "
@@ -145,7 +147,7 @@ def _record(
         pid=os.getpid(),
         host=socket.gethostname(),
         device_names=backend.devices(),
-        threads=config.threads_per_process,
+        threads=config.topology.threads_per_process,
         collective=backend.collective,
         settings=backend.settings(),
         sample_order_sha256=order_sha256,

@@ -5,7 +5,7 @@ import os
 import joblib
 import pytest
 
-from dpcompare.config.cluster import Cluster
+from dpcompare.config.cluster import Cluster, topology_in_words
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores, installed_gpus, invisible_gpus, visible_gpus
 
@@ -32,6 +32,13 @@ def test_visible_gpus_are_split_evenly(install_gpus, num_nodes, expected):
 def test_eight_gpus_split_as_four_by_two_on_a_machine_without_gpus():
     cluster = Cluster.partition(4, 2, gpus=[str(i) for i in range(8)])
     assert shares(cluster) == ["0,1", "2,3", "4,5", "6,7"]
+
+
+def test_a_topology_is_shown_in_words():
+    assert Cluster.partition(2, 4, gpus=[str(i) for i in range(8)]).in_words == "2 nodes x 4 GPUs"
+    assert Cluster.partition(1, 2, device="cpu").in_words == "1 node x 2 CPU devices"
+    assert Cluster.partition(1, 1, device="tpu").in_words == "1 node x 1 TPU core"
+    assert topology_in_words(3, 1) == "3 nodes x 1 device"
 
 
 def test_fewer_devices_than_visible(install_gpus):

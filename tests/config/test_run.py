@@ -19,24 +19,6 @@ def config(framework="torch", mode="ddp", nodes=2, devices=1, num_cores=8, **wor
     )
 
 
-@pytest.mark.parametrize(
-    ("mode", "nodes", "devices", "processes", "replicas_per_process", "threads"),
-    [
-        (("torch", "single"), 1, 1, 1, 1, 8),
-        (("torch", "dp"), 1, 4, 1, 4, 8),
-        (("torch", "ddp"), 2, 2, 4, 1, 2),
-        (("tensorflow", "mirrored"), 1, 4, 1, 4, 8),
-        (("tensorflow", "multiworker"), 2, 2, 2, 2, 4),
-    ],
-)
-def test_processes_replicas_and_threads(mode, nodes, devices, processes, replicas_per_process, threads):
-    run = config(*mode, nodes, devices)
-    assert run.num_processes == processes
-    assert run.replicas_per_process == replicas_per_process
-    assert run.threads_per_process == threads
-    assert run.num_replicas == nodes * devices
-
-
 def test_only_data_parallel_on_cpu_threads_is_emulated():
     assert config("torch", "dp", 1, 2).emulated
     assert not config("torch", "dp", 1, 1).emulated

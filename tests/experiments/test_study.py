@@ -277,7 +277,7 @@ REFUSED = {
     "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
     "a batch that does not divide": (
         ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
-        "torch:ddp on 3x1: .*does not divide",
+        "torch:ddp on 3 nodes x 1 device: .*does not divide",
     ),
     "a wrong request of all modes": (
         ["--global-batch-size", "33", "--device", "cpu"],
@@ -303,7 +303,7 @@ def test_arms_that_cannot_run_can_be_skipped():
     assert dpcompare(*arguments).code == 2
     done = dpcompare(*arguments, "--skip-unusable")
     assert done.code == 0
-    assert "left out: torch:ddp on 3x1" in done.stderr
+    assert "left out: torch:ddp on 3 nodes x 1 device" in done.stderr
 
 
 def test_every_mistake_in_a_study_file_is_named(tmp_path):

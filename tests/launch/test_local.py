@@ -98,6 +98,65 @@ def test_a_signal_that_comes_during_a_fork_is_not_lost(tmp_path):
     assert not (tmp_path / "pid1").exists()
 
 
+INTERRUPTED_IN_POLL = """
+import signal, sys, threading
+from pathlib import Path
+from dpcompare.launch import local as launcher
+from dpcompare.system.signals import terminated_as_interrupted
+from tests.launch.test_local import SLEEP_AND_TELL, launch, node
+
+class InterruptingLock:
+    '''Popen's, which gets a signal between its return from `acquire` and the `try` that would release it.'''
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.release = self.lock.release
+    def acquire(self, *arguments):
+        got = self.lock.acquire(*arguments)
+        if got and Path("pid").exists() and not Path("sent").exists():
+            Path("sent").touch()
+            signal.raise_signal(signal.Signals[sys.argv[1]])
+        return got
+    def __enter__(self):
+        return self.lock.__enter__()
+    def __exit__(self, *error):
+        self.lock.release()
+
+start = launcher._start
+
+def start_with_lock(*arguments):
+    process = start(*arguments)
+    process._waitpid_lock = InterruptingLock()
+    return process
+
+def expired(number, frame):
+    raise TimeoutError
+
+launcher._start = start_with_lock
+signal.signal(signal.SIGALRM, expired)
+try:
+    with terminated_as_interrupted():
+        launch(Path.cwd(), node(0, SLEEP_AND_TELL, PID_FILE="pid"))
+except (KeyboardInterrupt, TimeoutError) as error:
+    sys.exit(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"])
+def test_a_signal_that_comes_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
+    """The trap: what a handler raises there makes the next wait for that process last for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_POLL, name],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=with_default_signals,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stderr == ("TimeoutError\n" if name == "SIGALRM" else "KeyboardInterrupt\n")
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.3)
     ready = tmp_path / "ready"

@@ -77,8 +77,8 @@ class TensorFlowBackend(Backend):
         self._share_statistics = function(self._copy_statistics_of_replica_0)
 
     def _configure_devices(self) -> None:
-        replicas = self.config.replicas_per_process
-        threads = self.config.threads_per_process
+        replicas = self.config.topology.replicas_per_process
+        threads = self.config.topology.threads_per_process
         # Operations run beside each other, one per replica, and share the threads of the process.
         tf.config.threading.set_inter_op_parallelism_threads(max(2, replicas))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
@@ -99,7 +99,7 @@ class TensorFlowBackend(Backend):
     def local_devices(self) -> list[str]:
         """This process's devices as TensorFlow names them, one per replica."""
         kind = "GPU" if self.config.cluster.device_type == "gpu" else "CPU"
-        return [f"/device:{kind}:{index}" for index in range(self.config.replicas_per_process)]
+        return [f"/device:{kind}:{index}" for index in range(self.config.topology.replicas_per_process)]
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
         return prefetch(batches, self._to_device)
@@ -115,7 +115,7 @@ class TensorFlowBackend(Backend):
 
     def _split(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
         """Contiguous shares of this process's rows, one on each of its replicas."""
-        replicas = self.config.replicas_per_process
+        replicas = self.config.topology.replicas_per_process
         share = len(rows) // replicas
 
         def of(rank: int) -> tf.Tensor:

@@ -19,7 +19,7 @@ class MultiWorkerMirrored(TensorFlowBackend):
             implementation=implementations[self.config.mode_row.collective[self.config.cluster.device_type].upper()]
         )
         if self.config.cluster.device_type == "cpu":
-            _use_all_cpu_devices(self.config.replicas_per_process)
+            _use_all_cpu_devices(self.config.topology.replicas_per_process)
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
         resolver = strategy.cluster_resolver
         self.process_rank = resolver.task_id

@@ -34,7 +34,7 @@ class ParameterServer(TensorFlowBackend):
         self.num_processes, self.num_replicas = sum(tasks.values()), tasks["worker"]
         self.is_server = resolver.task_type != "chief"
         if self.is_server:
-            threads = self.config.threads_per_process
+            threads = self.config.topology.threads_per_process
             self._server = tf.distribute.Server(
                 resolver.cluster_spec(),
                 job_name=resolver.task_type,

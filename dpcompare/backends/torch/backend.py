@@ -117,7 +117,7 @@ class TorchBackend(Backend):
         self._training: bool | None = None
         workload = self.workload
         tuning = self.config.tuning
-        torch.set_num_threads(self.config.threads_per_process)
+        torch.set_num_threads(self.config.topology.threads_per_process)
         # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
         torch.backends.cuda.matmul.allow_tf32 = workload.profile == "native"
         torch.backends.cudnn.allow_tf32 = workload.profile == "native"
@@ -200,7 +200,7 @@ class TorchBackend(Backend):
         return logits.to(batch.weights.dtype).cpu().numpy()
 
     def _rows_of_replica(self, batch: DeviceBatch) -> int:
-        return len(batch.labels) // self.config.replicas_per_process
+        return len(batch.labels) // self.config.topology.replicas_per_process
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         self._enter(training=False)
@@ -303,7 +303,7 @@ class TorchBackend(Backend):
 
     def devices(self) -> list[str]:
         if self.device.type == "cpu":
-            return list(self.config.cluster.devices[: self.config.replicas_per_process])
+            return list(self.config.cluster.devices[: self.config.topology.replicas_per_process])
         return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
     def peak_device_memory_bytes(self) -> int | None:

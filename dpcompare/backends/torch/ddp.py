@@ -43,7 +43,7 @@ class DistributedDataParallel(TorchBackend):
 
     def _own_devices(self) -> list[torch.device]:
         """One, or one for each stage."""
-        count = self.config.devices_per_process
+        count = self.config.topology.devices_per_process
         if self.config.cluster.device_type == "cpu":
             return [torch.device("cpu")] * count
         first = int(os.environ["LOCAL_RANK"]) * count
@@ -66,7 +66,7 @@ class DistributedDataParallel(TorchBackend):
     def cuts_of(self, model: nn.Module) -> tuple[int, ...]:
         """Where a model is cut into stages, all of whose layers are on this device: as process 0 finds by measuring."""
         workload = self.workload
-        rows = workload.global_batch_size // (self.config.num_replicas * workload.accumulate)
+        rows = workload.global_batch_size // (self.config.topology.num_replicas * workload.accumulate)
         size = (rows, IMAGE_CHANNELS, workload.image_size, workload.image_size)
         images = torch.zeros(size, dtype=self._dtype, device=self.device)
         # On every process, so that one keeps another busy as in training; what counts is what process 0 found.
@@ -107,8 +107,8 @@ class DistributedDataParallel(TorchBackend):
 
     def devices(self) -> list[str]:
         if self.device.type == "cpu":
-            first = self.process_rank * self.config.devices_per_process
-            return list(self.config.cluster.devices[first : first + self.config.devices_per_process])
+            first = self.process_rank * self.config.topology.devices_per_process
+            return list(self.config.cluster.devices[first : first + self.config.topology.devices_per_process])
         return [torch.cuda.get_device_name(device) for device in self._own_devices()]
 
     def peak_device_memory_bytes(self) -> int | None:

@@ -16,7 +16,9 @@ class DataParallel(TorchBackend):
 
     def connect(self) -> None:
         super().connect()
-        self.num_replicas = torch.cuda.device_count() if self.device.type == "cuda" else self.config.num_replicas
+        self.num_replicas = (
+            torch.cuda.device_count() if self.device.type == "cuda" else self.config.topology.num_replicas
+        )
         if self.device.type == "cuda":
             self.device = torch.device("cuda", 0)  # where DataParallel scatters from and gathers to
 
@@ -28,7 +30,7 @@ class DataParallel(TorchBackend):
             return model
         if self.device.type == "cuda":
             return nn.DataParallel(model)
-        return ThreadedDataParallel(model, self.num_replicas, self.config.threads_per_process)
+        return ThreadedDataParallel(model, self.num_replicas, self.config.topology.threads_per_process)
 
 
 class ThreadedDataParallel(nn.Module):
