@@ -28,8 +28,12 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     initial = backend.state()
     split = store.split("train")
     workload = backend.workload
-    share, num_shares = backend.share
-    reader = training_reader(workload, split, process_rank=share, num_processes=num_shares)
+    reader = training_reader(
+        workload,
+        split,
+        data_parallel_rank=backend.data_parallel_rank,
+        data_parallel_size=backend.data_parallel_size,
+    )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (first,) = backend.feed(reader.read(order))
     arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}

@@ -58,8 +58,12 @@ class ParameterServer(TensorFlowBackend):
         return tf.distribute.ParameterServerStrategy(self._resolver)
 
     @property
-    def share(self) -> tuple[int, int]:
-        return 0, 1
+    def data_parallel_rank(self) -> int:
+        return 0
+
+    @property
+    def data_parallel_size(self) -> int:
+        return 1
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         """As many parts as workers; they stay on the host, since it is not known yet who takes which."""
