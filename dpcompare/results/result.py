@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
-from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE
+from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
 from dpcompare.system.json_files import read_document, write_document
 
 Status = Literal["completed", "failed", "interrupted"]
@@ -39,12 +39,8 @@ class ProcessRecord(BaseModel):
     """Most memory of the process's GPUs at once; None on the CPU."""
     versions: dict[str, str]
 
-    @staticmethod
-    def path(run_dir: Path, process_rank: int) -> Path:
-        return run_dir / f"process-{process_rank}.json"
-
     def save(self, run_dir: Path) -> None:
-        write_document(self, self.path(run_dir, self.process_rank))
+        write_document(self, process_record_path(run_dir, self.process_rank))
 
 
 class StepSeconds(BaseModel):

@@ -17,6 +17,7 @@ from dpcompare.data.store import Store
 from dpcompare.models.state import TrainingState
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
 from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
+from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.training.reader import training_reader
 from dpcompare.training.schedule import learning_rate
@@ -30,7 +31,6 @@ def train(
     run_dir: Path,
     after_step: Callable[[int], None] = lambda step: None,
     *,
-    traces: Path | None = None,
     energy: EnergyMeter | None = None,
 ) -> str:
     """Train and evaluate the workload of a backend that is set up, from its first step or from a checkpoint.
@@ -39,9 +39,8 @@ def train(
         backend: set up, and not yet trained.
         store: the prepared dataset.
         events: gets what is measured as it happens; see `dpcompare.results.events`.
-        run_dir: gets the checkpoints.
+        run_dir: gets the checkpoints, and the traces of steps that are to be profiled.
         after_step: called with the number of each finished step, from 1, outside the measured time.
-        traces: the folder for a trace of the steps that are to be profiled.
         energy: counts what the devices of this process take.
 
     Returns:
@@ -50,19 +49,16 @@ def train(
     Raises:
         NonFiniteError: a loss or a weight is not finite, and the run is to stop then.
     """
-    trace = _Trace(backend, traces)
-    return Trainer(backend, store, events, run_dir, trace, energy or EnergyMeter(())).train(after_step)
+    return Trainer(backend, store, events, run_dir, energy or EnergyMeter(())).train(after_step)
 
 
 class Trainer:
     """The training loop of one process: timed steps, and between them evaluations and checkpoints."""
 
-    def __init__(
-        self, backend: Backend, store: Store, events: EventLog, run_dir: Path, trace: _Trace, energy: EnergyMeter
-    ) -> None:
+    def __init__(self, backend: Backend, store: Store, events: EventLog, run_dir: Path, energy: EnergyMeter) -> None:
         self._backend = backend
         self._config, self._workload = backend.config, backend.workload
-        self._events, self._run_dir, self._trace, self._energy = events, run_dir, trace, energy
+        self._events, self._run_dir, self._energy = events, run_dir, energy
         self._split, self._validation = store.split("train"), store.split("validation")
         self._num_steps = self._workload.total_steps(len(self._split))
         self._epoch_steps = steps_per_epoch(len(self._split), self._workload.global_batch_size)
@@ -72,6 +68,7 @@ class Trainer:
             "replicas_per_process": self._config.replicas_per_process,
         }
         self._log = StepLog(backend, events)
+        self._trace = _Trace(backend, run_dir)
         self._batches: list[DeviceBatch] = []
         """Of the present step; kept until those of the next have arrived."""
         self._previous_end = 0.0
@@ -183,15 +180,15 @@ class Trainer:
 class _Trace:
     """Traces the steps that are to be profiled, if there are any."""
 
-    def __init__(self, backend: Backend, folder: Path | None) -> None:
-        self._backend, self._folder = backend, folder
+    def __init__(self, backend: Backend, run_dir: Path) -> None:
+        self._backend, self._path = backend, trace_path(run_dir, backend.process_rank)
         self._first, self._last = backend.config.profile_steps or (0, 0)
         self._open = ExitStack()
 
     def before(self, step: int) -> None:
-        if step == self._first and self._folder is not None:
-            self._folder.mkdir(exist_ok=True)
-            self._open.enter_context(self._backend.profile(self._folder / f"process-{self._backend.process_rank}.json"))
+        if step == self._first:
+            self._path.parent.mkdir(exist_ok=True)
+            self._open.enter_context(self._backend.profile(self._path))
 
     def after(self, step: int) -> None:
         if step == self._last:

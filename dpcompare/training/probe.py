@@ -10,8 +10,9 @@ from safetensors.numpy import save_file
 from dpcompare.backends.base import Backend
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Store
-from dpcompare.results.arrays import Arrays, path
+from dpcompare.results.arrays import Arrays
 from dpcompare.results.events import EventLog
+from dpcompare.results.run_dir import probe_path
 from dpcompare.system.import_path import is_custom
 from dpcompare.training import loop
 from dpcompare.training.reader import training_reader
@@ -56,6 +57,6 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     if backend.process_rank == 0:
         arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
     save_file(
-        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, path(run_dir, backend.process_rank)
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, probe_path(run_dir, backend.process_rank)
     )
     return digest

@@ -22,7 +22,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
 from dpcompare.results.result import ProcessRecord
-from dpcompare.results.run_dir import CONFIG_FILE, TRACES_DIR, log_path
+from dpcompare.results.run_dir import CONFIG_FILE, log_path
 from dpcompare.system.energy import meter_of
 from dpcompare.training import loop, probe
 
@@ -77,7 +77,6 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 store,
                 events,
                 run_dir,
-                traces=run_dir / TRACES_DIR,
                 energy=meter_of(
                     config.cluster.device_type, local_devices, counts_packages=process_rank in config.first_of_machines
                 ),
