@@ -27,13 +27,13 @@ PREFETCH_DEPTH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    """A micro-batch of one process; contiguous shares of its rows go to its replicas."""
+    """A micro-batch of one process; contiguous blocks of its rows go to its replicas."""
 
     images: npt.NDArray[np.float32]
     """(rows, height, width, channels), normalised."""
     labels: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
-    """1 for a sample, 0 for a row that only fills up."""
+    """1 for a sample, 0 for a padding row."""
     global_count: int
     """Samples of the global batch that count: what the sum of losses is divided by."""
     drop_masks: DropMasks | None = None
@@ -52,7 +52,7 @@ class DeviceBatch:
 
 
 class BatchReader:
-    """Reads one process's share of global batches from a split of the store, a micro-batch at a time."""
+    """Reads one process's part of global batches from a split of the store, a micro-batch at a time."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ Prepared = TypeVar("Prepared")
 
 
 def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared]) -> Iterator[Prepared]:
-    """`map(prepare, items)`, worked on by a thread of its own up to PREFETCH_DEPTH items ahead.
+    """`map(prepare, items)`, worked on by a separate thread up to PREFETCH_DEPTH items ahead.
 
     An error in the thread is raised where its item would have come; closing the iterator ends the thread.
     """

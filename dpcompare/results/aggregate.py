@@ -227,7 +227,7 @@ def _contradiction(
     assert config.inputs is not None
     expected = config.workload.total_steps(config.inputs.num_train)
     if processes[0].num_steps != expected:
-        return f"{expected} steps were to be made, {processes[0].num_steps} were told of; is an event file damaged?"
+        return f"{expected} steps were planned, {processes[0].num_steps} were logged; is an event file damaged?"
     expected = config.inputs.num_validation
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):
         counts = [evaluation.count for evaluation in evaluations]

@@ -1,4 +1,4 @@
-"""The arrays that a probe leaves behind for `dpcompare verify`."""
+"""The arrays that a probe writes for `dpcompare verify`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
-from dpcompare.errors import RequestError
+from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.events import read_events
 from dpcompare.results.result import Attempt, History, RunResult
@@ -26,6 +26,8 @@ def result_so_far(run_dir: Path) -> RunResult:
     """The result of the present attempt: as it was written, or from what it left where nobody was there to write it."""
     try:
         return RunResult.load(run_dir)
+    except OtherFormatError:
+        raise
     except RequestError:
         config = RunConfig.load(run_dir / CONFIG_FILE)
         times = [event.time for event in read_events(run_dir, config.num_processes)] or [time.time()]

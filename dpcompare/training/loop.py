@@ -149,7 +149,7 @@ class Trainer:
         if self._config.on_nan == "stop":
             _require_finite(checkpoint)
         # The run continues from what the file holds, as one that resumes from it does: both then agree bit for bit.
-        # (torch keeps the running variance in another form while it trains, and replicas have statistics of their own.)
+        # (torch keeps the running variance in another form while it trains, and each replica has its statistics.)
         backend.load_state(checkpoint.model)
         backend.barrier()  # all have logged what they measured up to here, or a run that resumes here would lack it
         if backend.process_rank == 0:

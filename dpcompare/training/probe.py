@@ -1,4 +1,4 @@
-"""What a process leaves behind for `dpcompare verify`: the arrays in which two modes could differ."""
+"""The probe: a training that also writes the arrays in which two modes could differ, for `dpcompare verify`."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_the_global_batch_does_not_depend_on_the_number_of_processes(split, num_
         assert alone["counts"] == merge_outcomes["counts"]
 
 
-def test_pixels_are_normalised_and_rows_that_fill_up_weigh_nothing(split):
+def test_pixels_are_normalised_and_padding_rows_weigh_nothing(split):
     batches = read(split, 1, augment=())
     order = list(training_batches(21, 8, seed=0, num_steps=3))
     expected = (split.images[order[0].indices].astype(np.float32) / 255 - PIXEL_MEAN) / PIXEL_STD
@@ -103,8 +103,8 @@ def test_closing_prefetch_ends_its_thread():
 WORKLOAD = Workload(model="toy-bn", image_size=4, global_batch_size=8, regularization="shared")
 
 
-def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
-    """(step, sample, label) -> factors of the rows that count, over two epochs of three batches."""
+def drop_masks_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
+    """(step, sample, label) -> drop masks of the rows that count, over two epochs of three batches."""
     found = {}
     for rank in range(num_processes):
         place = {
@@ -121,20 +121,20 @@ def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
 
 
 def test_what_is_dropped_of_a_sample_does_not_depend_on_where_it_is_trained(split):
-    whole = factors_of(split)
+    whole = drop_masks_of(split)
     assert len(whole) == 2 * len(split)
-    assert factors_of(split, num_processes=2) == whole
-    assert factors_of(split, replicas_per_process=2, accumulate=2) == whole
+    assert drop_masks_of(split, num_processes=2) == whole
+    assert drop_masks_of(split, replicas_per_process=2, accumulate=2) == whole
 
 
 def test_what_is_dropped_of_a_sample_changes_from_epoch_to_epoch(split):
-    whole = factors_of(split)
+    whole = drop_masks_of(split)
     first, second = ({image: f for (step, image), f in whole.items() if step // 3 == epoch} for epoch in (0, 1))
     assert first.keys() == second.keys()
     assert sum(first[image] != second[image] for image in first) > len(split) / 2
 
 
-def test_regularization_that_is_off_has_no_factors(split):
+def test_regularization_that_is_off_has_no_drop_masks(split):
     reader = training_reader(
         WORKLOAD.model_copy(update={"regularization": "off"}), split, data_parallel_rank=0, data_parallel_size=1
     )
