@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
-from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
 from dpcompare.launch.inputs import num_training_images
 from dpcompare.launch.run import run
 from dpcompare.results.events import Event
@@ -188,6 +188,8 @@ def finished_run(run_dir: Path) -> RunResult | None:
     """The result of a run that has come to an end by itself, completed or failed; an unreadable one has not."""
     try:
         result = RunResult.load(run_dir)
+    except OtherFormatError:  # not to be run again as if it were not there
+        raise
     except RequestError:
         return None
     return None if result.status == "interrupted" else result

@@ -22,6 +22,7 @@ from dpcompare.results.result import (
     Status,
     StepSeconds,
 )
+from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
 
 
@@ -51,7 +52,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
     records = [
         ProcessRecord.model_validate_json(path.read_text())
         for rank in range(config.topology.num_processes)
-        if (path := ProcessRecord.path(run_dir, rank)).is_file()
+        if (path := process_record_path(run_dir, rank)).is_file()
     ]
     before = history.evaluations
     evaluations = before + [new for new in _evaluations(processes) if not before or new.step > before[-1].step]
@@ -228,7 +229,7 @@ def _contradiction(
     assert config.inputs is not None
     expected = config.workload.total_steps(config.inputs.num_train)
     if processes[0].num_steps != expected:
-        return f"{expected} steps were to be made, {processes[0].num_steps} were told of; is an event file damaged?"
+        return f"{expected} steps were planned, {processes[0].num_steps} were logged; is an event file damaged?"
     expected = config.inputs.num_validation
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):
         counts = [evaluation.count for evaluation in evaluations]

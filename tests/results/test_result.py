@@ -8,7 +8,7 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
-from dpcompare.errors import RequestError
+from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.events import Evaluated, EventLog
@@ -154,6 +154,17 @@ def test_what_is_no_result_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "result.json").write_text(content)
     with pytest.raises(RequestError, match=r"result\.json"):
+        RunResult.load(tmp_path)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_result_of_another_format_says_who_can_read_it(config, tmp_path, number):
+    aggregated(config, tmp_path, [], status="interrupted", error="interrupted").save(tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert content.pop("format") == 2
+    numbered = {"format": number} if number > 1 else {}  # the first had no number
+    (tmp_path / "result.json").write_text(json.dumps(content | numbered | {"dpcompare_version": "0.7"}))
+    with pytest.raises(OtherFormatError, match=rf"has format {number}, expected 2; dpcompare 0\.7 wrote it"):
         RunResult.load(tmp_path)
 
 

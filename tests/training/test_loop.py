@@ -14,7 +14,7 @@ from dpcompare.data.store import open_store
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.events import Evaluated, EventLog, Ready, StepsTrained, read_events
 from dpcompare.system.energy import EnergyMeter
-from dpcompare.training import loop
+from dpcompare.training import loop, step_log
 from tests.support.numpy_backend import NumpyBackend
 
 
@@ -67,7 +67,7 @@ def test_losses_are_sums_over_the_samples_of_the_step(tmp_path):
 
 
 def test_losses_are_read_in_bulk_and_steps_end_with_a_synchronisation(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SECONDS_BETWEEN_EVENTS", 1e9)
+    monkeypatch.setattr(step_log, "SECONDS_BETWEEN_EVENTS", 1e9)
     backend, _, events = train(tmp_path, steps=20, learning_rate=0.01)
     training = backend.calls[: backend.calls.index("evaluate")]
     assert training.count("read") == 2  # after the first step, and before the evaluation

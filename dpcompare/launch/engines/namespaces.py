@@ -15,7 +15,7 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.engines import PollExit, Report
 from dpcompare.launch.engines.hosts import exited
 from dpcompare.launch.rendezvous import Rendezvous
-from dpcompare.results.run_dir import LOGS_DIR
+from dpcompare.results.run_dir import host_log_path
 from dpcompare.system.commands import run_command
 from dpcompare.system.network_namespace import Network, isolated
 from dpcompare.system.processes import die_with_parent
@@ -87,7 +87,7 @@ def _start(host: Network, run_dir: Path, rendezvous: Rendezvous, rank: int) -> s
         host.enter()
         die_with_parent(parent)
 
-    with (run_dir / LOGS_DIR / f"host{rank}.log").open("ab") as log:
+    with host_log_path(run_dir, rank).open("ab") as log:
         return subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir)),

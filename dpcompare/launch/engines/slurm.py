@@ -17,7 +17,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import PollExit, Report
 from dpcompare.launch.rendezvous import Rendezvous
-from dpcompare.results.run_dir import LOGS_DIR, end_of
+from dpcompare.results.run_dir import end_of, slurm_log_path
 from dpcompare.system.addresses import local_address
 from dpcompare.system.commands import run_command
 from dpcompare.system.processes import kill_groups, wait_for_exit
@@ -140,7 +140,7 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
         f"--nodes={cluster.num_nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={cluster.nodes[0].num_cores}",
-        f"--output={_log(run_dir)}",
+        f"--output={slurm_log_path(run_dir)}",
         "--open-mode=append",
         "--no-requeue",  # who began the run decides whether it begins again
     ]
@@ -188,13 +188,9 @@ def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
             report(f"Slurm job {job} is {told}")
         if state in WAITING and HOPELESS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
-        return f"Slurm job {job} has ended: {told}\n{end_of(_log(run_dir))}" if state in ENDED else None
+        return f"Slurm job {job} has ended: {told}\n{end_of(slurm_log_path(run_dir))}" if state in ENDED else None
 
     return poll_exit
-
-
-def _log(run_dir: Path) -> Path:
-    return run_dir / LOGS_DIR / "slurm.log"
 
 
 def _state(job: str) -> tuple[str, str]:
@@ -235,7 +231,7 @@ def _ended_within(job: str, seconds: float) -> bool:
 def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[PollExit]:
     """A step of the allocation that this process is in."""
     soon = f"--immediate={config.start_timeout:.0f}"  # another step may have the cores
-    with signals_held() as signals, _log(run_dir).open("ab") as log:
+    with signals_held() as signals, slurm_log_path(run_dir).open("ab") as log:
         step = subprocess.Popen(
             srun_command(config, run_dir, rendezvous.attempt.id, soon),
             stdin=subprocess.DEVNULL,
@@ -247,7 +243,7 @@ def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[
         def poll_exit() -> str | None:
             if step.poll() is None:
                 return None
-            return f"srun has ended with status {step.returncode}\n{end_of(_log(run_dir))}"
+            return f"srun has ended with status {step.returncode}\n{end_of(slurm_log_path(run_dir))}"
 
         try:
             yield poll_exit
