@@ -71,7 +71,7 @@ class Workload(BaseModel):
     scale_lr: ScaleLr = "none"
     """`linear`: the learning rate is that of a global batch of 256 and grows with the batch."""
     accumulate: int = Field(default=1, ge=1)
-    """Micro-batches per optimizer step: each replica's part of the batch is divided into this many, gradients summed."""
+    """Micro-batches per optimizer step: each replica's part of the batch in this many parts, gradients summed."""
     batchnorm: BatchNorm = "local"
     """`local`: each replica normalises by its part of the batch. `sync`: by the batch of all replicas."""
     batchnorm_momentum: float = Field(default=DEFAULT_BATCHNORM_MOMENTUM, ge=0, lt=1, strict=False)
