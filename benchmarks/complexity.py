@@ -1,12 +1,12 @@
-"""How costs grow: a report of many runs, a run of many steps, and a store of many images.
+"""The growth of costs: a report of many runs, a run of many steps, and a store of many images.
 
     python -m benchmarks.complexity [--runs 10 100 1000] [--steps 10000 100000 1000000]
                                            [--images 10000 100000 1000000] [--write FILE]
 
-Runs are results as a study leaves them, without training. Steps are those of the real loop and its event files with a backend
-that computes nothing, in a process of its own; memory is that of the process when it began to step and when it ended. Images
-are links to a few small files, 1,000 to a class, prepared in as many processes as there are cores; memory is the peak of the
-process that prepares less what it held before, and that of each of those that decode.
+Runs are results as a study leaves them, without training. Steps are those of the real loop and its event files with a
+backend that computes nothing, in a separate process; memory is that of the process at its first step and at its end.
+Images are links to a few small files, 1,000 to a class, prepared in as many processes as there are cores; memory is the
+peak of the process that prepares less what it held before, and that of each of those that decode.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def prepared(num_images: int) -> dict[str, float]:
 
 
 def figures_of(option: str, number: int) -> dict[str, float]:
-    """Measured in a process of its own."""
+    """Measured in a separate process."""
     argv = [sys.executable, "-m", "benchmarks.complexity", option, str(number)]
     figures: dict[str, float] = json.loads(subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=True).stdout)
     return figures
@@ -222,15 +222,16 @@ def main() -> None:
     for num_steps in arguments.steps:
         figures = figures_of("--only-steps", num_steps)
         lines.append(
-            f"| {num_steps:,} | {figures['us_per_step']:.0f} | {figures['MiB_grown']:.1f} | {figures['MiB_of_events']:.1f} | "
-            f"{figures['seconds_to_read_events']:.2f} |"
+            f"| {num_steps:,} | {figures['us_per_step']:.0f} | {figures['MiB_grown']:.1f} | "
+            f"{figures['MiB_of_events']:.1f} | {figures['seconds_to_read_events']:.2f} |"
         )
     lines += ["", "| images of a store | images/s | MiB that preparing takes | MiB of a process that decodes |"]
     lines += ["|--:|--:|--:|--:|"]
     for num_images in arguments.images:
         figures = figures_of("--only-images", num_images)
         lines.append(
-            f"| {num_images:,} | {figures['images_per_second']:,.0f} | {figures['MiB_more']:.0f} | {figures['MiB_of_decoder']:.0f} |"
+            f"| {num_images:,} | {figures['images_per_second']:,.0f} | {figures['MiB_more']:.0f} | "
+            f"{figures['MiB_of_decoder']:.0f} |"
         )
     print("\n".join(lines))
     if arguments.write:

@@ -1,10 +1,10 @@
-"""One GPU: dpcompare against loops by hand, in float32 and in bfloat16. It has not been run yet: no GPU was at hand.
+"""The benchmark on one GPU: dpcompare against loops by hand, in float32 and in bfloat16. It has not been run yet.
 
     python -m benchmarks.gpu [--image-size 260] [--global-batch-size 128] [--rounds 5] [--write FILE]
 
-EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 beside the plain loop; `native` is bfloat16 with the settings
-of that profile, beside the same by hand, with its images on the GPU from the start and compiled, as timm's benchmark of
-training has it. The share of time in which a run waited for data stands in its own result.json.
+EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 beside the plain loop; `native` is bfloat16 with the
+settings of that profile, beside the same by hand, with its images on the GPU from the start and compiled, as timm's
+benchmark of training has it. The data-wait fraction of each run is in its result.json.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What the input costs: preparing a store, and reading batches from it, against the frameworks' loaders over JPEG files.
+"""The cost of input: preparing a store, and reading batches from it, against the frameworks' loaders over JPEG files.
 
     python -m benchmarks.input PHOTOS [--image-size 64 ...] [--enlarge 1 ...] [--rounds 5] [--write FILE]
 
-PHOTOS is a folder of images, one folder per class; with `--enlarge` so many times as wide and high, since the photographs of
-public datasets are often smaller than a camera's. Everything runs on one core, in a process of its own, and in every round
-each contestant runs once; images per second, the median over the rounds and the range.
+PHOTOS is a folder of images, one folder per class; `--enlarge` makes them that many times as wide and high, since the
+photographs of public datasets are often smaller than a camera's. Everything runs on one core, in a separate process,
+and in every round each contestant runs once; images per second, the median over the rounds and the range.
 """
 
 from __future__ import annotations

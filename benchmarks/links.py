@@ -1,10 +1,11 @@
-"""How the throughput of two nodes falls with the wire between them: both frameworks, as hosts in network namespaces. Takes root.
+"""The throughput of two nodes over slower links: both frameworks, as hosts in network namespaces. Needs root.
 
     python -m benchmarks.links [--link free 10gbit 1gbit 100mbit] [--rounds 3] [--write FILE] [--plot FILE.svg]
 
-In every round each mode trains once per wire, and once without its exchange of gradients, in random order. Communication is the
-difference of a step with and without the exchange, in the same round. The floor is what a wire needs for the gradients in float32
-alone: of two nodes each sends as many bytes as all gradients have (a ring of n nodes sends 2 (n - 1) / n of them).
+In every round each mode trains once per link, and once without gradient sync, in random order. Communication is the
+difference of a step with and without gradient sync, in the same round. The floor is what a link needs for the gradients
+in float32 alone: of two nodes each sends as many bytes as all gradients have (in a ring of n nodes, 2 (n - 1) / n of
+them).
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ from dpcompare.models.architectures import MODELS
 MODES = (("torch", "ddp"), ("tensorflow", "multiworker"))
 FREE = "free"
 BITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-NO_EXCHANGE = "no exchange"
+NO_SYNC = "no gradient sync"
 
 Steps = dict[tuple[str, str], list[float]]
-"""(mode, wire) -> seconds of a median step, per round."""
+"""(mode, link) -> seconds of a median step, per round."""
 
 
-def trained(config: RunConfig, wire: str) -> float:
-    placement = Placement(engine="namespaces", link=None if wire in (FREE, NO_EXCHANGE) else wire)
-    changes = {"placement": placement, "sync_gradients": wire != NO_EXCHANGE}
+def trained(config: RunConfig, link: str) -> float:
+    placement = Placement(engine="namespaces", link=None if link in (FREE, NO_SYNC) else link)
+    changes = {"placement": placement, "sync_gradients": link != NO_SYNC}
     with tempfile.TemporaryDirectory(prefix="dpcompare-links-") as folder:
         result = run(config.model_copy(update=changes), Path(folder) / "run")
     assert result.step_seconds is not None
     return result.step_seconds.median
 
 
-def measured(workload: Workload, wires: Sequence[str], rounds: int, generator: random.Random) -> Steps:
+def measured(workload: Workload, links: Sequence[str], rounds: int, generator: random.Random) -> Steps:
     cluster = Cluster.partition(2, 1, device="cpu")
     configs = {
         f"{framework} {mode}": prepare_inputs(
@@ -53,37 +54,37 @@ def measured(workload: Workload, wires: Sequence[str], rounds: int, generator: r
     }
     steps: Steps = defaultdict(list)
     for number in range(1, rounds + 1):
-        each = [(name, wire) for name in configs for wire in (*wires, NO_EXCHANGE)]
-        for name, wire in generator.sample(each, len(each)):
-            steps[name, wire].append(trained(configs[name], wire))
-            print(f"round {number}: {name}, {wire}: {steps[name, wire][-1]:.3f} s per step", file=sys.stderr)
+        each = [(name, link) for name in configs for link in (*links, NO_SYNC)]
+        for name, link in generator.sample(each, len(each)):
+            steps[name, link].append(trained(configs[name], link))
+            print(f"round {number}: {name}, {link}: {steps[name, link][-1]:.3f} s per step", file=sys.stderr)
     return steps
 
 
-def floor_seconds(workload: Workload, wire: str) -> float:
-    """What the wire needs for the gradients, or 0 where it has no limit."""
-    if wire == FREE:
+def floor_seconds(workload: Workload, link: str) -> float:
+    """What the link needs for the gradients, or 0 where it has no limit."""
+    if link == FREE:
         return 0.0
     shapes = MODELS[workload.model].shapes(workload.image_size, 10)
     parameters = sum(math.prod(shape) for name, shape in shapes.items() if "running_" not in name)
-    return parameters * 32 / (float(wire[:-4]) * BITS[wire[-4:]])
+    return parameters * 32 / (float(link[:-4]) * BITS[link[-4:]])
 
 
-def table(workload: Workload, steps: Steps, wires: Sequence[str]) -> list[str]:
+def table(workload: Workload, steps: Steps, links: Sequence[str]) -> list[str]:
     lines = [
-        "| mode | wire | images/s | s per step | communication, s | share of the step | floor, s |",
+        "| mode | link | images/s | s per step | communication, s | fraction of the step | floor, s |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for framework, mode in MODES:
         name = f"{framework} {mode}"
-        for wire in wires:
-            pairs = list(zip(steps[name, wire], steps[name, NO_EXCHANGE], strict=True))
+        for link in links:
+            pairs = list(zip(steps[name, link], steps[name, NO_SYNC], strict=True))
             speeds = [workload.global_batch_size / with_it for with_it, _ in pairs]
             lines.append(
-                f"| {name} | {wire} | {_spread(speeds, '.1f')} | {_spread([with_it for with_it, _ in pairs])} | "
+                f"| {name} | {link} | {_spread(speeds, '.1f')} | {_spread([with_it for with_it, _ in pairs])} | "
                 f"{_spread([with_it - without for with_it, without in pairs])} | "
                 f"{_spread([(with_it - without) / with_it for with_it, without in pairs], '.0%')} | "
-                f"{floor_seconds(workload, wire):.2f} |"
+                f"{floor_seconds(workload, link):.2f} |"
             )
     return lines
 
@@ -92,20 +93,20 @@ def _spread(values: Sequence[float], form: str = ".2f") -> str:
     return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
-def plot(workload: Workload, steps: Steps, wires: Sequence[str], path: Path) -> None:
-    """Images per second against what the wire lets through, on logarithmic axes."""
+def plot(workload: Workload, steps: Steps, links: Sequence[str], path: Path) -> None:
+    """Images per second against the bandwidth of the link, on logarithmic axes."""
     import altair as alt
 
     rows: list[dict[str, Any]] = [
         {
             "mode": f"{framework} {mode}",
-            "gigabits per second": float(wire[:-4]) * BITS[wire[-4:]] / 1e9,
+            "gigabits per second": float(link[:-4]) * BITS[link[-4:]] / 1e9,
             "images per second": workload.global_batch_size / seconds,
         }
         for framework, mode in MODES
-        for wire in wires
-        if wire != FREE
-        for seconds in steps[f"{framework} {mode}", wire]
+        for link in links
+        if link != FREE
+        for seconds in steps[f"{framework} {mode}", link]
     ]
     base = alt.Chart(alt.Data(values=rows), width=420, height=260).encode(
         x=alt.X("gigabits per second:Q", scale=alt.Scale(type="log")),

@@ -1,11 +1,12 @@
-"""What dpcompare costs against a loop written by hand, and what its native profile gains: ratios, side by side.
+"""The overhead of dpcompare against a loop written by hand, and the gain of its native profile: ratios, side by side.
 
     python -m benchmarks.overhead [--mode torch:ddp ...] [--model efficientnet-b2] [--rounds 5] [--write FILE]
 
-Every contestant is a process (or a group of them) of its own; in every round each runs once, in another order. A ratio is that
-of two contestants of the same round; the table shows the median over the rounds and the range. Two CPU replicas with one
-thread each, or one device with two. Two contestants are limits rather than loops: "two copies" are two processes of one thread
-that exchange nothing, each with half of the batch; and "as found" is Keras under MirroredStrategy with glibc's own settings.
+Every contestant is a separate process (or a group of them); in every round each runs once, in another order. A ratio is
+that of two contestants of the same round; the table shows the median over the rounds and the range. Two CPU replicas
+with one thread each, or one device with two. Two contestants are limits rather than loops: "two copies" are two
+processes of one thread without gradient sync, each with half of the batch; and "as found" is Keras under
+MirroredStrategy with glibc's default settings.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def printed(processes: list[subprocess.Popen[str]]) -> list[Any]:
 def bare(
     framework: str, mode: str, variant: str, options: list[str], *, replicas: int = 2, keep_memory: bool = True
 ) -> Figures:
-    """A loop by hand. `keep_memory`, as dpcompare's own processes do: what the allocator gains is not what a loop costs."""
+    """A loop by hand. `keep_memory`, as dpcompare's processes do: the allocator's gain is not the loop's cost."""
     env = KEPT_MEMORY if keep_memory else {}
     module = f"benchmarks.bare.{framework}_loop"
     argv = ["--mode", mode, "--variant", variant, *options]
@@ -140,8 +141,8 @@ def contestants(framework: str, mode: str, options: list[str]) -> Contestants:
     if MODES[framework, mode].multi_device:
         found["two copies"] = partial(copies, framework, options)
     for profile in ("strict", "native"):
-        own = [*options, *devices_of(framework, mode), "--device", "cpu", "--profile", profile]
-        found[profile] = partial(ours, framework, mode, own)
+        chosen = [*options, *devices_of(framework, mode), "--device", "cpu", "--profile", profile]
+        found[profile] = partial(ours, framework, mode, chosen)
     return found
 
 

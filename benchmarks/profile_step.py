@@ -1,10 +1,10 @@
-"""Where the time of a step goes: the operations of each framework, by the time that they took themselves.
+"""The profile of a step: the operations of each framework, by the time that they took themselves.
 
     python -m benchmarks.profile_step [--mode torch:single ...] [--profile native] [--top 12] [--write FILE]
 
-Runs EfficientNet-B2 with a trace of some steps (`dpcompare run --profile-steps`) and adds up the operations of the first process.
-The time of an operation is without that of the ones inside it. Operations of several threads run at once, so that shares are
-of all their time together, not of a clock's.
+Runs EfficientNet-B2 with a trace of some steps (`dpcompare run --profile-steps`) and adds up the operations of the
+first process. The time of an operation is without that of the ones inside it. Operations of several threads run at
+once, so percentages are of all their time together, not of a clock's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def operation(event: dict[str, Any]) -> str | None:
     """The kind of operation that an event of either framework's trace tells of; None for what is no operation."""
     name: str = event["name"]
     if event.get("cat") == "cpu_op":  # torch
-        return "autograd's own" if name.startswith("autograd::") else name.removeprefix("aten::")
+        return "autograd itself" if name.startswith("autograd::") else name.removeprefix("aten::")
     # TensorFlow: `name of the node:Operation` where a kernel ran.
     node, colon, kind = name.rpartition(":")
     return kind if colon and not kind.startswith(" ") and not node.endswith(":") and "cat" not in event else None
@@ -74,8 +74,8 @@ def profiled(framework: str, mode: str, profile: str, image_size: int, top: int)
     largest = sorted(totals, key=lambda kind: -totals[kind])[:top]
     rest = everything - sum(totals[kind] for kind in largest)
     return [
-        f"{framework} {mode}, {profile}: {everything:.0f} ms of operations per step in the first process; a median step took "
-        f"{result.step_seconds.median * 1000:.0f} ms:",
+        f"{framework} {mode}, {profile}: {everything:.0f} ms of operations per step in the first process; a median "
+        f"step took {result.step_seconds.median * 1000:.0f} ms:",
         "",
         "| operation | ms per step | share |",
         "|---|--:|--:|",

@@ -1,10 +1,10 @@
-"""What `dpcompare run` adds to the start and the end of the processes that it runs: seconds, side by side.
+"""The seconds that `dpcompare run` adds to the start and the end of the processes that it runs.
 
     python -m benchmarks.start [--mode torch:ddp ...] [--rounds 5] [--write FILE]
 
-In every round each mode runs twice, in either order: by the command, and by hand, which starts the very processes of the same plan
-and waits for them, its inputs prepared before. Also how long `dpcompare --help` takes, beside a Python that does nothing,
-and how long the first step takes, in which TensorFlow traces.
+In every round each mode runs twice, in either order: by the command, and by hand, which starts the same processes from
+the same plan and waits for them, its inputs prepared before. Also how long `dpcompare --help` takes, beside a Python
+that does nothing, and how long the first step takes, in which TensorFlow traces.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ def main() -> None:
     helped = [seconds_of([sys.executable, "-m", "dpcompare", "--help"]) for _ in range(2 * arguments.rounds)]
     nothing = [seconds_of([sys.executable, "-c", ""]) for _ in range(2 * arguments.rounds)]
     lines = [
-        f"`python -m benchmarks.start {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds. `dpcompare --help`: "
-        f"{_spread(helped)} s; a Python that does nothing: {_spread(nothing)} s.",
+        f"`python -m benchmarks.start {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds. "
+        f"`dpcompare --help`: {_spread(helped)} s; a Python that does nothing: {_spread(nothing)} s.",
         "",
         *table_of(modes, arguments.rounds, random.Random(arguments.seed)),
     ]

@@ -1,8 +1,9 @@
-"""Does a study claim what is true? Arms against themselves, a delay of known size, one unfair knob, a delayed exchange.
+"""The truth of a study's claims: arms against themselves, a known delay, one unfair knob, delayed gradient sync.
 
     python -m stress.check_claims [--only slowdown] [--studies 20] [--rounds 6]
 
-Exit code 3 where one does not. Real runs of a small model with torch. Faults reach the training processes of one arm only, through its interpreter.
+Exit code 3 where a claim is wrong. Real runs of a small model with torch. Faults reach the training processes of one
+arm only, through its interpreter.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def inject(module):
     import time
     step = module.TorchBackend.train_step
     def slower(self, *arguments):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         loss = step(self, *arguments)
-        end = time.perf_counter() + {SLOWER} * (time.perf_counter() - begun)
+        end = time.perf_counter() + {SLOWER} * (time.perf_counter() - started)
         while time.perf_counter() < end:
             pass
         return loss
@@ -87,7 +88,7 @@ def slowdown(folder: Path, rounds: int) -> Iterator[Line]:
     shown = compared(folder / "study", [arm("unharmed"), arm("slower", slow)], rounds)
     made = shown.claims[0]
     # The delay is that share of what a step computes; it waits for its data as before.
-    truth = 1 + SLOWER * (1 - (shown.arms[0].waiting_share or 0.0))
+    truth = 1 + SLOWER * (1 - (shown.arms[0].data_wait_fraction or 0.0))
     found = made.outcome == "faster" and made.low is not None and made.low <= truth <= (made.high or 0.0)
     yield (
         f"| {SLOWER:.0%} added to every step of one arm, {rounds} rounds; truth {truth:.3f} | {made.sentence} |",

@@ -1,12 +1,13 @@
-"""Does a killed run go on exactly? The command killed with SIGKILL at every step of a run, in every mode, and in a chain.
+"""The exactness of resumed runs: the command killed with SIGKILL at every step of a run, in every mode, and in a chain.
 
     python -m stress.exact_resume [--steps 20] [--chain 10] [--mode FRAMEWORK:MODE ...] [--write FILE]
     python -m stress.exact_resume --across-frameworks [--steps 20] [--write FILE]
 
-When a training process has made a step it kills the command. Two seconds later nothing of the run may be left: no process,
-port or shared memory. The resumed run must have the losses, evaluations and sample order of one that was left alone, and the
-bytes of its weights and of its optimizer's memory. Prints a table of modes and steps; exit code 3 where a cell differs. Across frameworks, a run of one goes on in the other, in float64,
-and its losses are compared with those of a run that stayed.
+After a step a training process kills the command. Two seconds later nothing of the run may be left: no process, port or
+shared memory. The resumed run must have the losses, evaluations and sample order of one that was left alone, and the
+bytes of its weights and of its optimizer's memory. Prints a table of modes and steps; exit code 3 where a cell differs.
+Across frameworks, a run of one is resumed in the other, in float64, and its losses are compared with those of a run
+that stayed.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def trained(folder: Path, *options: str) -> dict[str, Any]:
 def across_frameworks(steps: int) -> list[str]:
     """The table of runs that change the framework after some steps."""
     lines = [
-        "| optimizer | begun in | went on in | after step | largest difference of a loss | of the last evaluation |"
+        "| optimizer | started in | resumed in | after step | largest difference of a loss | of the last evaluation |"
     ]
     lines.append("|---|---|---|--:|--:|--:|")
     tiny = [*TINY, *MODEL, "--precision", "float64"]
@@ -166,6 +167,15 @@ def main() -> None:
         if arguments.write:
             write_section(arguments.write, "across frameworks", lines)
         return
+    lines, failed = every_step(arguments)
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "exact resume", lines)
+    sys.exit(3 if failed else 0)
+
+
+def every_step(arguments: argparse.Namespace) -> tuple[list[str], int]:
+    """The table of modes and killed steps, and how many runs had a problem."""
     steps = range(1, arguments.steps)
     chain = [1 + number * arguments.steps // arguments.chain for number in range(arguments.chain)]
     modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
@@ -186,14 +196,12 @@ def main() -> None:
         sha256 = expected["sha256 of weights and optimizer"][:12]
         lines.append(f"| {framework} {mode} | {' | '.join(cells)} | {sha256} |")
     lines = [
-        f"`python -m stress.exact_resume {' '.join(sys.argv[1:])}` at {commit()}: {kills} kills of the command, {failed} runs with a problem.",
+        f"`python -m stress.exact_resume {' '.join(sys.argv[1:])}` at {commit()}: "
+        f"{kills} kills of the command, {failed} runs with a problem.",
         "",
         *lines,
     ]
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "exact resume", lines)
-    sys.exit(3 if failed else 0)
+    return lines, failed
 
 
 if __name__ == "__main__":

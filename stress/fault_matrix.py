@@ -1,10 +1,11 @@
-"""What faults do to runs: seeded trials with real processes and real signals, every one counted, none repeated.
+"""The matrix of faults: seeded trials with real processes and real signals, every one counted, none repeated.
 
-    python -m stress.fault_matrix [--trials 300] [--seed 0] [--fault NAME ...] [--mode FRAMEWORK:MODE ...] [--write FILE]
+    python -m stress.fault_matrix [--trials 300] [--seed 0] [--fault NAME ...] [--mode FRAMEWORK:MODE ...]
+                                  [--write FILE]
 
-Each trial starts `dpcompare run` with a tiny model, lets one fault act, and measures how long it takes until the command
-and all its processes are gone, what it says, what is left, and whether the run goes on exactly. A fault that did not act
-is a failed trial. Prints a table in Markdown; exit code 3 when any trial failed.
+Each trial starts `dpcompare run` with a tiny model, lets one fault act, and measures how long it takes until the
+command and all its processes are gone, what it says, what is left, and whether the run resumes exactly. A fault that
+did not act is a failed trial. Prints a table in Markdown; exit code 3 when any trial failed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from benchmarks.sections import commit, write_section
 from dpcompare.config.modes import modes_by_default
 from stress.faults import FAULTS
-from stress.trials import go_on, trial_of
+from stress.trials import Fault, go_on, trial_of
 
 VISIBLE = 5
 """Seconds within which everything must be gone where a death can be seen."""
@@ -56,7 +57,8 @@ def first_line(said: str) -> str:
 
 def table(rows: dict[str, Row]) -> list[str]:
     lines = [
-        "| fault | modes | trials | failed | median s until all is gone | largest | allowed | exit code | resumed, bit-equal | what is said first, for example |",
+        "| fault | modes | trials | failed | median s until all is gone | largest | allowed | exit code "
+        "| resumed, bit-equal | what is said first, for example |",
         "|---|--:|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, fault in FAULTS.items():
@@ -74,7 +76,8 @@ def visible_deaths(rows: dict[str, Row]) -> str:
     seconds = [second for name, row in rows.items() if FAULTS[name].within == VISIBLE for second in row.seconds]
     if not seconds:
         return ""
-    return f"Gone after a visible death: 99% of {len(seconds)} within {np.nanpercentile(seconds, 99):.1f} s (allowed {VISIBLE})."
+    within = f"{np.nanpercentile(seconds, 99):.1f} s"
+    return f"Gone after a visible death: 99% of {len(seconds)} within {within} (allowed {VISIBLE})."
 
 
 def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
@@ -88,11 +91,8 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main() -> None:
-    arguments = arguments_of()
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in the background of a shell
-        signal.signal(number, signal.default_int_handler)
-    generator = random.Random(arguments.seed)
+def order_of_trials(arguments: argparse.Namespace, generator: random.Random) -> list[tuple[str, str, str]]:
+    """Fault, framework and mode of each trial: every combination equally often, in random order."""
     modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
     cells = [
         (name, framework, mode)
@@ -102,37 +102,54 @@ def main() -> None:
     ]
     order = [cells[number % len(cells)] for number in range(arguments.trials)]
     generator.shuffle(order)
+    return order
+
+
+def try_once(
+    row: Row, fault: Fault, framework: str, mode: str, generator: random.Random, resumes: bool, title: str
+) -> None:
+    """One trial, counted in its row; resumed afterwards where the fault allows it, always if it acts only then."""
+    with trial_of(fault, framework, mode, generator) as trial:
+        wanted = fault.before_going_on is not None or resumes
+        if fault.goes_on and fault.code != 0 and not trial.problems and wanted:
+            trial.problems += go_on(trial, fault)
+            row.resumed += not trial.problems
+    row.seconds.append(trial.seconds)
+    row.failed += bool(trial.problems)
+    row.said = "-" if fault.code <= 0 else first_line(trial.said)
+    if trial.problems:
+        print(f"FAILED {title}: {trial.problems}\n{trial.said[-1500:]}", file=sys.stderr)
+    print(f"{title}: {trial.seconds:.1f} s", file=sys.stderr)
+
+
+def main() -> None:
+    arguments = arguments_of()
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in the background of a shell
+        signal.signal(number, signal.default_int_handler)
+    generator = random.Random(arguments.seed)
+    order = order_of_trials(arguments, generator)
     rows: dict[str, Row] = defaultdict(Row.empty)
     ended_early = ""
     try:
         for number, (name, framework, mode) in enumerate(order, start=1):
-            fault, row = FAULTS[name], rows[name]
-            row.modes.add(f"{framework} {mode}")
-            told = f"[{number}/{len(order)}] {name}, {framework} {mode}"
+            rows[name].modes.add(f"{framework} {mode}")
+            title = f"[{number}/{len(order)}] {name}, {framework} {mode}"
             try:
-                with trial_of(fault, framework, mode, generator) as trial:
-                    wanted = fault.before_going_on is not None or number % arguments.go_on_every == 0
-                    if fault.goes_on and fault.code != 0 and not trial.problems and wanted:
-                        trial.problems += go_on(trial, fault)
-                        row.resumed += not trial.problems
-            except Exception:  # of this script: the trial has failed, and the series goes on
-                row.failed += 1
-                row.seconds.append(float("nan"))
-                print(f"FAILED {told}\n{traceback.format_exc()}", file=sys.stderr)
-                continue
-            row.seconds.append(trial.seconds)
-            row.failed += bool(trial.problems)
-            row.said = "-" if fault.code <= 0 else first_line(trial.said)
-            if trial.problems:
-                print(f"FAILED {told}: {trial.problems}\n{trial.said[-1500:]}", file=sys.stderr)
-            print(f"{told}: {trial.seconds:.1f} s", file=sys.stderr)
+                try_once(
+                    rows[name], FAULTS[name], framework, mode, generator, number % arguments.go_on_every == 0, title
+                )
+            except Exception:  # of this script: the trial has failed, and the series continues
+                rows[name].failed += 1
+                rows[name].seconds.append(float("nan"))
+                print(f"FAILED {title}\n{traceback.format_exc()}", file=sys.stderr)
     except KeyboardInterrupt:
         ended_early = " (ended early)"
     num_trials = sum(len(row.seconds) for row in rows.values())
     num_failed = sum(row.failed for row in rows.values())
     lines = [
-        f"`python -m stress.fault_matrix {' '.join(sys.argv[1:])}` at {commit()}{ended_early}: {num_trials} trials, {num_failed} failed; "
-        f"{sum(row.resumed for row in rows.values())} runs went on, bit for bit. {visible_deaths(rows)}",
+        f"`python -m stress.fault_matrix {' '.join(sys.argv[1:])}` at {commit()}{ended_early}: "
+        f"{num_trials} trials, {num_failed} failed; "
+        f"{sum(row.resumed for row in rows.values())} runs resumed, bit for bit. {visible_deaths(rows)}",
         "",
         *table(rows),
     ]

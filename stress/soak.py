@@ -3,8 +3,8 @@
     python -m stress.soak [--runs 200] [--seed 0] [--write FILE]
 
 The parent is the Python API: a process that starts run after run. After each it must have no child process and as many
-open files and threads as before, every file of the run must be readable, and the losses must be those of a run that was left
-alone. Its resident memory is compared between an early run and the last. Exit code 3 where anything is wrong.
+open files and threads as before, every file of the run must be readable, and the losses must be those of a run that was
+left alone. Its resident memory is compared between an early run and the last. Exit code 3 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ def one_run(framework: str, mode: str, generator: random.Random, run_dir: Path, 
             return [f"failed by itself: {ended}"]
         counts["interrupted" if isinstance(ended, KeyboardInterrupt) else "killed"] += 1
         there = checkpoint_paths(run_dir)
-        told = [event.step for event in read_events(run_dir, 1) if isinstance(event, CheckpointSaved)]
+        recorded = [event.step for event in read_events(run_dir, 1) if isinstance(event, CheckpointSaved)]
         problems = unreadable(run_dir)
-        if told and (not there or there[0].name < f"step-{told[-1]:010d}"):
+        if recorded and (not there or there[0].name < f"step-{recorded[-1]:010d}"):
             problems.append("a checkpoint was lost")
         if problems or not there:
             return problems
@@ -169,9 +169,10 @@ def main() -> None:
     if grown > MOST_GROWTH:
         problems.append(f"the parent grew by {grown} bytes")
     lines = [
-        f"`python -m stress.soak {' '.join(sys.argv[1:])}` at {commit()}: {counts['runs']} runs in one parent over six modes, "
-        f"{counts['killed']} with a process killed, {counts['interrupted']} interrupted, {counts['resumed']} resumed. Problems "
-        "(processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other losses): "
+        f"`python -m stress.soak {' '.join(sys.argv[1:])}` at {commit()}: {counts['runs']} runs in one parent over "
+        f"six modes, {counts['killed']} with a process killed, {counts['interrupted']} interrupted, "
+        f"{counts['resumed']} resumed. Problems (processes, files, threads, ports or shared memory left, files "
+        "unreadable, checkpoints lost, other losses): "
         f"{len(problems)}. Memory of the parent between run {SETTLED_AFTER} and the last: {grown / 2**20:+.1f} MiB.",
     ]
     print("\n".join([*problems, *lines]))

@@ -62,7 +62,7 @@ class Trial:
 
     @property
     def run_dir(self) -> Path:
-        # In a folder of its own, which may be a disk of its own.
+        # In a separate folder, which may be on a separate disk.
         return self.folder / "disk" / "run"
 
     def act(self, pid: int, number: int) -> None:
@@ -101,7 +101,7 @@ class Trial:
         )
 
     def processes(self) -> list[int]:
-        """All that have this trial's folder in their environment, as children of any depth do; the command itself left out."""
+        """All that have this trial's folder in their environment, as children of any depth do, but for the command."""
         found = []
         for entry in Path("/proc").glob("[0-9]*/environ"):
             try:
@@ -127,9 +127,9 @@ class Fault:
     act: Callable[[Trial, list[dict[str, Any]]], None] | None = None
     """Called with new events again and again until it has acted."""
     inject: Callable[[Trial], tuple[str, str]] | None = None
-    """(module, source) of a fault inside the processes; dpcompare.training.loop is imported by training processes only."""
+    """(module, source) of a fault inside the processes; only training processes import dpcompare.training.loop."""
     around: Callable[[Trial], AbstractContextManager[BeforeExec]] = lambda trial: nullcontext(lambda: None)
-    """What the trial lives in: a disk or a memory of its own; yields what the command calls before it begins."""
+    """What the trial runs in: a separate disk or limited memory; yields what the command calls before it starts."""
     options: tuple[str, ...] = ()
     modes: Callable[[str, str], bool] = lambda framework, mode: True
     needs_root: bool = False

@@ -1,1 +1,1 @@
-"""Training loops as short as they can be written by hand: what dpcompare's own loop is measured against."""
+"""Training loops as short as they can be written by hand: the baselines of dpcompare's loop."""

@@ -1,4 +1,4 @@
-"""What every bare loop does around its step: warm up, read the clock twice, and print one JSON object."""
+"""The frame of every bare loop: warm-up, two readings of the clock around its steps, and one JSON object printed."""
 
 from __future__ import annotations
 

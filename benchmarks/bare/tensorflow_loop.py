@@ -1,4 +1,4 @@
-"""TensorFlow, by hand and by Keras `fit`: one device, MirroredStrategy, MultiWorkerMirroredStrategy.
+"""The TensorFlow loops, by hand and by Keras `fit`: one device, MirroredStrategy, MultiWorkerMirroredStrategy.
 
 python -m benchmarks.bare.tensorflow_loop --mode mirrored --variant fit
 TF_CONFIG=... python -m benchmarks.bare.tensorflow_loop --mode multiworker --threads 1
@@ -44,7 +44,7 @@ def main() -> None:
         report(speed)
     if workers > 1:
         strategy.run(lambda: tf.distribute.get_replica_context().all_reduce("SUM", tf.constant(1.0)))
-    os._exit(0)  # a worker's own shutdown may take a minute
+    os._exit(0)  # the normal shutdown of a worker may take a minute
 
 
 def looped(model: Any, optimizer: Any, strategy: Any, data: Any, chosen: Any) -> float:
@@ -78,7 +78,7 @@ def looped(model: Any, optimizer: Any, strategy: Any, data: Any, chosen: Any) ->
 
 
 def fitted(model: Any, optimizer: Any, strategy: Any, data: Any, chosen: Any) -> float:
-    """Keras's own loop, with the clock in a callback."""
+    """Keras's `fit`, with the clock in a callback."""
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=optimizer, loss=loss, jit_compile=False)
     times = []

@@ -1,4 +1,4 @@
-"""torch, by hand: one device, DataParallel's algorithm on threads, DistributedDataParallel, and two wrappers of it.
+"""The torch loops by hand: one device, DataParallel's algorithm on threads, DistributedDataParallel and two wrappers.
 
 python -m benchmarks.bare.torch_loop --mode single --variant "channels_last"
 python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.bare.torch_loop --mode ddp --threads 1
@@ -20,7 +20,7 @@ from dpcompare.backends.torch.dp import ThreadedDataParallel
 from dpcompare.backends.torch.model import ToyCnn
 
 VARIANTS = ["plain", "channels_last", "bfloat16", "compiled", "fabric", "accelerate"]
-"""bfloat16 is channels_last too, and compiled is both: what timm's own benchmark of training does."""
+"""bfloat16 is channels_last too, and compiled is both: as in timm's benchmark of training."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a run trains on: the visible devices, split evenly into (simulated) nodes."""
+"""The cluster of a run: the visible devices, split evenly into (simulated) nodes."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ MOST_DEVICES = 512
 
 
 class Node(BaseModel):
-    """One (simulated) machine: its share of the devices and of the cores."""
+    """One (simulated) machine, with its part of the devices and of the cores."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
     """Position among the nodes, from 0."""
     devices: tuple[str, ...]
-    """GPUs as CUDA_VISIBLE_DEVICES names them (index, UUID or MIG id); CPU devices as `cpu:0`, `cpu:1`, ..., cores of a TPU as `tpu:0`, ..."""
+    """GPUs as CUDA_VISIBLE_DEVICES names them (index, UUID or MIG id); CPU devices are `cpu:0`, `cpu:1`, ..., TPU cores
+    `tpu:0`, `tpu:1`, ..."""
     num_cores: int
     """CPU cores that the processes of this node may use together, at least 1."""
 
@@ -39,7 +40,7 @@ class Cluster(BaseModel):
     device_type: DeviceType
     nodes: tuple[Node, ...]
     simulated: bool = True
-    """Whether all nodes are this machine. Otherwise each is a machine of its own, which numbers its devices itself."""
+    """Whether all nodes are this machine. Otherwise each is a separate machine, which numbers its devices itself."""
 
     @property
     def num_nodes(self) -> int:
@@ -76,7 +77,7 @@ class Cluster(BaseModel):
 
     @classmethod
     def of_machines(cls, num_nodes: int, devices_per_node: int, device_type: DeviceType, num_cores: int) -> Cluster:
-        """Machines of which this process knows no more than that.
+        """A cluster of machines that this process cannot see, of which it knows only the counts.
 
         Args:
             num_nodes: how many.
@@ -156,14 +157,15 @@ def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:
         raise RequestError(f"devices per node: received {devices_per_node}, expected at least 1")
     if num_nodes * (devices_per_node or 1) > MOST_DEVICES:
         raise RequestError(
-            f"received {topology_in_words(num_nodes, devices_per_node or 1)}, expected at most {MOST_DEVICES} devices in all"
+            f"received {topology_in_words(num_nodes, devices_per_node or 1)}, "
+            f"expected at most {MOST_DEVICES} devices in all"
         )
 
 
 def _devices_to_split(
     device: str, gpus: Sequence[str] | None, num_cpu_devices: int, installed: Sequence[Gpu]
 ) -> tuple[DeviceType, list[str]]:
-    """The device type and the devices to split; CPU devices and cores of a TPU are made up, as many as are asked for."""
+    """The device type and the devices to split; CPU devices and TPU cores are invented, as many as were requested."""
     if gpus is not None:
         if not gpus:
             raise RequestError("GPUs: received an empty list, expected device ids such as 0,1,2,3")
@@ -199,16 +201,16 @@ def _even_share(devices: Sequence[str], num_nodes: int) -> int:
 
 
 def _refuse_shared_gpus(gpus: Sequence[str], per_node: int, installed: Sequence[Gpu]) -> None:
-    """Every replica needs a physical GPU of its own, and a process sees one MIG device at most."""
+    """Every replica needs a separate physical GPU, and a process sees one MIG device at most."""
     physical = [_physical_gpu(gpu, installed) for gpu in gpus]
     repeated = sorted({gpu for gpu, where in zip(gpus, physical, strict=True) if physical.count(where) > 1})
     if repeated:
         raise RequestError(
-            f"GPUs {', '.join(repeated)} of {','.join(gpus)} are one physical GPU used more than once; NCCL refuses two "
-            "ranks on one GPU, so every replica needs a GPU of its own: choose them with --gpus, or fewer devices"
+            f"GPUs {', '.join(repeated)} of {','.join(gpus)} are one physical GPU used more than once; NCCL refuses "
+            "two ranks on one GPU, so every replica needs a GPU of its own: choose them with --gpus, or fewer devices"
         )
     if per_node > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
         raise RequestError(
-            f"received {per_node} devices per node with MIG devices among them ({','.join(gpus)}); CUDA shows a process "
-            "one MIG device at most: use --devices-per-node 1"
+            f"received {per_node} devices per node with MIG devices among them ({','.join(gpus)}); CUDA shows a "
+            "process one MIG device at most: use --devices-per-node 1"
         )

@@ -30,7 +30,7 @@ class Placement(BaseModel):
     volume_claim: str | None = None
     """kubernetes: the claim of a volume that all pods can write."""
     link: str | None = Field(default=None, pattern=r"^\d+(\.\d+)?[kmg]bit$")
-    """namespaces: what the wire of each node lets through per second, such as 1gbit; None: all."""
+    """namespaces: the bandwidth of each node's link, such as 1gbit per second; None: unlimited."""
 
     @model_validator(mode="after")
     def _check(self) -> Placement:

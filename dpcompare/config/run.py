@@ -1,4 +1,4 @@
-"""A run as requested: what to train (Workload), with which mode, on which cluster (RunConfig)."""
+"""The config of a run: a workload, trained by a mode of a framework on a cluster, and the rules that it must obey."""
 
 from __future__ import annotations
 
@@ -52,35 +52,36 @@ class RunConfig(BaseModel):
     cluster: Cluster
     placement: Placement = Field(default_factory=Placement)
     launcher: Literal["torchrun", "spawn"] | None = None
-    """How the processes of a torch mode of several are started; None: as the mode usually does."""
+    """How the processes of a torch mode with several are started; None: in the usual way of the mode."""
     stages: int = Field(default=1, ge=1)
     """Devices over which each replica's model is split, layer after layer."""
     pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
-    """pipeline: `gpipe` goes forward with all micro-batches and then backward, `1f1b` backward as soon as it can; None: gpipe."""
+    """pipeline: `gpipe` goes forward with all micro-batches and then backward, `1f1b` backward as soon as it can.
+    None: gpipe."""
     tune: dict[str, str] = Field(default_factory=dict)
-    """Settings of the native profile that are to be others; see `dpcompare.config.tuning`."""
+    """Settings that override those of the profile; see `dpcompare.config.tuning`."""
     autotuned: bool = False
-    """Whether `tune` was found by trying on this machine; see `dpcompare.experiments.autotune`."""
+    """Whether `tune` was found by trials on this machine; see `dpcompare.experiments.autotune`."""
     sync_gradients: bool = True
-    """False: replicas keep their gradients to themselves and drift apart, to measure what the exchange costs."""
+    """False: replicas keep their gradients to themselves and drift apart, to measure what gradient sync costs."""
     profile_steps: tuple[int, int] | None = None
     """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time."""
     checkpoint_every: int | None = Field(default=None, ge=1)
-    """Steps from one checkpoint to the next, of which there is one after the last step too; None: no checkpoints."""
+    """Steps from one checkpoint to the next; the last step always gets one. None: no checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """The newest ones, which are kept."""
+    """How many of the newest checkpoints are kept."""
     resume: Path | None = None
-    """Checkpoint to begin from instead of the initial weights; chosen by `dpcompare.launch.run`."""
+    """Checkpoint to start from instead of the initial weights; chosen by `dpcompare.launch.run`."""
     on_nan: Literal["stop", "continue"] = "stop"
-    """What a loss that is not finite does."""
+    """What happens at a loss that is not finite."""
     start_timeout: float = Field(default=600.0, gt=0)
     """Seconds in which every process must have trained its first step."""
     progress_timeout: float = Field(default=600.0, gt=0)
     """Seconds after which a process that shows no progress counts as hanging."""
     isolate: bool = False
-    """Whether the processes get a network of their own, which nothing outside reaches."""
+    """Whether the processes get a private network, which nothing outside can reach."""
     max_restarts: int = Field(default=0, ge=0)
-    """How often a run that failed begins again from its newest checkpoint."""
+    """How often a failed run is restarted from its newest checkpoint."""
     task: Literal["train", "probe"] = "train"
     """`probe` trains too, and leaves arrays to compare with those of other modes; see `dpcompare.training.probe`."""
     python: str = sys.executable
@@ -112,7 +113,7 @@ class RunConfig(BaseModel):
 
     @property
     def emulated(self) -> bool:
-        """Whether this mode is imitated on this kind of device rather than run by the framework's own code."""
+        """Whether this mode is imitated on this kind of device rather than run by the framework's code."""
         return self.cluster.device_type in self.mode_row.emulated_on and self.topology.num_replicas > 1
 
     @model_validator(mode="after")
@@ -129,12 +130,14 @@ class RunConfig(BaseModel):
 
 
 def problems_of_run(config: RunConfig) -> list[str]:
-    """All problems that can be told at once: none is the consequence of another."""
+    """All problems that can be reported at once: none is the consequence of another."""
     for check in (_mode, _device_type):
         if problems := list(check(config)):
             return problems
     shape = [*_roles(config), *_stages(config)]
-    others = [problem for check in (_devices, _settings, _launcher, _placement, _exchange) for problem in check(config)]
+    others = [
+        problem for check in (_devices, _settings, _launcher, _placement, _gradient_sync) for problem in check(config)
+    ]
     # How many rows a replica has is clear only where it is clear what a replica is.
     return others + (shape or list(_batch(config)))
 
@@ -161,8 +164,8 @@ def _roles(config: RunConfig) -> Iterator[str]:
         return
     if cluster.num_nodes <= len(roles):
         yield (
-            f"nodes: received {cluster.num_nodes} with mode {config.mode}; expected at least {len(roles) + 1}: one each for "
-            f"{' and '.join(roles)}, and one per worker"
+            f"nodes: received {cluster.num_nodes} with mode {config.mode}; expected at least {len(roles) + 1}: one "
+            f"each for {' and '.join(roles)}, and one per worker"
         )
     if cluster.devices_per_node > 1:
         yield f"devices_per_node: received {cluster.devices_per_node} with mode {config.mode}; expected 1"
@@ -173,7 +176,8 @@ def _stages(config: RunConfig) -> Iterator[str]:
     over_processes = row.split == "over processes"
     if config.pipeline_schedule and not over_processes:
         yield (
-            f"pipeline_schedule: received {config.pipeline_schedule} with {config.framework} {config.mode}; expected torch pipeline"
+            f"pipeline_schedule: received {config.pipeline_schedule} with {config.framework} {config.mode}; "
+            "expected torch pipeline"
         )
         return
     if stages == 1:
@@ -182,7 +186,10 @@ def _stages(config: RunConfig) -> Iterator[str]:
         return
     if row.split is None:
         splitting = ", ".join(f"{framework} {mode}" for (framework, mode), other in MODES.items() if other.split)
-        yield f"stages: received {stages} with {config.framework} {config.mode}; expected 1, or one of the modes {splitting}"
+        yield (
+            f"stages: received {stages} with {config.framework} {config.mode}; "
+            f"expected 1, or one of the modes {splitting}"
+        )
         return
     micro_batches, per_node = config.workload.accumulate, config.cluster.devices_per_node
     if config.pipeline_schedule == "1f1b" and micro_batches < stages:
@@ -196,7 +203,7 @@ def _stages(config: RunConfig) -> Iterator[str]:
             f"on one node: expected a number that divides {per_node}, or other --devices-per-node"
         )
     if is_custom(model):
-        yield f"stages: received {stages} with a model of your own; expected one of {', '.join(MODELS)}"
+        yield f"stages: received {stages} with a custom model; expected one of {', '.join(MODELS)}"
     elif stages > (layers := len(model_of(model).layers)):
         yield f"stages: received {stages}, but {model} has {layers} layers to be split between"
 
@@ -240,12 +247,13 @@ def _launcher(config: RunConfig) -> Iterator[str]:
     if config.launcher is not None and not config.mode_row.spawnable:
         spawnable = ", ".join(f"{framework} {mode}" for (framework, mode), row in MODES.items() if row.spawnable)
         yield (
-            f"launcher: received {config.launcher} with mode {config.mode} of {config.framework}; expected one of the modes {spawnable}"
+            f"launcher: received {config.launcher} with mode {config.mode} of {config.framework}; "
+            f"expected one of the modes {spawnable}"
         )
     if config.launcher == "spawn" and not config.cluster.simulated:
         yield (
-            f"launcher: received spawn with engine {config.placement.engine}, whose nodes are machines of their own: a program "
-            "cannot start processes on others; expected torchrun"
+            f"launcher: received spawn with engine {config.placement.engine}, whose nodes are separate machines: a "
+            "program cannot start processes on others; expected torchrun"
         )
 
 
@@ -255,8 +263,8 @@ def _placement(config: RunConfig) -> Iterator[str]:
         yield f"hosts: received {len(placement.hosts)} for {cluster.num_nodes} nodes; expected one per node"
     if placement.ssh and is_custom(config.workload.model):
         yield (
-            "ssh: received with a model of your own, which is found from the current directory; run the printed commands in that "
-            "directory of each host instead"
+            "ssh: received with a custom model, which is found from the current directory; run the printed commands "
+            "in that directory of each host instead"
         )
     if config.isolate and placement.engine != "local":
         yield f"isolate: received with engine {placement.engine}; expected engine local"
@@ -264,9 +272,9 @@ def _placement(config: RunConfig) -> Iterator[str]:
         yield "cluster: received simulated nodes for other machines, or the reverse; see Cluster.of_machines"
 
 
-def _exchange(config: RunConfig) -> Iterator[str]:
+def _gradient_sync(config: RunConfig) -> Iterator[str]:
     if not config.sync_gradients and not config.mode_row.gradient_sync_separable:
-        yield f"mode {config.mode} of {config.framework} cannot train without its exchange of gradients"
+        yield f"mode {config.mode} of {config.framework} cannot train without gradient sync"
 
 
 def _batch(config: RunConfig) -> Iterator[str]:

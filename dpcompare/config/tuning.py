@@ -1,7 +1,8 @@
-"""How each framework may be tuned: settings that change its speed and nothing of what is trained.
+"""The table of settings that tune a framework: they change its speed and nothing of what is trained.
 
-`--profile strict` takes what costs nothing in likeness; `--profile native` what was measured to be fastest on a kind of device,
-and `--tune NAME=VALUE` overrides it. A new setting is a row of SETTINGS and the one place of its backend that obeys it.
+`--profile strict` takes what keeps the frameworks alike; `--profile native` what was measured to be fastest on a type
+of device, and `--tune NAME=VALUE` overrides it. A new setting is a row of SETTINGS and the one place of its backend
+that obeys it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ class Setting:
 
 SETTINGS: dict[str, dict[str, Setting]] = {
     "torch": {
-        # As TensorFlow on the CPU, where torch's own NCHW takes twice the time.
+        # As TensorFlow on the CPU, where torch's default NCHW takes twice the time.
         "memory_layout": Setting(
             values=("NCHW", "NHWC"), strict={"cpu": "NHWC", "gpu": "NCHW"}, native={"cpu": "NHWC", "gpu": "NHWC"}
         ),
-        # As TensorFlow, whose Adam is one kernel for a tensor; torch's own default on the CPU is ten for each.
+        # As TensorFlow, whose Adam is one kernel for a tensor; torch's default on the CPU is ten for each.
         "optimizer_kernels": Setting(
             values=("default", "foreach", "fused"),
             strict={"cpu": "fused", "gpu": "default"},
@@ -41,7 +42,7 @@ SETTINGS: dict[str, dict[str, Setting]] = {
             native={"cpu": "views", "gpu": "views"},
             modes=("ddp",),
         ),
-        # A minute or more before the first step, then 1.2 to 1.3 times as fast (docs/performance.md); GPU: not measured.
+        # A minute or more before the first step, then 1.2 to 1.3 times as fast (docs/performance.md); GPUs: unmeasured.
         "compilation": Setting(
             values=("none", "torch.compile"), native={"cpu": "torch.compile", "gpu": "none"}, modes=("single", "ddp")
         ),

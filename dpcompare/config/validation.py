@@ -1,4 +1,4 @@
-"""Checks that all configs share, and errors of theirs as a user reads them."""
+"""The validation that all configs share, and its errors as a user reads them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def one_of(what: str, known: Iterable[str], *, or_custom: bool = False) -> Calla
     def check(received: str) -> str:
         if received not in names and not (or_custom and is_custom(received)):
             hint = did_you_mean(received, names)
-            own = ", or package.module:NAME of your own" if or_custom else ""
-            raise ValueError(f"unknown {what} {received!r}; expected one of {', '.join(names)}{own}.{hint}")
+            custom = f", or a custom {what} as package.module:NAME" if or_custom else ""
+            raise ValueError(f"unknown {what} {received!r}; expected one of {', '.join(names)}{custom}.{hint}")
         return received
 
     return check
@@ -33,7 +33,7 @@ def request(kind: type[BaseModel], /, **values: Any) -> Any:
     """Build a config from a user's values.
 
     Raises:
-        RequestError: with every problem on a line of its own, named by its field.
+        RequestError: one line per problem, each named by its field.
     """
     try:
         return kind(**values)

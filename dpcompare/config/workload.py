@@ -1,4 +1,4 @@
-"""A workload: what is trained, whatever trains it."""
+"""A workload: what is trained, independent of what trains it."""
 
 from __future__ import annotations
 
@@ -45,15 +45,17 @@ class Workload(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True))] = "efficientnet-b2"
-    """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of one of your own; see `dpcompare.models.custom`."""
+    """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of a custom model; see
+    `dpcompare.models.custom`."""
     weights: str = "random"
     """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
     dataset: str = "digits"
-    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, or `package.module:NAME` of your own."""
+    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, or `package.module:NAME` of a
+    custom dataset."""
     image_size: int = Field(default=64, ge=1, le=4096)
     """Side of the square input in pixels."""
     global_batch_size: int = Field(default=32, ge=1)
-    """Images per optimizer step over all replicas; each replica takes an equal share."""
+    """Images per optimizer step over all replicas; each replica takes an equal part."""
     epochs: int | None = Field(default=None, ge=1)
     """Passes over the training split; the default, where `steps` is not given either, is DEFAULT_EPOCHS."""
     steps: int | None = Field(default=None, ge=1)
@@ -63,27 +65,29 @@ class Workload(BaseModel):
     optimizer: Optimizer = "adam"
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, strict=False)
     schedule: Schedule = "constant"
-    """How the learning rate goes after its warm-up; see `dpcompare.training.schedule`."""
+    """How the learning rate changes after its warm-up; see `dpcompare.training.schedule`."""
     lr_warmup_steps: int = Field(default=0, ge=0)
     """First steps over which the learning rate rises linearly to its full value."""
     scale_lr: ScaleLr = "none"
     """`linear`: the learning rate is that of a global batch of 256 and grows with the batch."""
     accumulate: int = Field(default=1, ge=1)
-    """Micro-batches per optimizer step: each replica's share is trained in this many parts, gradients added up."""
+    """Micro-batches per optimizer step: each replica's part of the batch in this many parts, gradients summed."""
     batchnorm: BatchNorm = "local"
-    """`local`: each replica normalises by its own share of the batch. `sync`: by the batch of all replicas."""
+    """`local`: each replica normalises by its part of the batch. `sync`: by the batch of all replicas."""
     batchnorm_momentum: float = Field(default=DEFAULT_BATCHNORM_MOMENTUM, ge=0, lt=1, strict=False)
-    """Share of BatchNorm's running statistics that a step keeps (Keras's sense; torch counts what it takes).
+    """Fraction of BatchNorm's running statistics that a step keeps, as in Keras; torch's momentum is 1 minus this.
 
     The 0.99 of EfficientNet's reference code needs some 500 steps to forget the initial statistics: until then an
     evaluation is at chance, however well the model is trained. 0.9 needs 50.
     """
     regularization: Regularizing = "off"
-    """`shared`: dropout and stochastic depth, drawn on the host for both frameworks; see `dpcompare.data.regularization`."""
+    """`shared`: dropout and stochastic depth, drawn on the host for both frameworks; see
+    `dpcompare.data.regularization`."""
     precision: Precision = "float32"
     """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
     profile: Profile = "strict"
-    """`strict`: the same in both frameworks. `native`: each framework's faster settings; see `dpcompare.config.tuning`."""
+    """`strict`: the same in both frameworks. `native`: each framework's faster settings; see
+    `dpcompare.config.tuning`."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of the initial weights, the sample order, the augmentation and the regularization."""
     augment: tuple[Annotated[str, AfterValidator(one_of("augmentation", AUGMENTATIONS))], ...] = Field(
@@ -96,9 +100,9 @@ class Workload(BaseModel):
     def _check(self) -> Workload:
         problems = []
         if is_custom(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
-            problems.append("batchnorm_momentum: received with a model of your own, which has its own; expected none")
+            problems.append("batchnorm_momentum: received with a custom model, which sets it itself; expected none")
         if is_custom(self.dataset) and self.skip_corrupt:
-            problems.append("skip_corrupt: received with a dataset of your own; leave such items out there")
+            problems.append("skip_corrupt: received with a custom dataset; leave such items out there")
         smallest = model_of(self.model).min_image_size
         if self.image_size < smallest:
             problems.append(

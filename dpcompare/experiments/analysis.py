@@ -1,4 +1,4 @@
-"""Judges runs that were gathered: one document that terminal, HTML, Markdown, CSV and JSON render."""
+"""The analysis of collected runs: one document that terminal, HTML, Markdown, CSV and JSON render."""
 
 from __future__ import annotations
 
@@ -61,11 +61,12 @@ class ArmRow(_Shown):
     framework: str
     mode: str
     num_nodes: int
+    devices_per_node: int
     num_replicas: int
     device_type: str
     emulated: bool
     pipeline: str | None
-    """What its pipeline is called, the same for arms that differ in their micro-batches alone; None where it has none."""
+    """Name of its pipeline, the same for arms that differ in their micro-batches alone; None where it has none."""
     micro_batches: int
     """Per step and replica."""
     rounds: int
@@ -74,8 +75,8 @@ class ArmRow(_Shown):
     """1.4826 x MAD of images per second over the rounds; None for a single round."""
     step_ms: float | None
     step_p95_ms: float | None
-    waiting_share: float | None
-    """Share of a step spent waiting for data."""
+    data_wait_fraction: float | None
+    """Fraction of a step spent waiting for data."""
     time_to_first_step_seconds: float | None
     memory_bytes: float | None
     gpu_memory_bytes: float | None
@@ -85,16 +86,16 @@ class ArmRow(_Shown):
     accuracy: float | None
     last_loss: float | None
     step_parts_ms: dict[str, float]
-    """A mean step in parts: waiting for data, communication where it was measured, computing; and other, what the loop does
-    between two steps, which images per second leave out."""
+    """A mean step in parts: waiting for data, communication where it was measured, computing; and other, what the loop
+    does between two steps, which images per second leave out."""
     communication_ms: float | None
-    """What a mean step takes more than without the exchange of gradients; None where that was not measured."""
+    """What gradient sync adds to a mean step; None where that was not measured."""
     efficiency: Efficiency | None
     rounds_shown: list[Round]
     loss_curve: Curve
     failures: list[str]
     ablation_failures: list[str]
-    """Of the runs without exchange of gradients, which tell what it costs and nothing else."""
+    """Of the runs without gradient sync, which measure what it costs and nothing else."""
 
     @property
     def all_failures(self) -> list[str]:
@@ -156,16 +157,7 @@ class Comparison(_Shown):
 
 def analyse(collection: Collection) -> Comparison:
     """Compare all arms with each other."""
-    # Names hold those of directories. Control characters would reach terminals, and make the library that draws abort.
-    arms = [
-        replace(
-            arm,
-            name=printable(arm.name),
-            failures=list(map(printable, arm.failures)),
-            ablation_failures=list(map(printable, arm.ablation_failures)),
-        )
-        for arm in collection.arms
-    ]
+    arms = list(map(_printable, collection.arms))
     present = [arm for arm in arms if arm.completed]
     subject = collection.subject_of(present)
     sheet = _sheet(present, subject)
@@ -173,9 +165,9 @@ def analyse(collection: Collection) -> Comparison:
         _claim(first, second, collection.subject_of([first, second])) for first, second in combinations(present, 2)
     ]
     rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
-    # What failed is said of its arm; what is still to be run makes a study partial.
-    done = min((arm.whole_rounds for arm in arms if not arm.failures), default=collection.repeats)
-    partial = any(arm.whole_rounds < len(arm.runs) for arm in arms if not arm.failures)
+    # A failure is reported with its arm; only rounds that are still to be run make a study partial.
+    done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
+    partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
     headline = _headline(claims, present[0].name)
     return Comparison(
         partial=partial,
@@ -189,16 +181,21 @@ def analyse(collection: Collection) -> Comparison:
         summary=sheet.summary,
         reasons=[printable(reason) for reason in sheet.reasons],
         knobs=[
-            KnobRow(
-                knob=row.knob,
-                values=_values_of_arms(row, present),
-                equal=row.equal,
-                reason=row.reason,
-            )
+            KnobRow(knob=row.knob, values=_values_of_arms(row, present), equal=row.equal, reason=row.reason)
             for row in sheet.rows
         ],
         arms=rows,
         claims=claims,
+    )
+
+
+def _printable(arm: ArmRuns) -> ArmRuns:
+    """Names hold those of directories; control characters would reach terminals, and abort the plotting library."""
+    return replace(
+        arm,
+        name=printable(arm.name),
+        failures=list(map(printable, arm.failures)),
+        ablation_failures=list(map(printable, arm.ablation_failures)),
     )
 
 
@@ -316,7 +313,10 @@ def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
     if too_few == len(comparable):
         return "Too few rounds to claim anything: figures are shown, none is ranked."
     if too_few:
-        return f"No difference shown between arms that may be compared; {too_few} of their {len(comparable)} pairs have too few rounds."
+        return (
+            f"No difference shown between arms that may be compared; {too_few} of their {len(comparable)} pairs have "
+            "too few rounds."
+        )
     return "No difference shown between any two arms that may be compared."
 
 
@@ -335,6 +335,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         framework=arm.config.framework,
         mode=arm.config.mode,
         num_nodes=arm.config.cluster.num_nodes,
+        devices_per_node=arm.config.cluster.devices_per_node,
         num_replicas=arm.config.topology.num_replicas,
         device_type=arm.config.cluster.device_type,
         emulated=arm.config.emulated,
@@ -345,7 +346,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         jitter=jitter(speeds) if len(speeds) > 1 else None,
         step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
         step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
-        waiting_share=_median([run.data_wait_fraction for run in runs]),
+        data_wait_fraction=_median([run.data_wait_fraction for run in runs]),
         time_to_first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
         memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
         gpu_memory_bytes=_median(
@@ -356,21 +357,24 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         last_loss=_median([run.train_loss[-1] if run.train_loss else None for run in runs]),
         **_parts(arm),
         efficiency=_efficiency(arm, all_arms),
-        rounds_shown=[
-            Round(number=number, position=position, images_per_second=speed, run_dir=printable(run_dir))
-            for number, (position, speed, run_dir) in enumerate(
-                zip(arm.positions, arm.speeds, arm.run_dirs, strict=True), start=1
-            )
-            if run_dir  # a round that was not made has none
-        ],
+        rounds_shown=_rounds_shown(arm),
         loss_curve=_curve(shown),
         failures=arm.failures,
         ablation_failures=arm.ablation_failures,
     )
 
 
+def _rounds_shown(arm: ArmRuns) -> list[Round]:
+    rounds = enumerate(zip(arm.positions, arm.speeds, arm.run_dirs, strict=True), start=1)
+    return [
+        Round(number=number, position=position, images_per_second=speed, run_dir=printable(run_dir))
+        for number, (position, speed, run_dir) in rounds
+        if run_dir  # a round that was not run has none
+    ]
+
+
 def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
-    """What the pipeline of each arm is called: the same where arms differ in their micro-batches alone; None: it has none."""
+    """Name of each arm's pipeline: the same where arms differ in their micro-batches alone; None: it has none."""
     piped = [arm for arm in arms if arm.config.mode_row.split == "over processes"]
     called: dict[str, str] = {}
     for arm in piped:
@@ -386,7 +390,7 @@ def _but_micro_batches(config: RunConfig) -> str:
 
 
 def _parts(arm: ArmRuns) -> dict[str, Any]:
-    """Where a mean step goes; medians over the rounds."""
+    """The parts of a mean step, in milliseconds; medians over the rounds."""
     runs = [run for run in arm.completed if run.step_seconds]
     whole = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
     if whole is None:
@@ -419,6 +423,9 @@ def _curve(run: RunResult | None) -> Curve:
 _SCALING_KNOBS = {"devices", "replicas", "batch per replica", "emulation"}
 """What a baseline of one device differs in by its nature."""
 
+_WEAK_SCALING_KNOBS = {"global batch size", "sample order", "steps trained", "measured steps"}
+"""What follows from a global batch that grows with the devices."""
+
 
 def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
     """Against `single` of the same framework with the same settings; median over the rounds of both."""
@@ -429,20 +436,20 @@ def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
         baseline = other.completed[0]
         if (baseline.mode, baseline.framework, other.source) != ("single", run.framework, arm.source):
             continue
-        sheet = fairness.compare([run, baseline], subject=sorted(_SCALING_KNOBS))
-        unequal = {row.knob for row in sheet.rows if row.reason}
-        per_replica = run.global_batch_size / run.num_replicas
-        kind = "strong" if not unequal else None
-        if baseline.global_batch_size == per_replica and unequal <= {
-            "global batch size",
-            "sample order",
-            "steps trained",
-            "measured steps",
-        }:
-            kind = "weak"
+        kind = _scaling_kind(run, baseline)
         ratios = [a / b for a, b in zip(arm.speeds, other.speeds, strict=False) if a and b]
         if kind and ratios:
             num_devices = len(run.device_names)
             value = float(np.median(ratios)) / num_devices
             return Efficiency(kind=kind, num_devices=num_devices, value=value, suspicious=value > SUSPICIOUS_EFFICIENCY)
     return None
+
+
+def _scaling_kind(run: RunResult, baseline: RunResult) -> str | None:
+    """`strong`, `weak`, or None where too much else differs for an efficiency to mean anything."""
+    sheet = fairness.compare([run, baseline], subject=sorted(_SCALING_KNOBS))
+    unequal = {row.knob for row in sheet.rows if row.reason}
+    same_per_replica = baseline.global_batch_size == run.global_batch_size / run.num_replicas
+    if same_per_replica and unequal <= _WEAK_SCALING_KNOBS:
+        return "weak"
+    return None if unequal else "strong"

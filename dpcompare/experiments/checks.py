@@ -1,4 +1,4 @@
-"""How two sides that did the same work are compared: one function for each check of `dpcompare verify`."""
+"""The comparisons of two sides that did the same work: one function for each check of `dpcompare verify`."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _largest(name: str) -> Difference:
 
 
 LAYER_DIFFERS = 1e-3
-"""Relative difference from which on a layer's features are called different; rounding in float32 is a hundredth of it."""
+"""Relative difference from which a layer's features are called different; float32 rounding is a hundredth of it."""
 
 
 def first_layer_that_differs(a: Side, b: Side) -> str:

@@ -1,4 +1,4 @@
-"""Gathers the runs that are compared, from one study or many, by arm and round."""
+"""A collection of the runs that are compared, from one study or many, by arm and round."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ class ArmRuns:
     runs: list[RunResult | None] = field(default_factory=list)
     """Per round; None where it did not complete."""
     run_dirs: list[str] = field(default_factory=list)
-    """Per round; empty where it was not made."""
+    """Per round; empty where it was not run."""
     positions: list[int] = field(default_factory=list)
     """Per round, when it ran among the arms, from 1."""
     failures: list[str] = field(default_factory=list)
     ablation_failures: list[str] = field(default_factory=list)
     without_exchange: list[RunResult | None] = field(default_factory=list)
-    """Per round, the same arm without the exchange of gradients, where the study has it."""
+    """Per round, the same arm without gradient sync, where the study has it."""
 
     @property
     def completed(self) -> list[RunResult]:
         return [run for run in self.runs if run is not None]
 
     @property
-    def whole_rounds(self) -> int:
-        """Rounds of which everything is there that has not failed."""
-        whole = len(self.completed)
+    def complete_rounds(self) -> int:
+        """Rounds whose runs are all there, other than those that failed."""
+        complete = len(self.completed)
         if self.without_exchange and not self.ablation_failures:
-            whole = min(whole, sum(run is not None for run in self.without_exchange))
-        return whole
+            complete = min(complete, sum(run is not None for run in self.without_exchange))
+        return complete
 
     @property
     def speeds(self) -> list[float | None]:
@@ -69,62 +69,47 @@ class Collection:
 
     def subject_of(self, arms: Sequence[ArmRuns]) -> tuple[str, ...]:
         """Knobs in which these arms may differ."""
-        own = [knob for knob in arms[0].subject if all(knob in arm.subject for arm in arms)]
-        return tuple(dict.fromkeys((*self.subject, *own)))
+        common = [knob for knob in arms[0].subject if all(knob in arm.subject for arm in arms)]
+        return tuple(dict.fromkeys((*self.subject, *common)))
 
 
 def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
-    """Gather study and run directories; several of them are merged, and a run directory is an arm of one round.
+    """Collect study and run directories; several of them are merged, and a run directory is an arm of one round.
 
     Raises:
-        RequestError: one of them is neither.
+        RequestError: one of them is neither, none of the runs has completed, or a subject is no knob.
     """
+    studies = {path: Study.load(path) for path in paths if is_study(path)}
     arms: list[ArmRuns] = []
-    repeats = 1
-    studies: list[Study] = []
     for path, prefix in zip(paths, _prefixes(paths), strict=True):
-        if is_study(path):
-            study = Study.load(path)
-            found = _of_study(study, path)
-            repeats = max(repeats, study.repeats)
-            studies.append(study)
-        elif (path / RESULT_FILE).is_file():
-            result = RunResult.load(path)
-            config = _config_of(result, path)
-            found = [ArmRuns(name=_name(result), config=config, runs=[None], run_dirs=[str(path)], positions=[1])]
-            if result.status == "completed":
-                found[0].runs = [result]
-            else:
-                found[0].failures = [f"round 1: {result.status}: {in_one_line(result.error)}"]
-        else:
-            raise RequestError(
-                f"{str(path)!r} is neither a study nor a run that has ended; expected a directory with study.json or "
-                f"{RESULT_FILE}"
-            )
+        found = _of_study(studies[path], path) if path in studies else [_of_run(path)]
         for arm in found:
-            # Single runs have one round in any case, of which nothing is claimed.
-            arm.name, arm.source = prefix + arm.name, str(path) if is_study(path) else ""
+            arm.name = prefix + arm.name
         arms += found
-    if not any(arm.completed for arm in arms):
-        failures = "; ".join(printable(f"{arm.name}: {failure}") for arm in arms for failure in arm.failures)
-        raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
-    if unknown := {*subject, *(knob for study in studies for knob in study.subject)} - set(fairness.KNOBS):
-        raise RequestError(
-            f"unknown subject {', '.join(sorted(unknown))}; expected knobs of the fairness sheet: "
-            f"{', '.join(fairness.KNOBS)}"
-        )
-    alone = studies[0] if len(paths) == len(studies) == 1 else None
+    _check(arms, {*subject, *(knob for study in studies.values() for knob in study.subject)})
+    alone = next(iter(studies.values())) if len(paths) == len(studies) == 1 else None
     return Collection(
         arms=arms,
-        repeats=repeats,
+        repeats=max((study.repeats for study in studies.values()), default=1),
         subject=tuple(subject),
         order_seed=alone.order_seed if alone else None,
         stopped_by=alone.stopped_by if alone else None,
     )
 
 
+def _check(arms: Sequence[ArmRuns], subject: set[str]) -> None:
+    if not any(arm.completed for arm in arms):
+        failures = "; ".join(printable(f"{arm.name}: {failure}") for arm in arms for failure in arm.failures)
+        raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
+    if unknown := subject - set(fairness.KNOBS):
+        raise RequestError(
+            f"unknown subject {', '.join(sorted(unknown))}; expected knobs of the fairness sheet: "
+            f"{', '.join(fairness.KNOBS)}"
+        )
+
+
 def _prefixes(paths: Sequence[Path]) -> list[str]:
-    """What tells the arms of several directories apart: as much of the end of each path as is needed."""
+    """The prefixes that distinguish arms of several directories: as much of the end of each path as is needed."""
     parts = [path.resolve().parts for path in paths]
     if len(set(parts)) < len(parts):
         raise RequestError("the same directory was given twice; expected each study and run once")
@@ -132,6 +117,25 @@ def _prefixes(paths: Sequence[Path]) -> list[str]:
         return [""]
     length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
     return [f"{'/'.join(part[-length:])}: " for part in parts]
+
+
+def _of_run(path: Path) -> ArmRuns:
+    """A run as an arm of one round, of which nothing is claimed."""
+    if not (path / RESULT_FILE).is_file():
+        raise RequestError(
+            f"{str(path)!r} is neither a study nor a run that has ended; expected a directory with study.json or "
+            f"{RESULT_FILE}"
+        )
+    result = RunResult.load(path)
+    completed = result.status == "completed"
+    return ArmRuns(
+        name=_name(result),
+        config=_config_of(result, path),
+        runs=[result if completed else None],
+        run_dirs=[str(path)],
+        positions=[1],
+        failures=[] if completed else [f"round 1: {result.status}: {in_one_line(result.error)}"],
+    )
 
 
 def _config_of(result: RunResult, path: Path) -> RunConfig:
@@ -149,7 +153,10 @@ def _name(result: RunResult) -> str:
 
 
 def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
-    arms = {arm.name: ArmRuns(name=arm.name, config=arm.config, subject=study.subject) for arm in study.arms}
+    arms = {
+        arm.name: ArmRuns(name=arm.name, config=arm.config, source=str(study_dir), subject=study.subject)
+        for arm in study.arms
+    }
     for number in range(1, study.repeats + 1):
         for position, arm in enumerate(study.order(number), start=1):
             run_dir = study.run_dir(study_dir, number, arm)

@@ -1,4 +1,7 @@
-"""The fairness sheet: every knob that can make a comparison unfair, its value on each side, and a verdict."""
+"""The fairness sheet: every knob that can make a comparison unfair, its value on each side, and a verdict.
+
+A knob is anything that a run's speed or result may depend on: an option, a setting, a device or a version.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What repeated runs can claim: medians, and ratios of paired rounds with their intervals, in five fixed sentences."""
+"""The statistics of repeated runs: medians, ratios of paired rounds with their intervals, and five fixed sentences."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class Ratio:
 def paired_ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
     """The ratio first / second of two speeds, one per round; rounds that lack one of them are left out.
 
-    The logarithms of the ratios of the rounds are taken as normal, and the interval is Student's (a percentile bootstrap
-    of 5 rounds covers 85%, not 95%). What drifts from round to round cancels, since both ran in each.
+    The logarithms of the rounds' ratios are taken as normal, and the interval is Student's (a percentile bootstrap of 5
+    rounds covers 85%, not 95%). What drifts from round to round cancels, since both ran in each.
     """
     from scipy.stats import t
 

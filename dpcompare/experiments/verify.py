@@ -56,7 +56,8 @@ TOLERANCES: dict[str, dict[str, float | None]] = {
 
 FLOOR_MULTIPLE = 10.0
 """float32 training is chaotic: beyond the first step two correct implementations drift apart as far as one drifts from
-itself when its weights are disturbed by rounding. That floor is measured in the same run, and this multiple promised."""
+itself when its weights are disturbed by rounding. That floor is measured in the same run, and this multiple is the
+tolerance."""
 FLOOR_SEEDS = 3
 FLOOR_PERTURBATION = 1e-7
 """Relative size of the disturbance: about the rounding of a float32 (6e-8)."""

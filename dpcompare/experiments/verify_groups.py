@@ -126,8 +126,8 @@ def check_request(modes: Sequence[str], replicas: Sequence[int]) -> None:
     possible = [count for count in range(1, BATCH // 2 + 1) if BATCH % (2 * count) == 0]
     if impossible := [count for count in replicas if count not in possible]:
         raise RequestError(
-            f"--replicas: received {', '.join(map(str, impossible))}, but the batch of {BATCH} images must divide among "
-            f"the replicas with at least 2 each; expected some of {', '.join(map(str, possible))}"
+            f"--replicas: received {', '.join(map(str, impossible))}, but the batch of {BATCH} images must divide "
+            f"among the replicas with at least 2 each; expected some of {', '.join(map(str, possible))}"
         )
     reasons = [f"{mode}: {row.unverifiable}" for (_, mode), row in MODES.items() if mode in modes and row.unverifiable]
     if reasons:

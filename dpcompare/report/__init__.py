@@ -1,1 +1,1 @@
-"""How a comparison is shown: text formats, plots, and one self-contained page."""
+"""The reports of a comparison: text formats, plots, and one self-contained page."""

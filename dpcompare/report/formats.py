@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from dpcompare.config.cluster import topology_in_words
 from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import ArmRow, Comparison
 from dpcompare.system.terminal_text import printable
@@ -42,7 +43,12 @@ def _efficiency(row: ArmRow) -> str:
 FIGURES: dict[str, Column] = {
     "arm": Column(
         cell=lambda row: row.name + (" (emulated)" if row.emulated else ""),
-        explanation="framework, mode, nodes x devices per node",
+        explanation="framework, mode, nodes x devices per node; its settings, where they differ from the common ones",
+        is_text=True,
+    ),
+    "topology": Column(
+        cell=lambda row: topology_in_words(row.num_nodes, row.devices_per_node, row.device_type),
+        explanation="simulated nodes or machines, and the devices of each",
         is_text=True,
     ),
     "rounds": Column(cell=lambda row: str(row.rounds), explanation="completed runs"),
@@ -57,11 +63,12 @@ FIGURES: dict[str, Column] = {
     "ms/step": Column(cell=lambda row: figure(row.step_ms), explanation="median step, median of the rounds"),
     "p95 ms": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
     "waiting": Column(
-        cell=lambda row: figure(row.waiting_share, "{:.1%}"), explanation="share of a step spent waiting for data"
+        cell=lambda row: figure(row.data_wait_fraction, "{:.1%}"),
+        explanation="fraction of a step spent waiting for data",
     ),
     "exchange ms": Column(
         cell=lambda row: figure(row.communication_ms),
-        explanation="what a mean step takes more than without the exchange of gradients, where that was measured (--ablate)",
+        explanation="what gradient sync adds to a mean step, where that was measured (--ablate)",
         is_optional=True,
     ),
     "first step s": Column(
@@ -79,7 +86,7 @@ FIGURES: dict[str, Column] = {
     ),
     "J/image": Column(
         cell=lambda row: figure(row.joules_per_image, "{:.3f}"),
-        explanation="energy over the measured steps, as counted by the GPUs, or on the CPU by all packages of the machine",
+        explanation="energy over the measured steps, counted by the GPUs, or on the CPU by all packages of the machine",
         is_optional=True,
     ),
     "last loss": Column(cell=lambda row: figure(row.last_loss, "{:.4f}"), explanation="training loss of the last step"),
@@ -158,7 +165,7 @@ def _escaped(text: str) -> str:
 
 @dataclass(frozen=True)
 class Condition:
-    """What --fail-if asks: a figure, a comparison and a number."""
+    """A condition of --fail-if: a figure, a comparison and a number."""
 
     text: str
     subject: str

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.errors import RequestError
-from dpcompare.experiments.analysis import ArmRow, Comparison
+from dpcompare.experiments.analysis import ArmRow, Comparison, Efficiency
 
 if TYPE_CHECKING:
     import altair
 
 WIDTH = 460
-# After Okabe and Ito, for any kind of colour blindness, the light ones darker to be seen on white; dashes help in print.
+# After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#2A7FB8"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
 PART_COLOURS = {
@@ -25,7 +25,7 @@ PART_COLOURS = {
 LARGEST_NUMBER_OF_VALUES = 45
 """Of a curve, that can be pointed at."""
 INK = "#010203"
-"""Stands for the colour of text; the page replaces it by its own, which follows light and dark."""
+"""Stands for the colour of text; the page replaces it by the colour that follows its light and dark themes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +151,8 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="rounds",
         title="Every round",
-        explanation="A line joins the runs of one round. Lines that run in parallel drift together, and the ratio within "
-        "each round is unharmed; lines that cross are noise.",
+        explanation="A line joins the runs of one round. Lines that run in parallel drift together, and the ratio "
+        "within each round is unharmed; lines that cross are noise.",
         chart=(lines + points).properties(width=WIDTH, height=36 * len(names) + 20),
     )
 
@@ -173,6 +173,17 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     ]
     if not data:
         return None
+    return Plot(
+        name="ratios",
+        title="Ratios",
+        explanation="Right of 1 the first of a pair is faster. A bar is the 95% interval over the rounds; where it "
+        "touches 1, no difference is shown. Without a bar there are too few rounds.",
+        chart=_intervals(alt, data).properties(width=WIDTH, height=40 * len(data) + 20),
+    )
+
+
+def _intervals(alt: Any, data: list[dict[str, Any]]) -> Any:
+    """A point per ratio, with a bar from its `low` to its `high` where it has them, and a line at 1."""
     colours = alt.Color(
         "outcome:N",
         scale=alt.Scale(
@@ -199,34 +210,16 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
             description=alt.Description("text:N"),
         )
     )
-    return Plot(
-        name="ratios",
-        title="Ratios",
-        explanation="Right of 1 the first of a pair is faster. A bar is the 95% interval over the rounds; where it "
-        "touches 1, no difference is shown. Without a bar there are too few rounds.",
-        chart=(line + intervals + points).properties(width=WIDTH, height=40 * len(data) + 20),
-    )
+    return line + intervals + points
 
 
 def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     alt = _altair()
-    with_efficiency = [row for row in arms if row.efficiency]
-    if not with_efficiency:
+    data = [_speedup(row.name, row.efficiency) for row in arms if row.efficiency]
+    if not data:
         return None
-    names = [row.name for row in with_efficiency]
-    data = []
-    for row in with_efficiency:
-        assert row.efficiency is not None
-        speedup = row.efficiency.value * row.efficiency.num_devices
-        data.append(
-            {
-                "arm": row.name,
-                "devices": row.efficiency.num_devices,
-                "speedup": speedup,
-                "text": f"{row.name}: {speedup:.2f} times `single`, {row.efficiency.value:.0%} {row.efficiency.kind}",
-            }
-        )
-    largest = max(row.efficiency.num_devices for row in with_efficiency if row.efficiency)
+    names = [row["arm"] for row in data]
+    largest = max(row["devices"] for row in data)
     ideal = (
         alt.Chart(alt.Data(values=[{"devices": n, "speedup": n} for n in (1, largest)]))
         .mark_line(color=INK, strokeDash=[4, 4], opacity=0.5)
@@ -255,6 +248,16 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         "Simulated devices share the cores of one machine and cannot reach it.",
         chart=(ideal + points).properties(width=WIDTH, height=260),
     )
+
+
+def _speedup(name: str, efficiency: Efficiency) -> dict[str, Any]:
+    speedup = efficiency.value * efficiency.num_devices
+    return {
+        "arm": name,
+        "devices": efficiency.num_devices,
+        "speedup": speedup,
+        "text": f"{name}: {speedup:.2f} times `single`, {efficiency.value:.0%} {efficiency.kind}",
+    }
 
 
 def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
@@ -293,8 +296,8 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="micro-batches",
         title="Micro-batches of a pipeline",
-        explanation="With one micro-batch one stage works at a time. More overlap the stages, until the micro-batches are too small "
-        "to keep a device busy." + (" The level line is one device." if on_one_device else ""),
+        explanation="With one micro-batch one stage works at a time. More overlap the stages, until the micro-batches "
+        "are too small to keep a device busy." + (" The level line is one device." if on_one_device else ""),
         chart=chart.properties(width=WIDTH, height=260),
     )
 
@@ -318,9 +321,9 @@ def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="breakdown",
         title="Where the time goes",
-        explanation="A mean step in parts. Communication is what the same step takes less without the exchange of "
-        "gradients, measured by leaving it out; where it was not measured, it is part of computing. Other is what the loop does "
-        "between two steps (reading losses, writing events), which images/s leave out.",
+        explanation="A mean step in parts. Communication is what gradient sync adds to it, measured by leaving it out; "
+        "where it was not measured, it is part of computing. Other is what the loop does between two steps "
+        " (reading losses, writing events), which images/s leave out.",
         chart=chart,
     )
 
@@ -340,8 +343,8 @@ def _losses(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="losses",
         title="Loss curves",
-        explanation="The training loss of every arm in its first completed round, over one another. Arms with equally many "
-        "replicas and the same settings begin the same; in float32 rounding then drives them apart.",
+        explanation="The training loss of every arm in its first completed round. Arms with the same number of "
+        "replicas and the same settings start alike; in float32 rounding then drives them apart.",
         chart=chart,
     )
 
@@ -363,8 +366,8 @@ def _loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None
     return Plot(
         name="loss-differences",
         title="Difference of the loss curves",
-        explanation=f"What the loss of each arm has more than that of {arms[0].name}. In float32 rounding grows with the "
-        "steps, also between two runs of one framework; arms with other numbers of replicas normalise by other batches.",
+        explanation=f"The loss of each arm minus that of {arms[0].name}. In float32 rounding grows with the steps, "
+        "also between two runs of one framework; arms with other numbers of replicas normalise by other batches.",
         chart=chart,
     )
 

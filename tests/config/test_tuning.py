@@ -40,7 +40,11 @@ def test_strict_compiles_nothing():
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
-    "command", [["run", "--framework", "torch", "--mode", "ddp", "--profile", "native"], ["compare", "--arm", "torch:ddp,profile=native"]],
+    "command",
+    [
+        ["run", "--framework", "torch", "--mode", "ddp", "--profile", "native"],
+        ["compare", "--arm", "torch:ddp,profile=native"],
+    ],
     ids=["run", "compare"],
 )  # fmt: skip
 def test_without_a_compiler_what_compiles_is_refused_before_anything_starts(tmp_path, monkeypatch, command):
@@ -176,9 +180,9 @@ def test_a_setting_changes_nothing_of_what_is_trained(tmp_path, arm, tune):
 @pytest.mark.slow
 def test_a_run_that_goes_on_keeps_the_settings_that_its_mode_has(tmp_path):
     tiny = ["--device", "cpu", "--profile", "native", *TINY, "--checkpoint-every", "4"]
-    begun = dpcompare("run", "--framework", "torch", "--mode", "single", "--tune", "optimizer_kernels=foreach", *tiny,
+    started = dpcompare("run", "--framework", "torch", "--mode", "single", "--tune", "optimizer_kernels=foreach", *tiny,
                       "--run-dir", tmp_path / "run")  # fmt: skip
-    assert begun.code == 0, begun.stderr
+    assert started.code == 0, started.stderr
     done = dpcompare("run", "--resume", tmp_path / "run", "--mode", "ddp", "--steps", "12", "--tune",
                      "gradient_buckets=copies", "--json")  # fmt: skip
     assert done.code == 0, done.stderr

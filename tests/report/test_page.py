@@ -51,9 +51,13 @@ def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
         found = runs("torch", "ddp", [speed])
         found.name = f"pipeline {micro_batches} {schedule} {batch}"
         found.config = RunConfig(
-            framework="torch", mode="pipeline", stages=2, pipeline_schedule=schedule,
-            workload=Workload(accumulate=micro_batches, global_batch_size=batch), cluster=Cluster.partition(1, 2, device="cpu", num_cores=2),
-        )  # fmt: skip
+            framework="torch",
+            mode="pipeline",
+            stages=2,
+            pipeline_schedule=schedule,
+            workload=Workload(accumulate=micro_batches, global_batch_size=batch),
+            cluster=Cluster.partition(1, 2, device="cpu", num_cores=2),
+        )
         return found
 
     arms = [pipelined(1, 80.0), pipelined(2, 100.0), pipelined(4, 90.0), pipelined(4, 95.0, "1f1b"), single([120.0])]
@@ -154,7 +158,7 @@ def test_every_plot_is_drawn_and_named(open_page):
 
 def test_a_table_is_sorted_by_mouse_and_keyboard(open_page):
     page = open_page()
-    speeds = page.locator("table.sortable tbody tr td:nth-child(3)")
+    speeds = page.locator("table.sortable tbody tr td:nth-child(4)")
     page.get_by_role("button", name="images/s").click()
     assert speeds.all_inner_texts() == ["100.1", "100.1", "130.0"]
     page.get_by_role("button", name="images/s").focus()
