@@ -33,8 +33,8 @@ def build_config(options: RunOptions) -> RunConfig:
     if options.mode is None:
         raise RequestError("--mode: received nothing; expected one of `dpcompare modes`")
     workload = request(Workload, **values_of("workload", options))
-    options = _with_defaults_of_mode(options)
     placement = request(Placement, **values_of("placement", options))
+    options = _with_defaults_of_mode(options, placement)
     fields: dict[str, Any] = {"framework": options.framework, "mode": options.mode, "workload": workload}
     fields |= {"cluster": _cluster(placement, options), "placement": placement, **values_of("run", options)}
     if python := interpreters(options.python).get(str(options.framework)):
@@ -43,7 +43,7 @@ def build_config(options: RunOptions) -> RunConfig:
     return config
 
 
-def _with_defaults_of_mode(options: RunOptions) -> RunOptions:
+def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOptions:
     """The options with what the mode decides where nothing was asked for."""
     mode = MODES.get((str(options.framework), str(options.mode)))
     if mode is None:  # refused with its name when the config is built
@@ -51,7 +51,7 @@ def _with_defaults_of_mode(options: RunOptions) -> RunOptions:
     changes: dict[str, Any] = {}
     if not mode.multi_device and options.devices_per_node is None and options.gpus is None:
         changes["devices_per_node"] = 1  # the baseline is one device, however many are visible
-    if options.device == "auto" and mode.default_device is not None:
+    if options.device == "auto" and mode.default_device is not None and ENGINES[placement.engine].simulated:
         changes["device"] = mode.default_device
     if options.stages is None and mode.default_stages > 1:
         changes["stages"] = mode.default_stages

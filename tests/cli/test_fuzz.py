@@ -1,6 +1,6 @@
 """Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never for ever.
 
-Each property is tried with a few cases here and with thousands where slow tests run, in an order that is the same every time.
+Each property is tried with a few cases here and with thousands where slow tests run, always in the same order.
 """
 
 import json
@@ -308,7 +308,7 @@ def test_files_of_studies_and_runs(cases, capsys, tmp_path):
 
 @few_and(2000)
 def test_events_of_a_run(cases, tmp_path):
-    """What a process told before its file was damaged, as by a loss of power, is read; what comes after is not believed."""
+    """What was logged before a file was damaged, as by a loss of power, is read; what comes after is not believed."""
     log = EventLog(tmp_path, 0)
     for step in range(1, 9):
         log.append(trained([np.pi], step=step, time=float(step)))
