@@ -71,7 +71,7 @@ def floor_seconds(workload: Workload, wire: str) -> float:
 
 def table(workload: Workload, steps: Steps, wires: Sequence[str]) -> list[str]:
     lines = [
-        "| mode | wire | images/s | s per step | communication, s | share of the step | floor, s |",
+        "| mode | link | images/s | s per step | communication, s | share of the step | floor, s |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for framework, mode in MODES:

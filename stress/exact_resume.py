@@ -127,7 +127,7 @@ def trained(folder: Path, *options: str) -> dict[str, Any]:
 def across_frameworks(steps: int) -> list[str]:
     """The table of runs that change the framework after some steps."""
     lines = [
-        "| optimizer | begun in | went on in | after step | largest difference of a loss | of the last evaluation |"
+        "| optimizer | started in | resumed in | after step | largest difference of a loss | of the last evaluation |"
     ]
     lines.append("|---|---|---|--:|--:|--:|")
     tiny = [*TINY, *MODEL, "--precision", "float64"]

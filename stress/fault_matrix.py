@@ -132,7 +132,7 @@ def main() -> None:
     num_failed = sum(row.failed for row in rows.values())
     lines = [
         f"`python -m stress.fault_matrix {' '.join(sys.argv[1:])}` at {commit()}{ended_early}: {num_trials} trials, {num_failed} failed; "
-        f"{sum(row.resumed for row in rows.values())} runs went on, bit for bit. {visible_deaths(rows)}",
+        f"{sum(row.resumed for row in rows.values())} runs were resumed, bit for bit. {visible_deaths(rows)}",
         "",
         *table(rows),
     ]
