@@ -38,8 +38,8 @@ def verify(
     as_json: bool,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array. Exit code 3: a check failed."""
-    from dpcompare.experiments.verify import known_modes, plan_groups
     from dpcompare.experiments.verify import verify as run_checks
+    from dpcompare.experiments.verify_groups import known_modes, plan_groups
 
     chosen = interpreters(python)
     replicas = replicas or ("1,2" if quick else "1,2,4")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,36 +14,17 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
+from dpcompare.experiments.verify_groups import Contender
 from dpcompare.results.arrays import Arrays
 from dpcompare.results.result import RunResult
 from dpcompare.training.reader import training_reader
 
 
-@dataclass(frozen=True, kw_only=True)
-class Arm:
-    """One mode on one topology."""
-
-    framework: str
-    mode: str
-    num_nodes: int
-    devices_per_node: int
-    accumulate: int = 1
-    stages: int = 1
-    launcher: Literal["torchrun", "spawn"] | None = None
-
-    def __str__(self) -> str:
-        topology = "" if self.mode == "single" else f" {self.num_nodes}x{self.devices_per_node}"
-        stages = f" in {self.stages} stages" if self.stages > 1 else ""
-        launcher = f" by {self.launcher}" if self.launcher else ""
-        parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
-        return f"{self.framework} {self.mode}{topology}{stages}{launcher}{parts}"
-
-
 @dataclass
 class Side:
-    """What one arm left behind."""
+    """What one contender left behind."""
 
-    arm: Arm
+    contender: Contender
     config: RunConfig
     result: RunResult
     arrays: Arrays = field(repr=False)
@@ -167,9 +147,10 @@ def first_layer_that_differs(a: Side, b: Side) -> str:
     of_a, of_b = _activations(a), _activations(b)
     for name, features in of_a.items():
         if name not in of_b:
-            return f"{name} is in {a.arm} alone; {b.arm} has {', '.join(of_b)}"
+            return f"{name} is in {a.contender} alone; {b.contender} has {', '.join(of_b)}"
         if features.shape != of_b[name].shape:
-            return f"the first layer that differs is {name}: {features.shape} in {a.arm}, {of_b[name].shape} in {b.arm}"
+            shapes = f"{features.shape} in {a.contender}, {of_b[name].shape} in {b.contender}"
+            return f"the first layer that differs is {name}: {shapes}"
         difference = float(np.abs(features - of_b[name]).max() / (np.abs(features).max() or 1))
         if not difference < LAYER_DIFFERS:
             return f"the first layer that differs is {name}: by {difference:.1e} of its largest value"

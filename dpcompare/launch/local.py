@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer, Stall
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
-from dpcompare.results.events import LAST_EVENTS, EventTail
+from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrained
 from dpcompare.results.run_dir import node_log_path
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import (
@@ -106,12 +106,12 @@ class _Watch:
         # First who is gone, then what they wrote before: in the other order a last word could be missed.
         gone = [rank for rank, pid in self._pids.items() if not is_alive(pid)]
         for event in self._events.new_events():
-            rank = event["process_rank"]
-            if event["kind"] == "start":
-                self._pids[rank] = event["pid"]
-            elif event["kind"] in LAST_EVENTS:
+            rank = event.process_rank
+            if isinstance(event, Started):
+                self._pids[rank] = event.pid
+            elif isinstance(event, LAST_EVENTS):
                 self._pids.pop(rank, None)  # its node process has still to end, within the same limits
-            elif event["kind"] == "train":
+            elif isinstance(event, StepsTrained):
                 self._started.add(rank)
             if rank in self._started and rank in self._heard:
                 self._heard[rank] = time.monotonic()

@@ -22,10 +22,10 @@ from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.supervise import follow
-from dpcompare.results.aggregate import collect
+from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
-from dpcompare.results.events import Event, read_events
-from dpcompare.results.history import close_attempt, load_history, result_so_far
+from dpcompare.results.events import Event
+from dpcompare.results.history import close_attempt, result_so_far
 from dpcompare.results.result import RunResult, Status
 from dpcompare.results.run_dir import ATTEMPTS_DIR, CONFIG_FILE, EVENTS_DIR, LOGS_DIR, RESULT_FILE
 from dpcompare.system.devices import installed_gpus, invisible_gpus, visible_gpus
@@ -249,16 +249,8 @@ def _require_machine(config: RunConfig) -> None:
 
 
 def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | None, started_at: float) -> RunResult:
-    result = collect(
-        config,
-        run_dir,
-        read_events(run_dir, config.topology.num_processes),
-        load_history(run_dir),
-        status=status,
-        error=error,
-        started_at=started_at,
-        ended_at=time.time(),
-    )
+    end = LaunchEnd(status=status, error=error, started_at=started_at, ended_at=time.time())
+    result = aggregate(config, run_dir, end)
     try:
         result.save(run_dir)
     except OSError as unwritten:  # a full disk, often the cause of all

@@ -8,15 +8,14 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.models.state import State, TrainingState
 from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
 
 FORMAT = 1
@@ -28,25 +27,17 @@ _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
 # How long a training goes on does not decide what it is so far; data and initial weights go by their checksums.
 _MAY_CHANGE = ("epochs", "steps", "warmup_steps", "skip_corrupt", "weights", "dataset")
 
-State = dict[str, npt.NDArray[Any]]
-
 
 class BrokenCheckpointError(RequestError):
     """A file that is no checkpoint of this run, or not the one that was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A training after a number of steps, complete: the order of the samples and all random numbers follow from the step."""
+class Checkpoint(TrainingState):
+    """The state of a certain training."""
 
-    step: int
-    """Steps trained."""
     training: str
     """`training_id` of the run that wrote it."""
-    model: State
-    """Tensors of the model, BatchNorm statistics of replica 0 included."""
-    optimizer: State
-    """What the optimizer remembers, as `<slot>.<tensor>`."""
 
 
 def training_id(config: RunConfig) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
-from dpcompare.results.run_dir import RESULT_FILE
+from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE
 from dpcompare.system.json_files import read_document, write_document
 
 Status = Literal["completed", "failed", "interrupted"]
@@ -129,6 +129,16 @@ class History(BaseModel):
     """Of every step up to the checkpoint from which the present attempt began."""
     evaluations: list[Evaluation] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)
+
+    @classmethod
+    def load(cls, run_dir: Path) -> History:
+        """What the earlier attempts of a run measured; nothing where there were none."""
+        if not (run_dir / HISTORY_FILE).is_file():
+            return cls()
+        return read_document(cls, run_dir / HISTORY_FILE, kind="the history of a run", expected="a run directory")
+
+    def save(self, run_dir: Path) -> None:
+        write_document(self, run_dir / HISTORY_FILE)
 
 
 class RunResult(BaseModel):

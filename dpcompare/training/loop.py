@@ -18,7 +18,7 @@ from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
-from dpcompare.results.events import EventLog
+from dpcompare.results.events import Alive, CheckpointSaved, Evaluated, EventLog, Ready, StepsTrained
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.training.reader import training_reader
 from dpcompare.training.schedule import learning_rate
@@ -81,16 +81,16 @@ def train(
             steps.alive()
         loss_sum, correct, count = backend.read(handles).sum(axis=0)
         events.append(
-            "evaluate",
-            time=time.time(),
-            step=step,
-            epoch=-(-step // epoch_steps),
-            loss_sum=float(loss_sum),
-            correct=int(correct),
-            count=int(count),
+            Evaluated(
+                step=step,
+                epoch=-(-step // epoch_steps),
+                loss_sum=float(loss_sum),
+                correct=int(correct),
+                count=int(count),
+            )
         )
 
-    events.append("ready", time=time.time(), steps=num_steps, first_step=first_step, num_replicas=backend.num_replicas)
+    events.append(Ready(steps=num_steps, first_step=first_step, num_replicas=backend.num_replicas))
     backend.synchronize()
     first_traced, last_traced = config.profile_steps or (0, 0)
     tracing = ExitStack()
@@ -167,7 +167,7 @@ def _checkpoint(backend: Backend, events: EventLog, run_dir: Path, step: int) ->
     backend.barrier()  # all have told what they measured up to here, or it would be lost where this is gone on from
     if backend.process_rank == 0:
         size = save_checkpoint(checkpoint, run_dir, keep=config.keep_checkpoints)
-        events.append("checkpoint", time=time.time(), step=step, seconds=time.perf_counter() - start, bytes=size)
+        events.append(CheckpointSaved(step=step, seconds=time.perf_counter() - start, bytes=size))
     backend.barrier()
 
 
@@ -198,7 +198,7 @@ class _StepLog:
         if not self._handles:
             return
         losses = self._backend.read(self._handles).tolist()
-        self._events.append("train", time=time.time(), step=self._step, losses=losses, **self._columns)
+        self._events.append(StepsTrained(step=self._step, losses=losses, **self._columns))
         self._handles.clear()
         self._columns.clear()
         self._written_at = time.monotonic()
@@ -212,5 +212,5 @@ class _StepLog:
     def alive(self) -> None:
         """Say that there is progress where no step is made."""
         if time.monotonic() - self._written_at >= SECONDS_BETWEEN_SIGNS:
-            self._events.append("alive", time=time.time())
+            self._events.append(Alive())
             self._written_at = time.monotonic()

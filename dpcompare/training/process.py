@@ -20,7 +20,7 @@ from dpcompare.backends import load_backend
 from dpcompare.backends.base import Backend
 from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
-from dpcompare.results.events import LAST_EVENTS, EventLog, EventTail
+from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
 from dpcompare.results.result import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, TRACES_DIR, log_path
 from dpcompare.system.energy import meter_of
@@ -59,14 +59,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     local_devices = devices[local_rank * share : (local_rank + 1) * share]
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
-    events.append(
-        "start",
-        time=time.time(),
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        devices=local_devices,
-        **place,
-    )
+    events.append(Started(pid=os.getpid(), host=socket.gethostname(), devices=local_devices, **place))
     threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
     try:
         backend = load_backend(config.framework, config.mode)(config)
@@ -95,22 +88,17 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         backend.teardown()
     except Exception as error:
         traceback.print_exc()
-        events.append(
-            "error",
-            time=time.time(),
-            message=f"{type(error).__name__}: {error}",
-            traceback=traceback.format_exc(),
-        )
+        events.append(Failed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()))
         return 1
-    events.append("end", time=time.time())
+    events.append(Ended())
     return 0
 
 
 def _serve(events: EventLog, run_dir: Path) -> str:
     """Be there until the first process, which trains, has ended."""
-    events.append("alive", time=time.time())
+    events.append(Alive())
     tail = EventTail(run_dir, [0])
-    while not any(event["kind"] in LAST_EVENTS for event in tail.new_events()):
+    while not any(isinstance(event, LAST_EVENTS) for event in tail.new_events()):
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return ""
 
@@ -122,7 +110,7 @@ def _say_when_stopped(events: EventLog) -> None:
     be able to tell a process that was asked to end from one that was killed.
     """
     signal.sigwait({signal.SIGTERM})
-    events.append("stopped", time=time.time())
+    events.append(Stopped())
     os._exit(128 + signal.SIGTERM)
 
 

@@ -11,16 +11,8 @@ import pytest
 
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import zero_gradients
-from dpcompare.experiments.verify import (
-    TOLERANCES,
-    Group,
-    _workload,
-    compare_sides,
-    config_of,
-    plan_groups,
-    run_side,
-    usable_arms,
-)
+from dpcompare.experiments.verify import TOLERANCES, compare_sides, config_of, run_side
+from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, usable_contenders
 from dpcompare.models.architectures import MODELS
 from tests.support.command import dpcompare
 from tests.support.faults import FAULTS
@@ -30,13 +22,13 @@ ALL = ("single", "dp", "ddp", "mirrored", "multiworker")
 
 
 def group(replicas=1, optimizer="sgd", modes=ALL, regularization="off"):
-    workload = _workload("toy-bn", optimizer, "float64", 16, quick=False, regularization=regularization)
-    return Group(workload=workload, arms=usable_arms(BOTH, modes, replicas))
+    workload = _workload("toy-bn", optimizer, "float64", quick=False, regularization=regularization)
+    return Group(workload=workload, contenders=usable_contenders(BOTH, modes, replicas))
 
 
 def test_a_plan_covers_every_mode_at_every_number_of_replicas():
     groups = plan_groups(BOTH, ALL, model="efficientnet-b2", replicas=[1, 2, 4], precisions=["float64"], quick=False)
-    sizes = {(g.workload.model, g.workload.optimizer, len(g.arms), g.kind) for g in groups}
+    sizes = {(g.workload.model, g.workload.optimizer, len(g.contenders), g.kind) for g in groups}
     assert sizes == {
         ("efficientnet-b2", "sgd", 2, "modes"),
         ("efficientnet-b2", "adam", 2, "modes"),
@@ -52,7 +44,7 @@ def test_a_quick_plan_has_the_big_model_on_one_device_only():
     groups = plan_groups(
         BOTH, ALL, model="efficientnet-b2", replicas=[1, 2], precisions=["float32", "float64"], quick=True
     )
-    assert {len(g.arms) for g in groups if g.workload.model == "efficientnet-b2"} == {2}
+    assert {len(g.contenders) for g in groups if g.workload.model == "efficientnet-b2"} == {2}
 
 
 @pytest.mark.parametrize(
@@ -85,8 +77,9 @@ def healthy(tmp_path_factory):
     @cache
     def run(replicas, optimizer, number, regularization="off"):
         chosen = group(replicas, optimizer, regularization=regularization)
-        arm = chosen.arms[number]
-        return run_side(arm, config_of(arm, chosen.workload, "cpu", {}), tmp_path_factory.mktemp("side") / "run")
+        contender = chosen.contenders[number]
+        config = config_of(contender, chosen.workload, "cpu", {})
+        return run_side(contender, config, tmp_path_factory.mktemp("side") / "run")
 
     return run
 
@@ -106,7 +99,7 @@ def healthy(tmp_path_factory):
 def test_all_modes_pass_every_check(healthy, replicas, optimizer, regularization):
     """The control of the faults below: the same sides, unbroken."""
     chosen = group(replicas, optimizer, regularization=regularization)
-    sides = [healthy(replicas, optimizer, number, regularization) for number in range(len(chosen.arms))]
+    sides = [healthy(replicas, optimizer, number, regularization) for number in range(len(chosen.contenders))]
     checks = list(compare_sides(chosen, sides, {}))
     assert [check.name for check in checks if not check.passed] == []
     assert ("regularization" in {check.name for check in checks}) == (regularization == "shared")
@@ -181,14 +174,14 @@ def test_every_arm_of_an_accumulation_counts(healthy):
         for g in plan_groups(BOTH, ALL, model="toy-bn", replicas=[2], precisions=["float64"], quick=True)
         if g.kind == "accumulation"
     ]
-    assert len(set(chosen.arms)) == len(chosen.arms) == 8
+    assert len(set(chosen.contenders)) == len(chosen.contenders) == 8
     side = healthy(1, "sgd", 0)
-    for position in range(1, len(chosen.arms)):
-        sides = [replace(side, arm=arm) for arm in chosen.arms]
+    for position in range(1, len(chosen.contenders)):
+        sides = [replace(side, contender=contender) for contender in chosen.contenders]
         sides[position] = changed(sides[position], losses=[loss + 1 for loss in side.result.train_loss])
         (check,) = compare_sides(chosen, sides, {})
         assert not check.passed
-        assert check.pair.endswith(str(chosen.arms[position]))
+        assert check.pair.endswith(str(chosen.contenders[position]))
 
 
 @pytest.mark.torch
@@ -229,20 +222,20 @@ def test_every_check_has_a_fault_or_a_change_that_it_catches():
 def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monkeypatch, capsys):
     fault = FAULTS[name]
     chosen = group(fault.replicas, fault.optimizer, regularization=fault.regularization)
-    position = [arm.framework for arm in chosen.arms].index(fault.framework)
+    position = [contender.framework for contender in chosen.contenders].index(fault.framework)
     if fault.replicas > 1:
-        position = [arm.mode for arm in chosen.arms].index("ddp")
-    other = next(n for n, arm in enumerate(chosen.arms) if arm.framework != fault.framework)
+        position = [contender.mode for contender in chosen.contenders].index("ddp")
+    other = next(n for n, contender in enumerate(chosen.contenders) if contender.framework != fault.framework)
     reference = healthy(fault.replicas, fault.optimizer, other, fault.regularization)
     fault.install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    arm = chosen.arms[position]
-    config = config_of(arm, chosen.workload, "cpu", {})
+    contender = chosen.contenders[position]
+    config = config_of(contender, chosen.workload, "cpu", {})
     if fault.caught_by == "run":
         with pytest.raises(RunFailedError, match="each of the 41 validation samples once"):
-            run_side(arm, config, tmp_path / "run")
+            run_side(contender, config, tmp_path / "run")
         return
-    checks = list(compare_sides(chosen, [reference, run_side(arm, config, tmp_path / "run")], {}))
+    checks = list(compare_sides(chosen, [reference, run_side(contender, config, tmp_path / "run")], {}))
     failed = {check.name: check for check in checks if not check.passed}
     with capsys.disabled():
         caught = failed.get(fault.caught_by)
