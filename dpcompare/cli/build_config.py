@@ -26,6 +26,7 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     """
     from dpcompare.config.cluster import Cluster
     from dpcompare.config.engines import ENGINES
+    from dpcompare.config.modes import MODES
     from dpcompare.config.run import RunConfig
     from dpcompare.config.validation import request
     from dpcompare.config.workload import Workload
@@ -46,13 +47,14 @@ def build_config(options: dict[str, Any]) -> RunConfig:
     )
     gpus = options["gpus"]
     devices_per_node = options["devices_per_node"]
-    if options["mode"] == "single" and devices_per_node is None and gpus is None:
+    row = MODES.get((options["framework"], options["mode"]))  # None is refused with the config
+    if row is not None and not row.multi_device and devices_per_node is None and gpus is None:
         devices_per_node = 1  # the baseline is one device, however many are visible
     device = options["device"]
-    if device == "auto" and options["mode"] == "tpu":
-        device = "tpu"
+    if device == "auto" and row is not None and len(row.device_types) == 1:
+        (device,) = row.device_types
     stages = options["stages"]
-    if stages is None and options["mode"] == "pipeline":
+    if stages is None and row is not None and row.is_pipeline:
         stages = DEFAULT_PIPELINE_STAGES
     placement = _placement(options)
     on_gpus = device == "gpu" or gpus is not None or (device == "auto" and bool(visible_gpus(installed_gpus())))

@@ -333,7 +333,7 @@ def _topologies(
         return [(1, 1)]
     if nodes is None and devices_per_node is None:
         devices, stages = DEFAULT_REPLICAS, options["stages"] or 1
-        if row.split == "over processes":
+        if row.is_pipeline:
             return [(1, options["stages"] or DEFAULT_PIPELINE_STAGES)]
         if options["device"] != "cpu" and (gpus := visible_gpus(installed_gpus())):
             devices = min(devices, len(gpus))

@@ -71,7 +71,7 @@ def changed_config(config: RunConfig, options: dict[str, Any], given: set[str]) 
     mode = options["mode"] if "mode" in given else config.mode
     if (
         (framework, mode) in MODES
-        and MODES[framework, mode].split == "over processes"
+        and MODES[framework, mode].is_pipeline
         and (framework, mode) != (config.framework, config.mode)
     ):
         chosen.setdefault("stages", DEFAULT_PIPELINE_STAGES)

@@ -371,7 +371,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
 
 def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
     """What the pipeline of each arm is called: the same where arms differ in their micro-batches alone; None: it has none."""
-    piped = [arm for arm in arms if arm.config.mode_row.split == "over processes"]
+    piped = [arm for arm in arms if arm.config.mode_row.is_pipeline]
     called: dict[str, str] = {}
     for arm in piped:
         config = arm.config

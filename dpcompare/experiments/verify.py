@@ -125,7 +125,7 @@ def known_modes(model: str) -> list[str]:
     modes = [
         mode
         for (_, mode), row in MODES.items()
-        if not row.unverifiable and not (whole and row.split == "over processes")
+        if not row.unverifiable and not (whole and row.is_pipeline)
     ]
     return [*dict.fromkeys(modes), *(name for name, variant in VARIANTS.items() if not (whole and variant.stages > 1))]
 
@@ -134,7 +134,7 @@ def usable_arms(frameworks: Sequence[str], modes: Sequence[str], num_replicas: i
     """The chosen modes that can have this many replicas; several nodes where a mode can have them."""
     arms = []
     for (framework, mode), row in MODES.items():
-        plain = Variant(mode=mode, stages=2 if row.split == "over processes" else 1)
+        plain = Variant(mode=mode, stages=2 if row.is_pipeline else 1)
         for name, variant in {mode: plain, **VARIANTS}.items():
             if framework not in frameworks or name not in modes or variant.mode != mode:
                 continue
@@ -255,7 +255,7 @@ def _accumulation(
     """One batch, the same in 2 micro-batches, and on 2 replicas, with a model without BatchNorm."""
     workload = _workload("mlp", "sgd", precision, batch, quick=False)
     singles = usable_arms(frameworks, modes, 1)
-    accumulating = [arm for arm in singles if "accumulate" not in MODES[arm.framework, arm.mode].only]
+    accumulating = [arm for arm in singles if "accumulate" not in MODES[arm.framework, arm.mode].supported_values]
     in_parts = tuple(replace(arm, accumulate=2) for arm in accumulating)
     several = usable_arms(frameworks, modes, 2) if 2 in replicas else ()
     return Group(workload=workload, arms=(*singles, *in_parts, *several), kind="accumulation")
