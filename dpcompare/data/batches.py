@@ -60,8 +60,8 @@ class BatchReader:
         augmentation: Augmentation | None = None,
         regularization: Regularization | None = None,
         *,
-        process_rank: int,
-        num_processes: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
         replicas_per_process: int = 1,
         accumulate: int = 1,
     ) -> None:
@@ -69,16 +69,16 @@ class BatchReader:
         split: what to read.
         augmentation: None for evaluation.
         regularization: None for evaluation, or where it is off.
-        process_rank: which share of every global batch.
-        num_processes: how many shares there are.
-        replicas_per_process: replicas that take contiguous parts of the process's share.
+        data_parallel_rank: which part of every global batch to read, from 0.
+        data_parallel_size: into how many parts a global batch is divided.
+        replicas_per_process: replicas that take contiguous rows of the process's part.
         accumulate: micro-batches that each replica's part is cut into.
         """
         self._split = split
         self._augmentation = augmentation
         self._regularization = regularization
-        self._process_rank = process_rank
-        self._num_processes = num_processes
+        self._data_parallel_rank = data_parallel_rank
+        self._data_parallel_size = data_parallel_size
         self._replicas_per_process = replicas_per_process
         self._accumulate = accumulate
 
@@ -91,9 +91,9 @@ class BatchReader:
 
     def _rows(self, global_batch_size: int) -> npt.NDArray[np.int64]:
         """Positions in the global batch, (micro-batch, row): in each, the replicas' rows one replica after another."""
-        shape = (self._num_processes, self._replicas_per_process, self._accumulate, -1)
-        own: npt.NDArray[np.int64] = np.arange(global_batch_size).reshape(shape)[self._process_rank]
-        return own.swapaxes(0, 1).reshape(self._accumulate, -1)
+        shape = (self._data_parallel_size, self._replicas_per_process, self._accumulate, -1)
+        local: npt.NDArray[np.int64] = np.arange(global_batch_size).reshape(shape)[self._data_parallel_rank]
+        return local.swapaxes(0, 1).reshape(self._accumulate, -1)
 
     def _read(self, batch: GlobalBatch, rows: npt.NDArray[np.int64]) -> HostBatch:
         indices = batch.indices[rows]

@@ -17,6 +17,7 @@ from dpcompare.backends.base import Backend
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
+from dpcompare.models.state import TrainingState
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
 from dpcompare.results.events import EventLog
 from dpcompare.system.energy import EnergyMeter
@@ -56,10 +57,9 @@ def train(
     split = store.split("train")
     num_steps = workload.total_steps(len(split))
     epoch_steps = steps_per_epoch(len(split), batch_size)
-    share, num_shares = backend.share
     place = {
-        "process_rank": share,
-        "num_processes": num_shares,
+        "data_parallel_rank": backend.data_parallel_rank,
+        "data_parallel_size": backend.data_parallel_size,
         "replicas_per_process": config.replicas_per_process,
     }
     first_step = _begin(backend)
@@ -106,12 +106,11 @@ def train(
         batches = list(islice(feed, workload.accumulate))
         received = time.perf_counter()
         loss = backend.train_step(batches, rate)
-        backend.synchronize()
         last = step == num_steps
         evaluates = last or step % epoch_steps == 0
         checkpoints = config.checkpoint_every is not None and (last or step % config.checkpoint_every == 0)
-        if evaluates or checkpoints or step - first_step == workload.warmup_steps:  # the next is the first that counts
-            backend.settle()
+        warmed_up = step - first_step == workload.warmup_steps  # the next is the first that counts
+        backend.synchronize(drain=evaluates or checkpoints or warmed_up)
         end = time.perf_counter()
 
         measured = {
@@ -143,8 +142,7 @@ def _begin(backend: Backend) -> int:
     if backend.config.resume is None:
         return 0
     checkpoint = load_checkpoint(backend.config.resume, training=training_id(backend.config))
-    backend.load_state(checkpoint.model)
-    backend.load_optimizer_state(checkpoint.optimizer, checkpoint.step)
+    backend.load_state(TrainingState(model=checkpoint.model, optimizer=checkpoint.optimizer, step=checkpoint.step))
     return checkpoint.step
 
 
@@ -152,9 +150,8 @@ def _checkpoint(backend: Backend, events: EventLog, run_dir: Path, step: int) ->
     """Have the first process write a checkpoint, and all others wait for it."""
     start = time.perf_counter()
     config = backend.config
-    checkpoint = Checkpoint(
-        step=step, training=training_id(config), model=backend.state(), optimizer=backend.optimizer_state()
-    )
+    state = backend.state()
+    checkpoint = Checkpoint(step=step, training=training_id(config), model=state.model, optimizer=state.optimizer)
     if config.on_nan == "stop":
         for name, tensor in {**checkpoint.model, **checkpoint.optimizer}.items():
             if not np.isfinite(tensor).all():
@@ -163,7 +160,7 @@ def _checkpoint(backend: Backend, events: EventLog, run_dir: Path, step: int) ->
                 )
     # The run goes on from what the file holds, as one that begins from it: both then agree bit for bit. (torch keeps the
     # running variance in another form while it trains, and replicas have statistics of their own.)
-    backend.load_state(checkpoint.model)
+    backend.load_state(state)
     backend.barrier()  # all have told what they measured up to here, or it would be lost where this is gone on from
     if backend.process_rank == 0:
         size = save_checkpoint(checkpoint, run_dir, keep=config.keep_checkpoints)

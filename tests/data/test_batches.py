@@ -27,7 +27,7 @@ def read(split, num_processes, *, augment=("flip", "contrast")):
     shares = []
     for rank in range(num_processes):
         augmentation = Augmentation(augment, seed=0, num_samples=len(split))
-        reader = BatchReader(split, augmentation, process_rank=rank, num_processes=num_processes)
+        reader = BatchReader(split, augmentation, data_parallel_rank=rank, data_parallel_size=num_processes)
         shares.append(list(reader.read(training_batches(len(split), 8, seed=0, num_steps=3))))
     return [
         {
@@ -60,7 +60,7 @@ def test_pixels_are_normalised_and_rows_that_fill_up_weigh_nothing(split):
 
 def test_micro_batches_of_every_replica_make_up_its_share(split):
     """2 replicas x 2 micro-batches: micro-batch m holds the m-th half of each replica's half of the batch."""
-    reader = BatchReader(split, None, process_rank=0, num_processes=1, replicas_per_process=2, accumulate=2)
+    reader = BatchReader(split, None, data_parallel_rank=0, data_parallel_size=1, replicas_per_process=2, accumulate=2)
     first, second = list(reader.read(training_batches(21, 8, seed=0, num_steps=1)))
     (order,) = training_batches(21, 8, seed=0, num_steps=1)
     labels = split.labels[order.indices]
@@ -72,7 +72,7 @@ def test_micro_batches_of_every_replica_make_up_its_share(split):
 def test_the_digest_covers_the_global_batches(split):
     digests = [OrderDigest(), OrderDigest()]
     for rank, digest in enumerate(digests):
-        reader = BatchReader(split, None, process_rank=rank, num_processes=2)
+        reader = BatchReader(split, None, data_parallel_rank=rank, data_parallel_size=2)
         list(reader.read(training_batches(21, 8, seed=0, num_steps=3), digest))
     assert digests[0].hexdigest() == digests[1].hexdigest()
 
@@ -107,7 +107,11 @@ def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
     """(step, sample, label) -> factors of the rows that count, over two epochs of three batches."""
     found = {}
     for rank in range(num_processes):
-        place = {"process_rank": rank, "num_processes": num_processes, "replicas_per_process": replicas_per_process}
+        place = {
+            "data_parallel_rank": rank,
+            "data_parallel_size": num_processes,
+            "replicas_per_process": replicas_per_process,
+        }
         reader = training_reader(WORKLOAD, split, **place, accumulate=accumulate)
         order = training_batches(len(split), 8, seed=0, num_steps=6)
         for number, batch in enumerate(reader.read(order)):
@@ -132,6 +136,6 @@ def test_what_is_dropped_of_a_sample_changes_from_epoch_to_epoch(split):
 
 def test_regularization_that_is_off_has_no_factors(split):
     reader = training_reader(
-        WORKLOAD.model_copy(update={"regularization": "off"}), split, process_rank=0, num_processes=1
+        WORKLOAD.model_copy(update={"regularization": "off"}), split, data_parallel_rank=0, data_parallel_size=1
     )
     assert {batch.drop_masks for batch in reader.read(training_batches(len(split), 8, seed=0, num_steps=2))} == {None}
