@@ -136,11 +136,10 @@ class TorchBackend(Inspectable):
         self._training: bool | None = None
         self._step = 0
         workload = self.workload
-        self._configure_torch()
+        self._configure_devices()
+        self._configure_precision()
         self.connect()
-        model = self.build_model()
-        self._dtype = torch.float64 if workload.precision == "float64" else torch.float32
-        model = model.to(self._dtype)
+        model = self.build_model().to(self._dtype)
         channels_last = self.config.tuning["memory_layout"] == "NHWC"
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.parameter_layout)
@@ -154,13 +153,16 @@ class TorchBackend(Inspectable):
         self.replicated = self.replicate(self._compiled(self._local))
         self.optimizer = self.build_optimizer()
 
-    def _configure_torch(self) -> None:
+    def _configure_devices(self) -> None:
         torch.set_num_threads(self.config.threads_per_process)
+        # TensorFlow measures convolution algorithms before it chooses one, torch only where this is set.
+        torch.backends.cudnn.benchmark = True
+
+    def _configure_precision(self) -> None:
         # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
         torch.backends.cuda.matmul.allow_tf32 = self.workload.profile == "native"
         torch.backends.cudnn.allow_tf32 = self.workload.profile == "native"
-        # TensorFlow measures convolution algorithms before it chooses one, torch only where this is set.
-        torch.backends.cudnn.benchmark = True
+        self._dtype = torch.float64 if self.workload.precision == "float64" else torch.float32
 
     def blank_images(self, count: int) -> torch.Tensor:
         """Zeros as the model takes images, (count, channels, height, width), on this process's device."""
