@@ -1,4 +1,4 @@
-"""What a mode needs of an environment, and whether it is there."""
+"""The requirements of a mode on its environment: packages, compiler, devices."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def require_compiler(tuning: Mapping[str, str]) -> None:
     compiler = os.environ.get("CXX", "g++")  # as torch looks for it
     if tuning.get("compilation") == "torch.compile" and not shutil.which(compiler):
         raise RequestError(
-            f"torch.compile needs a C++ compiler, and {compiler!r} is not found; install one (such as g++, with Python's headers), "
-            "name it in CXX, or do without: --tune compilation=none"
+            f"torch.compile needs a C++ compiler, and {compiler!r} is not found; install one (such as g++, with "
+            "Python's headers), name it in CXX, or do without: --tune compilation=none"
         )
 
 
@@ -69,8 +69,8 @@ def require_mode(framework: str, mode: str, python: str = sys.executable) -> Non
         and not any(Path("/dev").glob("accel*"))
     ):
         raise RequestError(
-            f"{framework} {mode} is not usable: there is no TPU here (no /dev/accel*, and TPU_NAME is not set); expected a TPU "
-            "machine, or the name of a TPU in TPU_NAME"
+            f"{framework} {mode} is not usable: there is no TPU here (no /dev/accel*, and TPU_NAME is not set); "
+            "expected a TPU machine, or the name of a TPU in TPU_NAME"
         )
     if missing := _missing(framework, MODES[framework, mode].packages, python):
         raise RequestError(

@@ -33,13 +33,13 @@ def test_every_node_has_its_role(tmp_path):
     )
     assert (config.topology.num_replicas, config.topology.num_processes, config.topology.num_trainers) == (2, 4, 1)
     planned = plan(config, tmp_path, Endpoints(range(7000, 7000 + num_ports(config))))
-    told = [json.loads(node.env["TF_CONFIG"]) for node in planned]
-    assert told[0]["cluster"] == {
+    configs = [json.loads(node.env["TF_CONFIG"]) for node in planned]
+    assert configs[0]["cluster"] == {
         "chief": ["127.0.0.1:7000"],
         "ps": ["127.0.0.1:7001"],
         "worker": ["127.0.0.1:7002", "127.0.0.1:7003"],
     }
-    tasks = [(each["task"]["type"], each["task"]["index"]) for each in told]
+    tasks = [(each["task"]["type"], each["task"]["index"]) for each in configs]
     assert tasks == [("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1)]
     assert [node.processes[0].trains for node in planned] == [True, False, False, False]
 
@@ -48,9 +48,12 @@ def test_every_node_has_its_role(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--nodes", "2"], "nodes: received 2 with mode parameter-server; expected at least 3: one each for chief and ps"),
-        (["--nodes", "3", "--devices-per-node", "2"], "devices_per_node: received 2 with mode parameter-server; expected 1"),
-        (["--nodes", "3", "--accumulate", "2"], "accumulate: received 2 with mode parameter-server, which can have 1 only"),
+        (["--nodes", "2"],
+         "nodes: received 2 with mode parameter-server; expected at least 3: one each for chief and ps"),
+        (["--nodes", "3", "--devices-per-node", "2"],
+         "devices_per_node: received 2 with mode parameter-server; expected 1"),
+        (["--nodes", "3", "--accumulate", "2"],
+         "accumulate: received 2 with mode parameter-server, which can have 1 only"),
     ],
     ids=["nodes", "devices", "accumulate"],
 )  # fmt: skip
@@ -80,17 +83,17 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--checkpoint-every", "1"]], ids=["without", "with checkpoints"])
 def test_what_workers_still_have_to_do_counts(tmp_path, options):
-    """Steps return before they are made; nothing but checkpoints between the first and the last loss may take no time."""
+    """Steps return before they are made; between the first and last loss only checkpoints are not part of a step."""
     steps = ["--model", "toy-cnn", "--image-size", "128", "--global-batch-size", "256", "--dataset", "synthetic"]
-    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3", *options,
-                     "--run-dir", tmp_path / "run", "--json")  # fmt: skip
+    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3",
+                     *options, "--run-dir", tmp_path / "run", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     events = read_events(tmp_path / "run", 1)
     (ready,) = [event for event in events if isinstance(event, Ready)]
     last_loss = [event for event in events if isinstance(event, StepsTrained)][-1]
-    whole = last_loss.time - ready.time
+    elapsed = last_loss.time - ready.time
     checkpoints = [event for event in events if isinstance(event, CheckpointSaved) and event.time < last_loss.time]
-    expected = whole - sum(event.seconds for event in checkpoints)
+    expected = elapsed - sum(event.seconds for event in checkpoints)
     assert 4 * 256 / done.json["images_per_second"] == pytest.approx(expected, rel=0.1)
 
 

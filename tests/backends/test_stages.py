@@ -83,19 +83,26 @@ SMALL = ["--model", "toy-bn", "--image-size", "32", "--dataset", "synthetic-mini
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--mode", "pipeline", "--stages", "5", "--devices-per-node", "5"], "stages: received 5, but toy-bn has 4 layers"),
+        (["--mode", "pipeline", "--stages", "5", "--devices-per-node", "5"],
+         "stages: received 5, but toy-bn has 4 layers"),
         (["--mode", "ddp", "--stages", "2", "--devices-per-node", "3"], "stages: received 2 on nodes of 3 devices"),
         (["--mode", "ddp", "--stages", "2", "--devices-per-node", "1"], "stages: received 2 on nodes of 1 devices"),
         (["--mode", "pipeline", "--pipeline-schedule", "1f1b"], "received 1f1b with 1 micro-batches and 2 stages"),
-        (["--mode", "dp", "--stages", "2"], "stages: received 2 with torch dp; expected 1, or one of the modes torch ddp, torch pipeline"),
+        (["--mode", "dp", "--stages", "2"],
+         "stages: received 2 with torch dp; expected 1, or one of the modes torch ddp, torch pipeline"),
         (["--mode", "pipeline", "--stages", "1"], "stages: received 1 with mode pipeline; expected at least 2"),
-        (["--mode", "pipeline", "--microbatches", "3"], "does not divide evenly among 1 replicas in 3 micro-batches each"),
+        (["--mode", "pipeline", "--microbatches", "3"],
+         "does not divide evenly among 1 replicas in 3 micro-batches each"),
         (["--mode", "ddp", "--pipeline-schedule", "1f1b"], "pipeline_schedule: received 1f1b with torch ddp"),
-        (["--mode", "fsdp", "--profile", "native", "--optimizer", "sgd", "--tune", "optimizer_kernels=fused"], "received optimizer_kernels=fused with mode fsdp and sgd"),
-        (["--mode", "dp", "--launcher", "spawn"], "launcher: received spawn with mode dp of torch; expected one of the modes torch ddp"),
-        (["--mode", "ddp", "--launcher", "spawn", "--engine", "hosts", "--hosts", "127.0.0.1,localhost"], "cannot start processes on others"),
+        (["--mode", "fsdp", "--profile", "native", "--optimizer", "sgd", "--tune", "optimizer_kernels=fused"],
+         "received optimizer_kernels=fused with mode fsdp and sgd"),
+        (["--mode", "dp", "--launcher", "spawn"],
+         "launcher: received spawn with mode dp of torch; expected one of the modes torch ddp"),
+        (["--mode", "ddp", "--launcher", "spawn", "--engine", "hosts", "--hosts", "127.0.0.1,localhost"],
+         "cannot start processes on others"),
     ],
-    ids=["layers", "devices", "one device", "1f1b", "mode", "one", "micro-batches", "schedule", "kernels", "launcher", "hosts"],
+    ids=["layers", "devices", "one device", "1f1b", "mode", "one", "micro-batches", "schedule", "kernels", "launcher",
+         "hosts"],
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
     refused = dpcompare("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
@@ -132,7 +139,7 @@ def test_the_other_modes_compute_the_same(modes, replicas, among):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_pipeline_of_efficientnet_b2_tells_its_stages(tmp_path, schedule):
+def test_a_pipeline_of_efficientnet_b2_reports_its_stages(tmp_path, schedule):
     b2 = [
         "--image-size",
         "32",
@@ -146,7 +153,8 @@ def test_a_pipeline_of_efficientnet_b2_tells_its_stages(tmp_path, schedule):
         "1",
     ]
     done = dpcompare("run", "--framework", "torch", "--mode", "pipeline", "--stages", "2", "--microbatches", "2",
-                     "--pipeline-schedule", schedule, *b2, "--device", "cpu", "--json", "--run-dir", tmp_path / "run")  # fmt: skip
+                     "--pipeline-schedule", schedule, *b2, "--device", "cpu", "--json",
+                     "--run-dir", tmp_path / "run")  # fmt: skip
     assert done.code == 0, done.stderr
     assert done.json["num_replicas"] == 1
     assert done.json["num_processes"] == 2

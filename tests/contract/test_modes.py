@@ -27,7 +27,7 @@ def rows(*, by_default):
             framework,
             mode,
             len(row.roles) + 1 if row.roles else 2 if row.multi_node else 1,
-            2 if row.split == "over processes" or (row.multi_device and not row.multi_node) else 1,
+            2 if row.is_pipeline or (row.multi_device and not row.multi_node) else 1,
         )
         for (framework, mode), row in MODES.items()
         if row.by_default == by_default and "cpu" in row.device_types
@@ -56,7 +56,7 @@ def trained(tmp_path_factory):
     def train(framework, mode, nodes, devices, workload=WORKLOAD, **changes):
         run_dir = tmp_path_factory.mktemp("runs") / f"{framework}-{mode}-{nodes}x{devices}"
         cluster = Cluster.partition(nodes, devices, device="cpu")
-        stages = 2 if MODES[framework, mode].split == "over processes" else 1
+        stages = 2 if MODES[framework, mode].is_pipeline else 1
         config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, stages=stages, **changes)
         return run(config, run_dir), run_dir
 
@@ -70,7 +70,7 @@ def test_a_mode_runs_and_records_what_it_was(trained, arm):
     assert result.status == "completed"
     assert (result.framework, result.mode) == (framework, mode)
     row = MODES[framework, mode]
-    replicas = nodes if row.split == "over processes" else nodes * devices - len(row.roles)
+    replicas = nodes if row.is_pipeline else nodes * devices - len(row.roles)
     assert (result.num_nodes, result.num_replicas) == (nodes, replicas)
     per_node = devices if row.process_per == "device" else 1
     assert result.num_processes == nodes * per_node
@@ -151,7 +151,7 @@ def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trai
     )
     accumulating = workload.model_copy(update={"accumulate": 2, "optimizer": "sgd"})
     whole = trained("torch", "single", 1, 1, workload.model_copy(update={"optimizer": "sgd"}))[0]
-    arms = [arm.values[0] for arm in ALL_MODES if not MODES[arm.values[0][:2]].only]
+    arms = [arm.values[0] for arm in ALL_MODES if not MODES[arm.values[0][:2]].supported_values]
     losses = np.array([whole.train_loss, *(trained(*arm, accumulating)[0].train_loss for arm in arms)])
     assert np.ptp(losses, axis=0).max() < 1e-12
 

@@ -37,7 +37,7 @@ WORKLOAD = Workload(
 
 def config(framework="torch", mode="single", nodes=1, devices=1, every=1, workload=WORKLOAD, **changes):
     cluster = Cluster.partition(nodes, devices, device="cpu")
-    stages = 2 if MODES[framework, mode].split == "over processes" else 1
+    stages = 2 if MODES[framework, mode].is_pipeline else 1
     return RunConfig(
         framework=framework,
         mode=mode,

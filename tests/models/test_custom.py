@@ -1,4 +1,4 @@
-"""A user's own model and dataset: the worked example of the docs, pairs that are not the same model, and what is refused."""
+"""Custom models and datasets: the worked example of the docs, pairs that are not the same model, and refusals."""
 
 import os
 import sys
@@ -186,15 +186,15 @@ def test_other_tensors_differ_without_end():
 def test_the_example_trains_the_same_in_both_frameworks(elsewhere):
     losses = []
     for framework, mode in (("torch", "single"), ("tensorflow", "single")):
-        done = dpcompare("run", "--framework", framework, "--mode", mode, "--model", "small_resnet:model", *SQUARES, *SHORT,
-                         "--precision", "float64", "--json", "--run-dir", framework)  # fmt: skip
+        done = dpcompare("run", "--framework", framework, "--mode", mode, "--model", "small_resnet:model", *SQUARES,
+                         *SHORT, "--precision", "float64", "--json", "--run-dir", framework)  # fmt: skip
         assert done.code == 0, done.stderr
         losses.append(done.json["train_loss"])
     assert np.abs(np.subtract(*losses)).max() < 1e-10
     with (elsewhere / "small_resnet.py").open("a") as module:
         module.write("# changed\n")
-    again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES, *SHORT,
-                      "--precision", "float64", "--run-dir", "again")  # fmt: skip
+    again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES,
+                      *SHORT, "--precision", "float64", "--run-dir", "again")  # fmt: skip
     assert again.code == 0, again.stderr
     assert "source of the model differs" in dpcompare("report", "torch", "again").stdout
     assert "source of the model differs" not in dpcompare("report", "torch", "tensorflow").stdout
