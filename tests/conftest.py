@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from dpcompare.config.modes import FRAMEWORKS
+from tests.support.warm import WarmLauncher
 
 SECONDS_TO_BE_GONE = 5
 CLOTHING = Path(__file__).parents[2] / "shared" / "datasets" / "clothing"
@@ -62,7 +63,25 @@ def _children() -> set[int]:
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return found - {os.getpid()}
+    stay = {os.getpid()}.union(*(launcher.pids for launcher in WARM_LAUNCHERS))
+    return found - stay
+
+
+WARM_LAUNCHERS: list[WarmLauncher] = []
+"""Whose own processes last for the session; what forks from them must end."""
+
+
+@pytest.fixture(scope="session")
+def warm_launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmLauncher]:
+    WARM_LAUNCHERS.append(WarmLauncher(tmp_path_factory.mktemp("warm")))
+    yield WARM_LAUNCHERS[0]
+    WARM_LAUNCHERS.pop().close()
+
+
+@pytest.fixture
+def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process runs is trained in processes that need not import a framework first."""
+    monkeypatch.setattr("dpcompare.launch.run.launch", warm_launcher.launch)
 
 
 def _environment() -> dict[str, str]:

@@ -27,6 +27,7 @@ from tests.support.faults import FAULTS
 
 BOTH = ("torch", "tensorflow")
 ALL = ("single", "dp", "ddp", "mirrored", "multiworker")
+pytestmark = pytest.mark.usefixtures("warm")
 
 
 def group(replicas=1, optimizer="sgd", modes=ALL, regularization="off"):
