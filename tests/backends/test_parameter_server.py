@@ -7,7 +7,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.results.events import read_events
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 TINY = [
     "--model",
@@ -55,7 +55,7 @@ def test_every_node_has_its_role(tmp_path):
     ids=["nodes", "devices", "accumulate"],
 )  # fmt: skip
 def test_what_it_cannot_do_is_refused(tmp_path, asked, says):
-    refused = dpcompare("run", *SERVED, *TINY, *asked, "--run-dir", tmp_path / "run")
+    refused = invoke("run", *SERVED, *TINY, *asked, "--run-dir", tmp_path / "run")
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
 
@@ -71,7 +71,7 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
     assert 0 < settings["staleness"]["mean"] <= settings["staleness"]["max"] <= 4
     mirrored = ["--framework", "tensorflow", "--mode", "mirrored", "--devices-per-node", "2"]
     assert dpcompare("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
-    shown = dpcompare("report", tmp_path / "served", tmp_path / "mirrored", "--json")
+    shown = invoke("report", tmp_path / "served", tmp_path / "mirrored", "--json")
     (reason,) = [reason for reason in shown.json["reasons"] if reason.startswith("updates")]
     assert "throughput alone may be compared" in reason
 
@@ -106,17 +106,17 @@ def test_one_worker_computes_what_one_device_does():
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("mode", ["keras-fit", "tpu"])
 def test_what_cannot_be_verified_says_why(mode):
-    refused = dpcompare("verify", "--modes", f"single,{mode}")
+    refused = invoke("verify", "--modes", f"single,{mode}")
     assert refused.code == 2
     assert f"{mode}: " in refused.stderr
 
 
 @pytest.mark.tensorflow
 def test_there_is_no_tpu_here(tmp_path):
-    refused = dpcompare("run", "--framework", "tensorflow", "--mode", "tpu", "--model", "toy-cnn", "--image-size", "32",
+    refused = invoke("run", "--framework", "tensorflow", "--mode", "tpu", "--model", "toy-cnn", "--image-size", "32",
                         "--run-dir", tmp_path / "run")  # fmt: skip
     assert refused.code == 2
     assert "there is no TPU here" in refused.stderr
-    (row,) = [row for row in dpcompare("modes", "--json").json["modes"] if row["mode"] == "tpu"]
+    (row,) = [row for row in invoke("modes", "--json").json["modes"] if row["mode"] == "tpu"]
     assert row["usable"] is False
     assert "there is no TPU here" in row["reason"]

@@ -10,7 +10,7 @@ import pytest
 
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.partition import balanced_cuts, seconds_of, seconds_of_stages
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -98,7 +98,7 @@ SMALL = ["--model", "toy-bn", "--image-size", "32", "--dataset", "synthetic-mini
     ids=["layers", "devices", "one device", "1f1b", "mode", "one", "micro-batches", "schedule", "kernels", "launcher", "hosts"],
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
-    refused = dpcompare("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
+    refused = invoke("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
     assert not (tmp_path / "run").exists()

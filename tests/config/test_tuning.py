@@ -13,7 +13,7 @@ from dpcompare.config.validation import request
 from dpcompare.errors import RequestError
 from dpcompare.experiments.autotune import tuned
 from dpcompare.experiments.study import Arm, Study
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 
 def config(profile="native", mode="ddp", **tune):
@@ -45,7 +45,7 @@ def test_strict_compiles_nothing():
 )  # fmt: skip
 def test_without_a_compiler_what_compiles_is_refused_before_anything_starts(tmp_path, monkeypatch, command):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    refused = dpcompare(
+    refused = invoke(
         *command, "--device", "cpu", *TINY, "--run-dir" if command[0] == "run" else "--out", tmp_path / "out"
     )
     assert refused.code == 2
@@ -74,7 +74,7 @@ def test_what_cannot_be_tuned_is_refused(profile, mode, tune, says):
 
 
 def test_a_pair_that_is_none_is_refused():
-    refused = dpcompare("plan", "--framework", "torch", "--mode", "ddp", "--tune", "fused")
+    refused = invoke("plan", "--framework", "torch", "--mode", "ddp", "--tune", "fused")
     assert refused.code == 2
     assert "--tune: received 'fused', expected NAME=VALUE" in refused.stderr
 
@@ -187,7 +187,7 @@ def test_a_run_that_goes_on_keeps_the_settings_that_its_mode_has(tmp_path):
 
 
 def test_there_must_be_something_to_tune(tmp_path):
-    refused = dpcompare(
+    refused = invoke(
         "compare", "--arm", "torch:ddp", "--autotune", "--out", tmp_path / "study", "--device", "cpu", *TINY
     )
     if "not installed" not in refused.stderr:

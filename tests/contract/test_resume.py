@@ -21,7 +21,7 @@ from dpcompare.results.history import close_attempt
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from stress.injection import write_sitecustomize
 from tests.contract.test_modes import ALL_MODES
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
 
 # The others take about half a minute each.
@@ -254,14 +254,14 @@ def test_the_command_goes_on_with_a_killed_launcher(tmp_path, undisturbed):
 
 @pytest.mark.torch
 def test_what_cannot_go_on_is_refused(tmp_path):
-    nowhere = dpcompare("run", "--resume", tmp_path / "nowhere")
+    nowhere = invoke("run", "--resume", tmp_path / "nowhere")
     assert nowhere.code == 2
     assert "holds no readable config.json" in nowhere.stderr
     run(config(every=None), tmp_path / "run")
-    without = dpcompare("run", "--resume", tmp_path / "run", "--steps", "20")
+    without = invoke("run", "--resume", tmp_path / "run", "--steps", "20")
     assert without.code == 2
     assert "holds no checkpoint that can be used" in without.stderr
-    changed = dpcompare("run", "--resume", tmp_path / "run", "--learning-rate", "0.5")
+    changed = invoke("run", "--resume", tmp_path / "run", "--learning-rate", "0.5")
     assert changed.code == 2
     assert "received --learning-rate, but a run that goes on keeps its workload" in changed.stderr
 
@@ -349,7 +349,7 @@ def test_a_file_of_options_is_not_ignored(tmp_path):
     run(config(workload=WORKLOAD.model_copy(update={"steps": 3})), tmp_path / "run")
     file = tmp_path / "options.toml"
     file.write_text("seed = 3")
-    refused = dpcompare("run", "--resume", tmp_path / "run", "--config", file)
+    refused = invoke("run", "--resume", tmp_path / "run", "--config", file)
     assert refused.code == 2
     assert "--resume: received --seed" in refused.stderr
     file.write_text("steps = 5")

@@ -18,7 +18,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments import study as studies
 from dpcompare.experiments.study import Arm, Study, ablated, estimate_seconds, open_study
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 
@@ -141,7 +141,7 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
     run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
     result = json.loads((run_dir / "result.json").read_text())
     (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
-    shown = dpcompare("report", tmp_path / "out")
+    shown = invoke("report", tmp_path / "out")
     assert shown.stdout.startswith("PARTIAL (1 of 2 rounds are whole).")
     again = dpcompare(*command, "--out", tmp_path / "out")
     assert again.code == 0, again.stderr
@@ -161,7 +161,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     assert process.returncode == 130
     assert "PARTIAL (" in stdout
     assert f"with --out {tmp_path / 'out'} goes on from here" in stderr
-    report = dpcompare("report", tmp_path / "out")
+    report = invoke("report", tmp_path / "out")
     assert report.code == 0
     assert "of 50 rounds are whole" in report.stdout
 
@@ -290,7 +290,7 @@ REFUSED = {
 @pytest.mark.torch
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
 def test_wrong_requests_are_refused_before_anything_starts(arguments, message, tmp_path):
-    refused = dpcompare("compare", *arguments, "--out", tmp_path / "out")
+    refused = invoke("compare", *arguments, "--out", tmp_path / "out")
     assert refused.code == 2
     with pytest.raises(AssertionError, match=f"(?s){message}"):
         raise AssertionError(refused.stderr)
@@ -308,7 +308,7 @@ def test_arms_that_cannot_run_can_be_skipped():
 
 def test_every_mistake_in_a_study_file_is_named(tmp_path):
     (tmp_path / "study.toml").write_text('arms = ["torch:ddp"]\nrepeats = "six"\nnodes = "two"\nprecision = "half"\n')
-    refused = dpcompare("compare", tmp_path / "study.toml")
+    refused = invoke("compare", tmp_path / "study.toml")
     assert refused.code == 2
     for part in ("study.toml:1: key 'arms' is unknown", "study.toml:2: key 'repeats': received 'six'",
                  "study.toml:3: key 'nodes': received 'two'", "study.toml:4: key 'precision': received 'half'"):  # fmt: skip
@@ -351,7 +351,7 @@ def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
 @pytest.mark.torch
 def test_another_terminal_can_watch(finished):
     folder, _, _ = finished
-    shown = dpcompare("watch", folder, "--once")
+    shown = invoke("watch", folder, "--once")
     assert shown.code == 0
     assert shown.stdout.count("2/2") == 2
     assert "every run has ended" in shown.stdout
@@ -368,7 +368,7 @@ def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path)
     assert done.json["repeats"] == 1
     assert done.json["stopped_by"].startswith("the time is up (")
     assert "there are too few for an interval" in done.json["stopped_by"]
-    shown = dpcompare("report", tmp_path / "out")
+    shown = invoke("report", tmp_path / "out")
     assert "Rounds were added until the time is up" in shown.stdout
 
 
@@ -398,7 +398,7 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_limits_are_refused(arguments, message):
-    refused = dpcompare("compare", *arguments)
+    refused = invoke("compare", *arguments)
     assert refused.code == 2
     assert message in refused.stderr
 

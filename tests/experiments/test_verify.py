@@ -22,7 +22,7 @@ from dpcompare.experiments.verify import (
     usable_arms,
 )
 from dpcompare.models.architectures import MODELS
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 from tests.support.faults import FAULTS
 
 BOTH = ("torch", "tensorflow")
@@ -73,7 +73,7 @@ def test_a_quick_plan_has_the_big_model_on_one_device_only():
 @pytest.mark.torch
 @pytest.mark.tensorflow
 def test_wrong_requests_are_refused(arguments, message):
-    refused = dpcompare("verify", *arguments)
+    refused = invoke("verify", *arguments)
     assert refused.code == 2
     with pytest.raises(AssertionError, match=f"(?s){message}"):
         raise AssertionError(refused.stderr)

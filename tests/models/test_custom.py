@@ -15,7 +15,7 @@ from dpcompare.launch.inputs import _custom_store
 from dpcompare.models.architectures import custom_weights
 from dpcompare.models.custom import CustomModel, custom_model
 from dpcompare.system.import_path import is_custom
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SQUARES = ["--dataset", "small_resnet:squares", "--image-size", "32", "--global-batch-size", "16"]
@@ -165,7 +165,7 @@ strange = CustomModel(torch=scaled)
 )
 def test_a_model_that_gives_something_else_is_refused_before_anything_starts(elsewhere, model, says):
     (elsewhere / "mine.py").write_text(REFUSED)
-    refused = dpcompare(
+    refused = invoke(
         "run", "--framework", "torch", "--mode", "single", "--model", model, *SQUARES, *SHORT, "--run-dir", "run"
     )
     assert refused.code == 2, refused.stderr
@@ -196,8 +196,8 @@ def test_the_example_trains_the_same_in_both_frameworks(elsewhere):
     again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES, *SHORT,
                       "--precision", "float64", "--run-dir", "again")  # fmt: skip
     assert again.code == 0, again.stderr
-    assert "source of the model differs" in dpcompare("report", "torch", "again").stdout
-    assert "source of the model differs" not in dpcompare("report", "torch", "tensorflow").stdout
+    assert "source of the model differs" in invoke("report", "torch", "again").stdout
+    assert "source of the model differs" not in invoke("report", "torch", "tensorflow").stdout
 
 
 @pytest.mark.torch

@@ -61,12 +61,12 @@ def _train(argv: list[str], environment: dict[str, str], folder: str) -> NoRetur
         os.environ.update(environment)
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.argv = argv
         python_path = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
         sys.path[:0] = python_path
         for entry in python_path:  # as an interpreter does when it starts
             if (custom := Path(entry, "sitecustomize.py")).is_file():
                 exec(compile(custom.read_text(), custom, "exec"), {"__name__": "sitecustomize"})
-        sys.argv = argv
         runpy.run_module(argv[0], run_name="__main__")
     except BaseException:
         traceback.print_exc()
