@@ -5,6 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRAS := all,dev
 PYTEST_ARGS ?=
+PYTEST_WORKERS ?= 2
 
 .PHONY: compare install check test
 
@@ -26,5 +27,5 @@ check: install ## lint, format and types
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
-test: install ## the tests; PYTEST_ARGS='-m slow' for the slow ones
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: install ## the tests, PYTEST_WORKERS at a time; PYTEST_ARGS='-m slow' for the slow ones
+	$(BIN)/python -m pytest --numprocesses $(PYTEST_WORKERS) --dist worksteal $(PYTEST_ARGS)

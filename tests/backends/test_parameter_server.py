@@ -62,15 +62,16 @@ def test_what_it_cannot_do_is_refused(tmp_path, asked, says):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
     short = [*TINY, "--image-size", "64", "--global-batch-size", "64", "--dataset", "synthetic", "--steps", "40"]
-    done = dpcompare("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
+    done = invoke("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
     assert done.code == 0, done.stderr
     settings = done.json["settings"]
     assert settings["updates"] == "asynchronous"
     assert 0 < settings["staleness"]["mean"] <= settings["staleness"]["max"] <= 4
     mirrored = ["--framework", "tensorflow", "--mode", "mirrored", "--devices-per-node", "2"]
-    assert dpcompare("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
+    assert invoke("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
     shown = invoke("report", tmp_path / "served", tmp_path / "mirrored", "--json")
     (reason,) = [reason for reason in shown.json["reasons"] if reason.startswith("updates")]
     assert "throughput alone may be compared" in reason
@@ -79,6 +80,7 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--checkpoint-every", "1"]], ids=["without", "with checkpoints"])
+@pytest.mark.alone
 def test_what_workers_still_have_to_do_counts(tmp_path, options):
     """Steps return before they are made; nothing but checkpoints between the first and the last loss may take no time."""
     steps = ["--model", "toy-cnn", "--image-size", "128", "--global-batch-size", "256", "--dataset", "synthetic"]
@@ -96,8 +98,9 @@ def test_what_workers_still_have_to_do_counts(tmp_path, options):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_one_worker_computes_what_one_device_does():
-    done = dpcompare("verify", "--frameworks", "tensorflow", "--modes", "single,parameter-server", "--model", "toy-bn",
+    done = invoke("verify", "--frameworks", "tensorflow", "--modes", "single,parameter-server", "--model", "toy-bn",
                      "--replicas", "1", "--precision", "float64", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     assert any("parameter-server" in check["modes"] for check in done.json["checks"])

@@ -119,8 +119,9 @@ def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
     ],
     ids=["one replica", "split or spawned", "sharded or wrapped"],  # in few commands: each trains ddp again
 )
+@pytest.mark.usefixtures("warm")
 def test_the_other_modes_compute_the_same(modes, replicas, among):
-    done = dpcompare("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
+    done = invoke("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
                      "--precision", "float64", "--json")  # fmt: skip
     assert done.code == 0, [check for check in done.json["checks"] if not check["passed"]]
     compared = ", ".join(check["modes"] for check in done.json["checks"])

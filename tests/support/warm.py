@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcompare.config.run import RunConfig
+from dpcompare.launch import local
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess, TrainingProcess
 from dpcompare.results.events import EventTail
@@ -48,11 +49,13 @@ class WarmLauncher:
         *,
         isolate: bool,
     ) -> LaunchOutcome:
-        """As `dpcompare.launch.local.launch`, without deadlines; events are observed when all have ended."""
+        """As `local.launch`, without deadlines; events are observed when all have ended.
+
+        What needs processes of its own is started as ever: in a network of its own, by another interpreter, or by spawn.
+        """
         config = RunConfig.load(run_dir / CONFIG_FILE)
-        assert not isolate
-        assert config.python == sys.executable
-        assert config.launch != "spawn"
+        if isolate or config.python != sys.executable or config.launch == "spawn":
+            return local.launch(node_processes, run_dir, deadlines, observe, isolate=isolate)
         placed = [(node, process) for node in node_processes for process in node.processes]
         statuses = self._answer(config.framework, [_request(config, *place) for place in placed])
         for event in EventTail(run_dir, [process.process_rank for _, process in placed]).new_events():
