@@ -13,6 +13,7 @@ def trained(mode, run_dir, workload, **changes):
     return run(RunConfig(framework="tensorflow", mode=mode, workload=workload, cluster=cluster, **changes), run_dir)
 
 
+@pytest.mark.usefixtures("warm")
 def test_each_step_has_its_own_learning_rate(tmp_path):
     """Where `fit` waits for data inside a step, it has read the rate of the one before; the third loss shows it."""
     workload = Workload(

@@ -7,7 +7,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.results.events import CheckpointSaved, Ready, StepsTrained, read_events
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 TINY = [
     "--model",
@@ -58,23 +58,24 @@ def test_every_node_has_its_role(tmp_path):
     ids=["nodes", "devices", "accumulate"],
 )  # fmt: skip
 def test_what_it_cannot_do_is_refused(tmp_path, asked, says):
-    refused = dpcompare("run", *SERVED, *TINY, *asked, "--run-dir", tmp_path / "run")
+    refused = invoke("run", *SERVED, *TINY, *asked, "--run-dir", tmp_path / "run")
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
 
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
     short = [*TINY, "--image-size", "64", "--global-batch-size", "64", "--dataset", "synthetic", "--steps", "40"]
-    done = dpcompare("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
+    done = invoke("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
     assert done.code == 0, done.stderr
     settings = done.json["settings"]
     assert settings["updates"] == "asynchronous"
     assert 0 < settings["staleness"]["mean"] <= settings["staleness"]["max"] <= 4
     mirrored = ["--framework", "tensorflow", "--mode", "mirrored", "--devices-per-node", "2"]
-    assert dpcompare("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
-    shown = dpcompare("report", tmp_path / "served", tmp_path / "mirrored", "--json")
+    assert invoke("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
+    shown = invoke("report", tmp_path / "served", tmp_path / "mirrored", "--json")
     (reason,) = [reason for reason in shown.json["reasons"] if reason.startswith("updates")]
     assert "throughput alone may be compared" in reason
 
@@ -82,6 +83,7 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--checkpoint-every", "1"]], ids=["without", "with checkpoints"])
+@pytest.mark.alone
 def test_what_workers_still_have_to_do_counts(tmp_path, options):
     """Steps return before they are made; between the first and last loss only checkpoints are not part of a step."""
     steps = ["--model", "toy-cnn", "--image-size", "128", "--global-batch-size", "256", "--dataset", "synthetic"]
@@ -99,8 +101,9 @@ def test_what_workers_still_have_to_do_counts(tmp_path, options):
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_one_worker_computes_what_one_device_does():
-    done = dpcompare("verify", "--frameworks", "tensorflow", "--modes", "single,parameter-server", "--model", "toy-bn",
+    done = invoke("verify", "--frameworks", "tensorflow", "--modes", "single,parameter-server", "--model", "toy-bn",
                      "--replicas", "1", "--precision", "float64", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     assert any("parameter-server" in check["modes"] for check in done.json["checks"])
@@ -109,17 +112,17 @@ def test_one_worker_computes_what_one_device_does():
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("mode", ["keras-fit", "tpu"])
 def test_what_cannot_be_verified_says_why(mode):
-    refused = dpcompare("verify", "--modes", f"single,{mode}")
+    refused = invoke("verify", "--modes", f"single,{mode}")
     assert refused.code == 2
     assert f"{mode}: " in refused.stderr
 
 
 @pytest.mark.tensorflow
 def test_there_is_no_tpu_here(tmp_path):
-    refused = dpcompare("run", "--framework", "tensorflow", "--mode", "tpu", "--model", "toy-cnn", "--image-size", "32",
+    refused = invoke("run", "--framework", "tensorflow", "--mode", "tpu", "--model", "toy-cnn", "--image-size", "32",
                         "--run-dir", tmp_path / "run")  # fmt: skip
     assert refused.code == 2
     assert "there is no TPU here" in refused.stderr
-    (row,) = [row for row in dpcompare("modes", "--json").json["modes"] if row["mode"] == "tpu"]
+    (row,) = [row for row in invoke("modes", "--json").json["modes"] if row["mode"] == "tpu"]
     assert row["usable"] is False
     assert "there is no TPU here" in row["reason"]

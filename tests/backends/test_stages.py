@@ -10,7 +10,7 @@ import pytest
 
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.partition import balanced_cuts, seconds_of, seconds_of_stages
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -105,7 +105,7 @@ SMALL = ["--model", "toy-bn", "--image-size", "32", "--dataset", "synthetic-mini
          "hosts"],
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
-    refused = dpcompare("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
+    refused = invoke("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
     assert not (tmp_path / "run").exists()
@@ -126,8 +126,9 @@ def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
     ],
     ids=["one replica", "split or spawned", "sharded or wrapped"],  # in few commands: each trains ddp again
 )
+@pytest.mark.usefixtures("warm")
 def test_the_other_modes_compute_the_same(modes, replicas, among):
-    done = dpcompare("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
+    done = invoke("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
                      "--precision", "float64", "--json")  # fmt: skip
     assert done.code == 0, [check for check in done.json["checks"] if not check["passed"]]
     compared = ", ".join(check["modes"] for check in done.json["checks"])

@@ -10,7 +10,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.launch import doctor as diagnosis
 from dpcompare.launch.doctor import judge_versions
 from tests.conftest import NVIDIA_SMI
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 
 def test_a_look_without_trials_tells_of_everything():
@@ -116,8 +116,10 @@ def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+@pytest.mark.alone
 def test_noise_tells_what_can_be_detected():
-    done = dpcompare("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
+    done = invoke("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
     noise = json.loads(done.stdout)["noise"]
     assert noise["rounds"] == 6
     assert 0 < noise["detectable"] < float("inf")  # how much, is the machine's

@@ -21,7 +21,7 @@ from dpcompare.results.events import EventTail, Started, StepsTrained
 from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import is_alive
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
 
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
@@ -122,7 +122,7 @@ def test_ctrl_c_ends_the_hosts_too(tmp_path):
     ids=["name", "twice", "number", "none", "link", "isolate", "partition"],
 )  # fmt: skip
 def test_hosts_that_make_no_run_are_refused(tmp_path, asked, says):
-    refused = dpcompare("run", "--engine", "hosts", *TORCH, *TINY, "--global-batch-size", "12", "--device", "cpu", *asked,
+    refused = invoke("run", "--engine", "hosts", *TORCH, *TINY, "--global-batch-size", "12", "--device", "cpu", *asked,
                         "--run-dir", tmp_path / "run")  # fmt: skip
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
@@ -130,7 +130,7 @@ def test_hosts_that_make_no_run_are_refused(tmp_path, asked, says):
 
 
 def test_there_is_no_slurm_here(tmp_path):
-    refused = dpcompare(
+    refused = invoke(
         "run", "--engine", "slurm", *TORCH, "--device", "cpu", "--run-dir", tmp_path / "run", PATH="/nowhere"
     )
     if "not installed" not in refused.stderr:
@@ -139,7 +139,7 @@ def test_there_is_no_slurm_here(tmp_path):
 
 
 def test_a_run_directory_that_waits_for_nobody_is_refused(tmp_path):
-    refused = dpcompare("node", tmp_path, "--node-rank", "0")
+    refused = invoke("node", tmp_path, "--node-rank", "0")
     assert refused.code == 2
     assert "holds no readable attempt.json" in refused.stderr
 
@@ -151,7 +151,7 @@ def test_ssh_asks_nothing():
 @pytest.mark.torch
 def test_without_ssh_it_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    refused = dpcompare(
+    refused = invoke(
         "run", "--engine", "hosts", "--hosts", "localhost", "--ssh", *TORCH, *TINY, "--run-dir", tmp_path / "run"
     )
     assert refused.code == 2

@@ -20,7 +20,7 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import MODELS, initial_weights
 from dpcompare.models.weights import classifier_of, fit, load_source, prepare_weights, read_source
-from tests.support.command import dpcompare, python
+from tests.support.command import invoke, python
 
 B0 = Workload(model="efficientnet-b0", image_size=32)
 SMALL = Workload(model="toy-bn", image_size=32)
@@ -359,7 +359,7 @@ def test_weights_are_refused_before_a_dataset_is_prepared(photos, monkeypatch, t
 
 @pytest.mark.torch
 def test_the_command_refuses_before_anything_starts(tmp_path):
-    refused = dpcompare("run", "--framework", "torch", "--mode", "single", "--weights", "nowhere.h5")
+    refused = invoke("run", "--framework", "torch", "--mode", "single", "--weights", "nowhere.h5")
     assert refused.code == 2
     assert "received 'nowhere.h5', which cannot be read" in refused.stderr
     assert not (Path.cwd() / "runs").exists()
