@@ -1,4 +1,4 @@
-"""What a run reads: the prepared dataset and the initial weights, made once and kept in a cache."""
+"""The inputs of a run: the prepared dataset and the initial weights, made once and kept in a cache."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def _store(workload: Workload, progress: Progress | None) -> Store:
 
 @cache
 def _custom_store(name: str, image_size: int, progress: Progress | None) -> Store:
-    """Prepared anew by every command, since nobody knows what a user's code gives, and kept by what it gave."""
+    """Prepared again by every command, since a user's code may give something else each time; kept by its content."""
     folder = cache_dir() / "stores"
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".own-") as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".custom-") as temporary:
         store = prepare(name, Path(temporary) / "store", image_size, progress=progress)
         kept = folder / f"{name.replace(':', '.')}-{image_size}px-{store.manifest.sha256[:16]}"
         if (found := _sound_store(kept)) is not None:
@@ -126,7 +126,7 @@ def _custom_store(name: str, image_size: int, progress: Progress | None) -> Stor
 
 
 def _sound_store(path: Path) -> Store | None:
-    """The cached store; a damaged one is removed, since it is ours to make again and no error of the user's."""
+    """The cached store; a damaged one is removed, since it can be prepared again."""
     if not is_store(path):
         return None
     try:

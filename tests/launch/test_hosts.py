@@ -16,7 +16,7 @@ import pytest
 from dpcompare.launch.engines.hosts import SSH
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
-from dpcompare.launch.supervise import _Watch
+from dpcompare.launch.supervise import NodesWatch
 from dpcompare.results.events import EventTail
 from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
@@ -86,7 +86,7 @@ def test_a_host_where_nothing_is_started_is_named(tmp_path):
     terminal = subprocess.Popen(first, stderr=subprocess.PIPE, text=True)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert "has waited 3 s for node 1 to begin" in said
+    assert "has waited 3 s for node 1 to start" in said
     assert "is not the same folder there and here" in said
     assert "has waited 3 s for node 1" in terminal.communicate()[1]
     assert terminal.returncode == 1
@@ -216,11 +216,11 @@ def end(rank, **changes):
 @pytest.mark.parametrize(
     ("happens", "says"),
     [
-        (lambda rendezvous, run_dir: rendezvous.stop(), "all nodes were told to stop"),
+        (lambda rendezvous, run_dir: rendezvous.stop(), "all nodes were stopped"),
         (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, status=1)), "node 1 (h1) has failed"),
-        (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, stopped=True)), "node 1 (h1) was ended"),
+        (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, stopped=True)), "node 1 (h1) was stopped"),
         (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, status=0)), None),
-        (lambda rendezvous, run_dir: Rendezvous.open(run_dir, 2), "another attempt of this run has begun"),
+        (lambda rendezvous, run_dir: Rendezvous.open(run_dir, 2), "another attempt of this run has started"),
         (lambda rendezvous, run_dir: None, None),
     ],
     ids=["stop", "failure", "end", "success", "attempt", "nothing"],
@@ -243,22 +243,22 @@ def test_a_node_ends_when_nothing_is_heard_of_who_began_the_run(tmp_path, monkey
     now += 20
     assert rendezvous.why_stopped(0) is None
     now += 200
-    assert rendezvous.why_stopped(0) == "nothing was heard for 180 s of the process that began the run"
+    assert rendezvous.why_stopped(0) == "nothing was heard for 180 s of the process that started the run"
 
 
 def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 1)
-    watch = _Watch(rendezvous, Deadlines(start=1, progress=1), queues=True)
+    watch = NodesWatch(rendezvous, Deadlines(start=1, progress=1), may_queue=True)
     now += 10_000
     watch.look(lambda: None)
     rendezvous.write_node_info(node_info(0))
     for seconds, over in ((1, False), (60, False), (3, True)):
         now += seconds
         watch.look(lambda: None)
-        assert watch.over() == over, seconds
-    assert "nothing was heard of any node for 61 s" in watch.ended().others
+        assert watch.is_over() == over, seconds
+    assert "nothing was heard of any node for 61 s" in watch.outcome().reasons
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
