@@ -235,17 +235,15 @@ def trial(
             result = run(config, Path(folder) / "run", stopped_by=lambda: too_long if deadline.passed else None)
         except (RunFailedError, RequestError) as error:
             if deadline.passed:
-                return Finding(
-                    name=name,
-                    status="problem",
-                    found=too_long,
-                    remedy="the processes start but do not reach each other: look for a firewall on 127.0.0.1",
+                found = too_long
+                remedy = "the processes start but do not reach each other: look for a firewall on 127.0.0.1"
+            else:
+                found = "; ".join(str(error).strip().splitlines()[-3:])
+                remedy = (
+                    f"dpcompare run --framework {framework} --mode {mode} --model mlp --image-size 8 --steps 2 "
+                    "--warmup-steps 0 keeps all logs"
                 )
-            lines = str(error).strip().splitlines()
-            return Finding(
-                name=name, status="problem", found="; ".join(lines[-3:]), remedy=f"dpcompare run --framework {framework} "
-                f"--mode {mode} --model mlp --image-size 8 --steps 2 --warmup-steps 0 keeps all logs"
-            )  # fmt: skip
+            return Finding(name=name, status="problem", found=found, remedy=remedy)
     how = " (emulated)" if result.emulated else ""
     return Finding(
         name=name,

@@ -1,4 +1,4 @@
-"""The diagnosis of a failed run, in words: which process, how it ended, its last messages, and how far each had come."""
+"""The diagnosis of a failed run: which process, how it ended, its last messages, and how far each had come."""
 
 from __future__ import annotations
 
@@ -78,8 +78,9 @@ def _stalled(evidence: Evidence) -> Iterator[str]:
     # The others may be waiting for one that was stopped.
     for stall in sorted(evidence.outcome.stalled, key=lambda stall: stall.state != "stopped by a signal"):
         yield (
-            f"{_name(evidence, stall.process_rank)} showed no progress for {stall.seconds:.0f} s; it was {stall.state}. "
-            f"Allow more with --start-timeout or --progress-timeout\n{evidence.end_of_log(stall.process_rank)}"
+            f"{_name(evidence, stall.process_rank)} showed no progress for {stall.seconds:.0f} s; it was "
+            f"{stall.state}. Allow more with --start-timeout or --progress-timeout\n"
+            f"{evidence.end_of_log(stall.process_rank)}"
         )
 
 

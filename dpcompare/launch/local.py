@@ -1,4 +1,4 @@
-"""The launcher of this machine: it starts the node processes of a plan, watches them, and leaves none of them behind."""
+"""The local launcher: it starts the node processes of a plan on this machine, watches them and leaves none behind."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def launch(
 
 
 class ProcessWatch:
-    """The training processes of a launch: passes their events on, and notices who ends without a last one or falls silent."""
+    """A watch on training processes: it passes their events on, and notices those that vanish or fall silent."""
 
     def __init__(self, events: EventTail, ranks: Sequence[int], deadlines: Deadlines, observe: Observer) -> None:
         self._events = events

@@ -244,7 +244,7 @@ def _versions(framework: str) -> dict[str, str]:
 
 
 def _interfaces(address: str) -> dict[str, str]:
-    """The network that collectives are to use, unless the user chose one: by default they take that of the host's name."""
+    """The network for collectives, unless the user chose one: by default they take that of the host's name."""
     interface = interface_of(address)
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     return {name: interface for name in names if name not in os.environ} if interface else {}

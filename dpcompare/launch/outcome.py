@@ -88,7 +88,7 @@ class NodeOutcome(BaseModel):
 
 
 def merge_outcomes(outcomes: Sequence[NodeOutcome]) -> LaunchOutcome:
-    """How the processes of all nodes ended, as if they had been started on one machine; the first that ended comes first."""
+    """How the processes of all nodes ended, as if they had been started on one machine; the earliest first."""
     merged = LaunchOutcome()
     for outcome in sorted(outcomes, key=lambda each: each.time):
         if outcome.status is not None:

@@ -173,12 +173,12 @@ def _world(config: RunConfig, endpoints: Endpoints) -> list[str]:
 
 
 def _interface(endpoints: Endpoints) -> dict[str, str]:
-    """Simulated nodes are all this machine, whatever its host name resolves to; others find their network themselves."""
+    """Simulated nodes are all this machine, whatever its name resolves to; others find their network themselves."""
     return {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
-    """One TensorFlow task per node, on different ports since nodes may share a machine; all are workers but for `roles`."""
+    """One TensorFlow task per node, on different ports since nodes may share a machine; workers, but for `roles`."""
     roles = config.mode_row.roles
     tasks: dict[str, list[str]] = {}
     for rank, port in enumerate(endpoints.ports):

@@ -34,7 +34,7 @@ _GREETING = b"dpcompare"
 
 
 class RendezvousError(RuntimeError):
-    """The nodes cannot join each other; nothing was trained. The message says which node is missing, and why if known."""
+    """The nodes cannot join each other; nothing was trained. The message says which node is missing, and why."""
 
 
 class AttemptInfo(BaseModel):
@@ -118,7 +118,7 @@ class Rendezvous:
         return [rank for rank in range(self.num_nodes) if f"reached-{rank}" in names]
 
     def why_stopped(self, node_rank: int) -> str | None:
-        """Why this node is to stop: the run was stopped, or another node has failed or was stopped; None where it is not."""
+        """Why this node is to stop, such as the failure of another node; None where it is to go on."""
         if STOP_FILE in self._names():
             return "all nodes were stopped"
         for rank, outcome in self.outcomes().items():
@@ -158,8 +158,8 @@ def read_attempt(run_dir: Path) -> AttemptInfo:
         AttemptInfo,
         run_dir / NODES_DIR / ATTEMPT_FILE,
         kind="an attempt of a run",
-        expected="the directory of a run that `dpcompare run --engine hosts` or `--engine slurm` waits in, on a disk that "
-        "all its hosts share",
+        expected="the directory of a run that `dpcompare run --engine hosts` or `--engine slurm` waits in, on a disk "
+        "that all its hosts share",
     )
 
 
@@ -269,6 +269,6 @@ def _reach(local: NodeInfo, other: NodeInfo) -> None:
                 raise ConnectionError("something else answers there")
     except OSError as error:
         raise RendezvousError(
-            f"{local} cannot reach {other} at {other.address}:{other.port}: {error}. The nodes must reach each other on "
-            "all ports from 1024 on: open them between the hosts, or name addresses by which they do"
+            f"{local} cannot reach {other} at {other.address}:{other.port}: {error}. The nodes must reach each other "
+            "on all ports from 1024 on: open them between the hosts, or name addresses by which they do"
         ) from None

@@ -1,4 +1,4 @@
-"""A whole run: check, prepare, plan, launch, collect and resume; each step also as a command for a plan's shell script."""
+"""A whole run: check, prepare, plan, launch, collect and resume; also its steps as commands for a shell script."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def resume(
             num_steps = config.workload.total_steps(config.inputs.num_train)
             if path is None:
                 raise RequestError(
-                    f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was made "
-                    "with --checkpoint-every N. " + "; ".join(problems)
+                    f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was "
+                    "made with --checkpoint-every N. " + "; ".join(problems)
                 )
             # A run that failed after its last checkpoint still lacks its evaluation or its result.
             if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
@@ -266,8 +266,8 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
             raise KeyboardInterrupt from unwritten
         raise RunFailedError(
             f"{config.framework} {config.mode} failed.\n{result.error or 'It trained to its end.'}\n"
-            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint it can be resumed "
-            f"when that is mended: dpcompare run --resume {run_dir}",
+            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint the run can "
+            f"be resumed when that is mended: dpcompare run --resume {run_dir}",
             str(run_dir),
         ) from unwritten
     return result

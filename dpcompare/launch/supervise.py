@@ -1,4 +1,4 @@
-"""The supervisor of a run whose nodes are separate machines: it starts them by an engine and follows them to their end."""
+"""The supervisor of a run on several machines: it has an engine start the nodes and follows them to their end."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(cgroups: Path = CGROUPS) -> int:
-    """CPU cores that this process may use, by its affinity and the limit of its container; part of a core counts as one.
+    """CPU cores that this process may use, by its affinity and its container's limit; part of a core counts as one.
 
     joblib, which decodes images, counts in the same way, but importing it takes a third of our start. Limits:
     `cpu.max` of cgroups(7), version 2, and `cpu.cfs_quota_us` of version 1; in a container they are below `cgroups`.

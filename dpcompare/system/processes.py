@@ -50,7 +50,7 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def wait_for_exit(processes: Sequence[subprocess.Popen[Any]], seconds: float, signals: HeldSignals) -> bool:
-    """Wait until child processes have ended; returns False where one still runs after `seconds`, or at another Ctrl-C."""
+    """Wait until child processes have ended; returns False after `seconds`, or at another Ctrl-C."""
     deadline = Deadline(seconds)
     while any(process.poll() is None for process in processes):
         if signals.is_interrupted or deadline.passed:
