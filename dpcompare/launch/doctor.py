@@ -78,7 +78,7 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
             for pair in combinations(gpus, 2) if len(gpus) > 2 else ():
                 cluster = Cluster.partition(1, 2, gpus=list(pair))
                 yield trial(
-                    "torch", "ddp", cluster, interpreters, name=f"exchange between GPUs {pair[0]} and {pair[1]}"
+                    "torch", "ddp", cluster, interpreters, name=f"all-reduce between GPUs {pair[0]} and {pair[1]}"
                 )
 
 
@@ -248,6 +248,6 @@ def trial(
     return Finding(
         name=name,
         status="ok",
-        found=f"works on {result.num_replicas} {result.device_type} replicas{how}, exchange {result.collective}, "
+        found=f"works on {result.num_replicas} {result.device_type} replicas{how}, collectives by {result.collective}, "
         f"{result.wall_seconds:.0f} s",
     )

@@ -274,7 +274,7 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
 
 
 def main() -> None:
-    """`python -m dpcompare.launch.run prepare|run RUN_DIR < config.json` and `... collect RUN_DIR STARTED_AT STATUS`."""
+    """`python -m dpcompare.launch.run prepare|run RUN_DIR < config.json`, `... collect RUN_DIR STARTED_AT STATUS`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     prepare_command = commands.add_parser("prepare", help="write the run directory of a config read from stdin")
