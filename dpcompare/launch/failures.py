@@ -33,12 +33,15 @@ class Evidence:
     """Of all training processes."""
 
     def events_of(self, kind: str) -> list[Event]:
+        """The events of one kind, of all training processes."""
         return [event for event in self.events if event["kind"] == kind]
 
     def end_of_log(self, rank: int) -> str:
+        """The last lines that a training process wrote."""
         return end_of(log_path(self.run_dir, *self.node_and_local_rank(rank)))
 
     def node_and_local_rank(self, rank: int) -> tuple[int, int]:
+        """Where a training process runs."""
         return divmod(rank, self.config.processes_per_node)
 
 

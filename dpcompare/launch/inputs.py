@@ -35,22 +35,7 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
     # Before a dataset is prepared, which can take long.
     source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
     store = _store(workload, progress)
-    num_steps = workload.total_steps(store.manifest.splits["train"].count)
-    if workload.warmup_steps >= num_steps:
-        raise RequestError(
-            f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
-            "no step to measure; expected fewer warm-up steps, or more epochs"
-        )
-    if workload.lr_warmup_steps > num_steps:
-        raise RequestError(
-            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
-            "at most as many, or more epochs"
-        )
-    if config.profile_steps and config.profile_steps[1] > num_steps:
-        raise RequestError(
-            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
-            "steps only; expected steps of the run"
-        )
+    _check_steps(config, workload.total_steps(store.manifest.splits["train"].count))
     num_classes = len(store.manifest.classes)
     custom_shapes = None
     if is_custom(workload.model):
@@ -70,6 +55,26 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
         num_skipped=len(store.manifest.skipped),
     )
     return config.model_copy(update={"inputs": inputs})
+
+
+def _check_steps(config: RunConfig, num_steps: int) -> None:
+    """Refuse what does not fit into the length of the run, which only the dataset tells."""
+    workload = config.workload
+    if workload.warmup_steps >= num_steps:
+        raise RequestError(
+            f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
+            "no step to measure; expected fewer warm-up steps, or more epochs"
+        )
+    if workload.lr_warmup_steps > num_steps:
+        raise RequestError(
+            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
+            "at most as many, or more epochs"
+        )
+    if config.profile_steps and config.profile_steps[1] > num_steps:
+        raise RequestError(
+            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
+            "steps only; expected steps of the run"
+        )
 
 
 def num_training_images(config: RunConfig) -> int:

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -82,10 +82,7 @@ def launch(
                     outcome.reasons.append(reason)
         finally:  # also after an interruption: another node may have failed sooner, because of what has happened here
             outcome.vanished += watch.look()
-            deadline = Deadline(AGENT_EXIT_SECONDS)
-            while any(node_of[rank] in running for rank in outcome.vanished) and not deadline.passed:
-                time.sleep(PROCESS_POLL_SECONDS)
-                outcome.nodes |= _reap(running)
+            _wait_for_agents({node_of[rank] for rank in outcome.vanished}, running, outcome)
             outcome.out_of_memory = oom_kills() > kills_before
     watch.look()
     return outcome
@@ -164,6 +161,14 @@ def _reap(running: dict[int, subprocess.Popen[bytes]]) -> dict[int, int]:
         # A node process that died may leave members of its group behind.
         signal_group(running.pop(rank).pid, signal.SIGKILL)
     return statuses
+
+
+def _wait_for_agents(nodes: Set[int], running: dict[int, subprocess.Popen[bytes]], outcome: LaunchOutcome) -> None:
+    """Give the agents of processes that have vanished the time to pass on how."""
+    deadline = Deadline(AGENT_EXIT_SECONDS)
+    while nodes & running.keys() and not deadline.passed:
+        time.sleep(PROCESS_POLL_SECONDS)
+        outcome.nodes |= _reap(running)
 
 
 def _stop(running: dict[int, subprocess.Popen[bytes]], signals: HeldSignals) -> None:

@@ -251,6 +251,7 @@ def _interfaces(address: str) -> dict[str, str]:
 
 
 def main() -> None:
+    """Run the command line of this module: exit code 0, 1 (failed), 2 (refused) or 130 (interrupted)."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--node-rank", type=int)

@@ -35,6 +35,7 @@ class LaunchOutcome:
 
     @property
     def failed(self) -> bool:
+        """Whether anything has gone wrong so far."""
         return any(self.nodes.values()) or bool(self.stalled) or bool(self.reasons)
 
 
@@ -80,10 +81,12 @@ class NodeOutcome(BaseModel):
 
     @property
     def failed(self) -> bool:
+        """Whether it went wrong on this node, rather than being stopped."""
         return bool(self.status or self.stalled or self.message)
 
     @property
     def succeeded(self) -> bool:
+        """Whether its node process ran to its end."""
         return self.status == 0 and not self.failed
 
 

@@ -76,6 +76,7 @@ class Endpoints(NamedTuple):
     """Of the nodes, where they are separate machines."""
 
     def address(self, node_rank: int) -> str:
+        """Of one node; loopback where all are this machine."""
         return self.addresses[node_rank] if self.addresses else LOOPBACK
 
 

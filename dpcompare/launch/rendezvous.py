@@ -99,21 +99,27 @@ class Rendezvous:
         (self._folder / STOP_FILE).touch()
 
     def write_node_info(self, node_info: NodeInfo) -> None:
+        """Show the other nodes that this one is there."""
         write_document(node_info, self._folder / f"node-{node_info.node_rank}.json")
 
     def write_outcome(self, outcome: NodeOutcome) -> None:
+        """Write how this node ended."""
         write_document(outcome, self._folder / f"outcome-{outcome.node_rank}.json")
 
     def write_reached(self, node_rank: int) -> None:
+        """Write that this node has reached all others."""
         (self._folder / f"reached-{node_rank}").touch()
 
     def node_infos(self) -> dict[int, NodeInfo]:
+        """The nodes that have joined, by rank."""
         return self._read(NodeInfo, "node")
 
     def outcomes(self) -> dict[int, NodeOutcome]:
+        """The outcomes of the nodes that have ended, by rank."""
         return self._read(NodeOutcome, "outcome")
 
     def reached(self) -> list[int]:
+        """Ranks of the nodes that have reached all others."""
         names = self._names()
         return [rank for rank in range(self.num_nodes) if f"reached-{rank}" in names]
 

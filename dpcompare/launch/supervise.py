@@ -106,6 +106,7 @@ class NodesWatch:
         self._silence.restart()
 
     def is_over(self) -> bool:
+        """Whether there is nothing more to wait for."""
         if self._end.passed:
             return True
         outcomes = self._outcomes.values()

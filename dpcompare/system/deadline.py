@@ -22,4 +22,5 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
+        """Whether the moment has come."""
         return time.monotonic() >= self._at

@@ -72,7 +72,7 @@ class EnergyMeter:
         self._counters = counters
 
     def joules(self) -> float | None:
-        """Since some moment; None where nothing is counted."""
+        """Joules since some moment; None where nothing is counted."""
         return sum(counter() for counter in self._counters) if self._counters else None
 
 

@@ -23,6 +23,7 @@ class HeldSignals:
         self._noted: list[int] = []
 
     def note(self, number: int, frame: FrameType | None) -> None:
+        """Be the handler of a signal: keep it for later."""
         self._noted.append(number)
 
     @property
