@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.errors import RequestError
+from dpcompare.system.commands import run_command
 
 
 def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
@@ -30,9 +31,8 @@ def _missing(framework: str, packages: Sequence[str], python: str) -> list[str]:
     code = "import sys\nfrom importlib.util import find_spec\nprint(*[p for p in sys.argv[1:] if not find_spec(p)])"
     try:
         # -P: a folder named like a framework in the current directory is not the framework.
-        answer = subprocess.run(
-            [python, "-P", "-c", code, *packages], capture_output=True, text=True, timeout=60, check=True
-        )
+        answer = run_command([python, "-P", "-c", code, *packages], seconds=60)
+        answer.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise RequestError(
             f"the interpreter {python!r} for {framework} cannot be used: {error}; expected the path of a Python 3.11 "

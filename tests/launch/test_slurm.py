@@ -138,7 +138,8 @@ def test_within_an_allocation_the_runs_of_a_study_are_its_steps(cluster, tmp_pat
         *SHORT,
     ]
     done = subprocess.run(
-        ["salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "dpcompare", *study, "--out", tmp_path / "study"],
+        ["salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "dpcompare", *study,
+         "--out", tmp_path / "study"],
         env=os.environ | cluster, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
