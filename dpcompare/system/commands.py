@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import subprocess
+import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from typing import IO
 
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.processes import PROCESS_POLL_SECONDS, kill_groups
@@ -27,27 +30,35 @@ def run_command(
         KeyboardInterrupt: it has been killed by Ctrl-C.
     """
     deadline = Deadline(seconds)
-    with signals_held() as signals:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,  # Ctrl-C is for this process
+    with ExitStack() as stack:
+        signals = stack.enter_context(signals_held())
+        process = stack.enter_context(
+            subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL if text is None else stack.enter_context(_file_of(text)),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is for this process
+            )
         )
-        with process:
-            try:
-                while True:
-                    try:
-                        output, errors = process.communicate(text, timeout=PROCESS_POLL_SECONDS)
-                        return subprocess.CompletedProcess(argv, process.returncode, output, errors)
-                    except subprocess.TimeoutExpired:
-                        text = None  # what is left of it is sent by the next call
-                    if interruptible:
-                        signals.deliver()
-                    if deadline.passed:
-                        raise subprocess.TimeoutExpired(argv, seconds)
-            finally:
-                if process.returncode is None:
-                    kill_groups([process])
+        try:
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    output, errors = process.communicate(timeout=PROCESS_POLL_SECONDS)
+                    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+                if interruptible:
+                    signals.deliver()
+                if deadline.passed:
+                    raise subprocess.TimeoutExpired(argv, seconds)
+        finally:
+            if process.returncode is None:
+                kill_groups([process])
+
+
+def _file_of(text: str) -> IO[str]:
+    """A file to read a text from: a `communicate` that goes on after a time-out writes no more into a pipe."""
+    file = tempfile.TemporaryFile("w+")
+    file.write(text)
+    file.seek(0)
+    return file

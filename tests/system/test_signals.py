@@ -68,6 +68,8 @@ def test_in_another_thread_signals_stay_with_the_main_one():
 def test_a_command_gets_its_input_and_gives_its_output():
     text = "x" * 1_000_000
     assert run_command(["cat"], seconds=30, text=text).stdout == text
+    # A program that takes longer to read than the first look at it lasts.
+    assert run_command(["sh", "-c", "sleep 0.3; exec cat"], seconds=30, text=text).stdout == text
     assert run_command(["sh", "-c", "echo wrong >&2; exit 3"], seconds=30).returncode == 3
 
 
