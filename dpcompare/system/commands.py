@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
 from dpcompare.system.deadline import Deadline
@@ -56,9 +56,10 @@ def run_command(
                 kill_groups([process])
 
 
-def _file_of(text: str) -> IO[str]:
-    """A file to read a text from: a `communicate` that goes on after a time-out writes no more into a pipe."""
-    file = tempfile.TemporaryFile("w+")
-    file.write(text)
-    file.seek(0)
-    return file
+@contextmanager
+def _file_of(text: str) -> Iterator[IO[str]]:
+    """A file to read a text from: a `communicate` that continues after a time-out writes no more into a pipe."""
+    with tempfile.TemporaryFile("w+") as file:
+        file.write(text)
+        file.seek(0)
+        yield file
