@@ -268,6 +268,18 @@ def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, 
     assert "nothing was heard of any node for 61 s" in watch.outcome().reasons
 
 
+def test_a_reason_from_outside_stops_the_nodes(tmp_path, monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
+    watch = NodesWatch(Rendezvous.open(tmp_path, 1), Deadlines(start=60, progress=60), may_queue=False)
+    watch.look(lambda: "no end after 3 s")
+    assert not watch.is_over()  # what the node still writes may say more
+    now += 5
+    assert watch.is_over()
+    assert not watch.succeeded
+    assert watch.outcome().reasons[-1] == "no end after 3 s"
+
+
 def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
     monkeypatch.setattr("dpcompare.launch.rendezvous.socket.gethostbyname", lambda name: "127.0.1.1")
     assert local_address("127.0.1.1") == "127.0.1.1"

@@ -231,6 +231,11 @@ def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, v
     assert launch(tmp_path, node(0, code)).vanished == vanished
 
 
+def test_a_reason_from_outside_stops_the_launch(tmp_path):
+    outcome = launch(tmp_path, node(0, "import time; time.sleep(60)"), stopped_by=lambda: "no end after 3 s")
+    assert (outcome.nodes, outcome.reasons, outcome.failed) == ({}, ["no end after 3 s"], True)
+
+
 SLOW_AGENT = """
 import os, signal, sys, time
 from pathlib import Path
