@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     try:
         _main(arguments)
-    except KeyboardInterrupt:  # once more, while the first one was dealt with
+    except KeyboardInterrupt:  # a second one, while the first was being handled
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         sys.exit(EXIT_INTERRUPTED)
 
@@ -53,7 +53,7 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
     try:
-        # Click would end a Ctrl-C with exit code 1, hence its exceptions are dealt with here.
+        # Click would end a Ctrl-C with exit code 1, hence its exceptions are handled here.
         with terminated_as_interrupted():
             status = cli.main(arguments, prog_name="dpcompare", standalone_mode=False)
         sys.stdout.flush()

@@ -336,10 +336,11 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
         )
         return
     table = Table()
-    for column in ("round", "position", "arm", "run directory"):
+    for column in ("round", "position", "arm", "topology", "run directory"):
         table.add_column(column, overflow="fold")
     for number, position, arm, run_dir in runs:
-        table.add_row(str(number), str(position), printable(arm.name), printable(str(run_dir)))
+        topology = arm.config.cluster.in_words
+        table.add_row(str(number), str(position), printable(arm.name), topology, printable(str(run_dir)))
     stdout_console().print(table)
     counted = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     click.echo(f"{counted}, about {seconds / 60:.0f} min ({source}); nothing was started")

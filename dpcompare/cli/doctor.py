@@ -44,21 +44,21 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
             click.echo(f"{finding.status:8}{finding.name}: {printable(finding.found)}")
             if finding.remedy:
                 click.echo(f"{'':8}  -> {finding.remedy}")
-    told = None
+    noise_found = None
     if noise is not None:
         try:
-            told = _noise(noise, device, chosen)
+            noise_found = _noise(noise, device, chosen)
         except (RequestError, RunFailedError) as error:  # what was found so far is still to be shown
             findings.append(Finding(name="noise", status="problem", found=str(error)))
         if not as_json:
-            click.echo(told["sentence"] if told else f"problem noise: {findings[-1].found}")
+            click.echo(noise_found["sentence"] if noise_found else f"problem noise: {findings[-1].found}")
     problems = [finding.name for finding in findings if finding.status == "problem"]
     if as_json:
         print_json(
             {
                 "usable": not problems,
                 "findings": [dataclasses.asdict(finding) for finding in findings],
-                **({"noise": told} if told else {}),
+                **({"noise": noise_found} if noise_found else {}),
             }
         )
     elif problems:

@@ -1,4 +1,4 @@
-"""Where output goes: stdout holds the result and nothing else, everything else goes to stderr."""
+"""The output streams and exit codes: stdout holds the result and nothing else, everything else goes to stderr."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXIT_INTERRUPTED = 130
 
 
 def stdout_console() -> Console:
-    """For tables; a pipe gets them whole instead of folded to 80 columns."""
+    """For tables; a pipe gets them unfolded instead of cut to 80 columns."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDTH_WHEN_PIPED, highlight=False, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""What a run and a study look like while they go: a live bar on a terminal, plain lines elsewhere."""
+"""The progress of a run or a study: a live bar or table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 

@@ -1,0 +1,79 @@
+"""The arms of a study: topologies, names, and what is refused."""
+
+import pytest
+
+from dpcompare.cli.build_config import build_config
+from dpcompare.cli.options import RunOptions
+from dpcompare.errors import RequestError
+from dpcompare.experiments import arms
+from dpcompare.experiments.arms import ArmRequest, expand_arms
+
+
+@pytest.fixture(autouse=True)
+def _torch_alone(monkeypatch):
+    def require_framework(framework):
+        if framework == "tensorflow":
+            raise RequestError("tensorflow is not installed")
+
+    monkeypatch.setattr(arms, "require_framework", require_framework)
+    monkeypatch.setattr(arms, "require_mode", lambda *received: None)
+
+
+def request(framework, mode, stages=None):
+    return ArmRequest(
+        text=f"{framework}:{mode}",
+        framework=framework,
+        mode=mode,
+        changes="",
+        device="cpu",
+        stages=stages,
+        build=lambda nodes, devices: build_config(
+            RunOptions(
+                framework=framework,
+                mode=mode,
+                nodes=nodes,
+                devices_per_node=devices,
+                device="cpu",
+                model="mlp",
+                image_size=8,
+                stages=stages,
+            )
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "stages", "expected"),
+    [
+        ("single", None, "torch single 1x1"),
+        ("dp", None, "torch dp 1x2"),
+        ("ddp", None, "torch ddp 2x1"),
+        ("ddp", 2, "torch ddp 2x2"),
+        ("pipeline", None, "torch pipeline 1x2"),
+    ],
+)
+def test_without_topologies_an_arm_has_two_replicas_or_one_that_is_split(mode, stages, expected):
+    (arm,), refusals = expand_arms([request("torch", mode, stages)], None, None, {})
+    assert (arm.name, refusals) == (expected, [])
+
+
+def test_an_arm_has_every_topology_that_its_mode_can_have():
+    asked = [request("torch", "single"), request("torch", "dp"), request("torch", "ddp")]
+    found, refusals = expand_arms(asked, (1, 2), (2,), {})
+    assert [arm.name for arm in found] == ["torch single 1x1", "torch dp 1x2", "torch ddp 1x2", "torch ddp 2x2"]
+    assert refusals == []
+
+
+def test_every_arm_that_cannot_run_is_named_with_its_reason():
+    asked = [request("tensorflow", "mirrored"), request("torch", "dp"), request("torch", "ddp")]
+    found, refusals = expand_arms(asked, (3,), None, {})
+    assert found == ()
+    assert [refusal.is_wrong for refusal in refusals] == [False, False, True]
+    assert refusals[0].reason == "tensorflow:mirrored: tensorflow is not installed"
+    assert refusals[1].reason == "torch:dp: none of the topologies asked for suits this mode"
+    assert refusals[2].reason.startswith("torch:ddp on 3 nodes x 1 device: global_batch_size: received 32")
+
+
+def test_the_same_arm_twice_is_refused():
+    with pytest.raises(RequestError, match="received torch single 1x1 twice"):
+        expand_arms([request("torch", "single")] * 2, None, None, {})
