@@ -111,7 +111,7 @@ def ablation(folder: Path, rounds: int) -> Iterator[Line]:
         added = {part: ms - plain.step_parts_ms[part] for part, ms in row.step_parts_ms.items()}
         others = max(abs(ms) for part, ms in added.items() if part != "communication")
         found = row is plain or (added["communication"] > 20 and added["communication"] > 3 * others)  # of 30 ms
-        yield f"| {DELAY_SECONDS * 1000:.0f} ms added to the exchange: {row.name} | {parts} |", found
+        yield f"| {DELAY_SECONDS * 1000:.0f} ms added to gradient sync: {row.name} | {parts} |", found
 
 
 def against_itself(folder: Path, rounds: int, studies: int) -> Iterator[Line]:

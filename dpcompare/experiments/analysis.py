@@ -53,7 +53,7 @@ class Curve(_Shown):
 
 
 class ArmRow(_Shown):
-    """What is shown of an arm; figures are medians over its completed rounds."""
+    """One arm as it is shown: a run config trained once per round; figures are medians over its completed rounds."""
 
     name: str
     source: str
@@ -99,7 +99,7 @@ class ArmRow(_Shown):
 
     @property
     def all_failures(self) -> list[str]:
-        return self.failures + [f"without exchange, {failure}" for failure in self.ablation_failures]
+        return self.failures + [f"without gradient sync, {failure}" for failure in self.ablation_failures]
 
 
 class KnobRow(_Shown):
@@ -400,7 +400,7 @@ def _parts(arm: ArmRuns) -> dict[str, Any]:
     # Paired within the rounds, as ratios of speeds are.
     differences = [
         1000 * (run.step_seconds.mean - other.step_seconds.mean)
-        for run, other in zip(arm.runs, arm.without_exchange, strict=False)
+        for run, other in zip(arm.runs, arm.without_sync, strict=False)
         if run and other and run.step_seconds and other.step_seconds
     ]
     communication = _median(differences)

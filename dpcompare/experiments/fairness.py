@@ -120,10 +120,8 @@ KNOBS: dict[str, Knob] = {
     "mode": Knob(value=lambda r: r.mode),
     "nodes": Knob(value=lambda r: r.num_nodes),
     "processes": Knob(value=lambda r: r.num_processes),
-    "exchange of gradients": Knob(
-        value=lambda r: r.config.get("sync_gradients", True), remedy="runs that exchange gradients"
-    ),
-    "exchange": Knob(value=lambda r: r.collective),
+    "gradient sync": Knob(value=lambda r: r.config.get("sync_gradients", True), remedy="runs that sync gradients"),
+    "collective": Knob(value=lambda r: r.collective),
     "memory layout": Knob(value=_setting("memory_layout")),
     "compilation": Knob(value=_setting("compilation")),
     "optimizer kernels": Knob(value=_setting("optimizer_kernels")),

@@ -66,7 +66,7 @@ FIGURES: dict[str, Column] = {
         cell=lambda row: figure(row.data_wait_fraction, "{:.1%}"),
         explanation="fraction of a step spent waiting for data",
     ),
-    "exchange ms": Column(
+    "sync ms": Column(
         cell=lambda row: figure(row.communication_ms),
         explanation="what gradient sync adds to a mean step, where that was measured (--ablate)",
         is_optional=True,
