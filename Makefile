@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 EXTRAS := all,dev
 PYTEST_ARGS ?=
 
-.PHONY: compare install check test
+.PHONY: compare install check test test-lowest
 
 compare: install ## the main job: all six modes on the built-in digits, compared, and a page of it
 	$(BIN)/dpcompare compare --out studies/modes
@@ -19,12 +19,11 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	touch $@
 
-check: install ## lint, format and types
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
-	$(BIN)/codespell
+check: install ## lint, format, types, imports, spelling: the hooks of .pre-commit-config.yaml
+	PATH="$(abspath $(BIN)):$$PATH" pre-commit run --all-files
 
 test: install ## the tests; PYTEST_ARGS='-m slow' for the slow ones
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-lowest: ## some of the tests with the lowest versions that pyproject.toml admits, in an environment of their own
+	bash .ci/lowest

@@ -89,7 +89,7 @@ def prepare_pillow(folder: Path, size: int) -> float:
 def read_ours(folder: Path, size: int, augment: tuple[str, ...] = ()) -> float:
     split = open_store(folder).split("train")
     reader = BatchReader(
-        split, Augmentation(augment, seed=0, num_samples=len(split)), None, process_rank=0, num_processes=1
+        split, Augmentation(augment, seed=0, num_samples=len(split)), None, data_parallel_rank=0, data_parallel_size=1
     )
     batches = reader.read(training_batches(len(split), BATCH, seed=0, num_steps=NUM_BATCHES + 2))
     return _speed(iter(batches))

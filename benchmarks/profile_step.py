@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.overhead import devices_of
 from benchmarks.sections import commit, write_section
 from dpcompare.results.result import RunResult
-from dpcompare.results.run_dir import TRACES_DIR
+from dpcompare.results.run_dir import trace_path
 
 FIRST_STEP, LAST_STEP = 11, 15
 
@@ -65,7 +65,7 @@ def profiled(framework: str, mode: str, profile: str, image_size: int, top: int)
         argv += ["--steps", str(LAST_STEP + 1), "--profile", profile]
         argv += ["--profile-steps", f"{FIRST_STEP}:{LAST_STEP}", "--run-dir", str(run_dir)]
         subprocess.run(argv, check=True, capture_output=True)
-        events = json.loads((run_dir / TRACES_DIR / "process-0.json").read_text())["traceEvents"]
+        events = json.loads(trace_path(run_dir, 0).read_text())["traceEvents"]
         result = RunResult.load(run_dir)
     steps = LAST_STEP - FIRST_STEP + 1
     totals = {kind: spent / steps for kind, spent in own_milliseconds(events).items()}

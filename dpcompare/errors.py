@@ -10,6 +10,10 @@ class RequestError(ValueError):
     """The request cannot be carried out; nothing was started. The message says what to change."""
 
 
+class OtherFormatError(RequestError):
+    """A file is in a format that another version of dpcompare writes."""
+
+
 class RunFailedError(RuntimeError):
     """A started run ended without its result; `run_dir` keeps its logs and what was measured until then."""
 

@@ -149,7 +149,7 @@ def main() -> None:
     lines = [
         f"`python -m stress.fault_matrix {' '.join(sys.argv[1:])}` at {commit()}{ended_early}: "
         f"{num_trials} trials, {num_failed} failed; "
-        f"{sum(row.resumed for row in rows.values())} runs resumed, bit for bit. {visible_deaths(rows)}",
+        f"{sum(row.resumed for row in rows.values())} runs were resumed, bit for bit. {visible_deaths(rows)}",
         "",
         *table(rows),
     ]

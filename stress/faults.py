@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from dpcompare.results import checkpoint as checkpoints
 from dpcompare.results.checkpoint import decode, encode
+from dpcompare.results.events import Event, StepsTrained
 from dpcompare.results.run_dir import checkpoint_paths
 from stress.trials import LONGEST, BeforeExec, Fault, Trial, command, reference_losses, several
 
-Events = list[dict[str, Any]]
+Events = list[Event]
 
 
 def at_step(do: Callable[[Trial], None]) -> Callable[[Trial, Events], None]:
     def act(trial: Trial, events: Events) -> None:
-        if any(event["kind"] == "train" and event["step"] >= trial.step for event in events):
+        if any(isinstance(event, StepsTrained) and event.step >= trial.step for event in events):
             do(trial)
 
     return act

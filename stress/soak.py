@@ -27,7 +27,7 @@ from benchmarks.sections import commit, write_section
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, resume, run
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.results.checkpoint import load_checkpoint, training_id
-from dpcompare.results.events import Event, read_events
+from dpcompare.results.events import CheckpointSaved, Event, Started, StepsTrained, read_events
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from dpcompare.system.processes import is_alive
@@ -60,12 +60,12 @@ class Killer:
         self._pid = 0
 
     def observe(self, event: Event) -> None:
-        if event["process_rank"] != self.rank or self.acted:
+        if event.process_rank != self.rank or self.acted:
             return
-        if event["kind"] == "start":
-            self._pid = event["pid"]
-        if (event["kind"] == "start" and self.step == 0) or (
-            event["kind"] == "train" and event["step"] >= self.step > 0
+        if isinstance(event, Started):
+            self._pid = event.pid
+        if (isinstance(event, Started) and self.step == 0) or (
+            isinstance(event, StepsTrained) and event.step >= self.step > 0
         ):
             if self.interrupts:
                 self.acted = True
@@ -96,7 +96,7 @@ def one_run(framework: str, mode: str, generator: random.Random, run_dir: Path, 
             return [f"failed by itself: {ended}"]
         counts["interrupted" if isinstance(ended, KeyboardInterrupt) else "killed"] += 1
         there = checkpoint_paths(run_dir)
-        recorded = [event["step"] for event in read_events(run_dir, 1) if event["kind"] == "checkpoint"]
+        recorded = [event.step for event in read_events(run_dir, 1) if isinstance(event, CheckpointSaved)]
         problems = unreadable(run_dir)
         if recorded and (not there or there[0].name < f"step-{recorded[-1]:010d}"):
             problems.append("a checkpoint was lost")

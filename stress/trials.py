@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcompare.config.modes import MODES
-from dpcompare.results.events import EventTail
+from dpcompare.results.events import EventTail, Started
 from dpcompare.results.run_dir import LOGS_DIR, checkpoint_paths
 from stress.injection import write_sitecustomize
 
@@ -224,7 +224,7 @@ def _follow(trial: Trial, fault: Fault, began_at: float) -> None:
     tail = EventTail(trial.run_dir, range(num_processes(trial.framework, trial.mode)))
     while trial.process.poll() is None:
         events = list(tail.new_events())
-        trial.pids |= {event["process_rank"]: event["pid"] for event in events if event["kind"] == "start"}
+        trial.pids |= {event.process_rank: event.pid for event in events if isinstance(event, Started)}
         if trial.acted_at is None:
             if fault.act is not None:
                 fault.act(trial, events)

@@ -63,9 +63,14 @@ class Backend(ABC):
         self.inputs: Inputs = config.inputs
 
     @property
-    def share(self) -> tuple[int, int]:
-        """Which share of every global batch this process reads, and of how many: its own, unless several make one replica."""
-        return self.process_rank, self.num_processes
+    def data_parallel_rank(self) -> int:
+        """Which part of every global batch this process reads, from 0; processes that make up one replica read the same."""
+        return self.process_rank
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Parts into which a global batch is divided among the processes."""
+        return self.num_processes
 
     @property
     def collective(self) -> str:

@@ -1,13 +1,14 @@
-"""From the values of options to the config of a run."""
+"""The builder of a run config from the options of a command line or of a file."""
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dpcompare.cli.options import RUN_CONFIG_OPTIONS, WORKLOAD_OPTIONS
+from dpcompare.cli.option_values import interpreters, listed
+from dpcompare.cli.options import RunOptions, values_of
+from dpcompare.config.engines import ENGINES
+from dpcompare.config.modes import MODES
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -15,163 +16,103 @@ if TYPE_CHECKING:
     from dpcompare.config.placement import Placement
     from dpcompare.config.run import RunConfig
 
-DEFAULT_PIPELINE_STAGES = 2
 
-
-def build_config(options: dict[str, Any]) -> RunConfig:
-    """A run config from the values of `run_options`.
+def build_config(options: RunOptions) -> RunConfig:
+    """The config of a new run.
 
     Raises:
-        RequestError: they make no run.
+        RequestError: the options make no run.
     """
-    from dpcompare.config.cluster import Cluster
-    from dpcompare.config.engines import ENGINES
+    from dpcompare.config.placement import Placement
     from dpcompare.config.run import RunConfig
     from dpcompare.config.validation import request
     from dpcompare.config.workload import Workload
-    from dpcompare.system.devices import installed_gpus, visible_gpus
 
-    for name in ("framework", "mode"):
-        if options[name] is None:
-            raise RequestError(
-                f"--{name}: received nothing; expected {'torch or tensorflow' if name == 'framework' else 'one of `dpcompare modes`'}"
-            )
-    given = {name: options[name] for name in WORKLOAD_OPTIONS if options[name] is not None}
-    augment = tuple(listed(options["augment"] or ""))
-    workload = request(
-        Workload,
-        **given,
-        augment=() if augment == ("none",) else augment,
-        skip_corrupt=options["skip_corrupt"],
-    )
-    gpus = options["gpus"]
-    devices_per_node = options["devices_per_node"]
-    if options["mode"] == "single" and devices_per_node is None and gpus is None:
-        devices_per_node = 1  # the baseline is one device, however many are visible
-    device = options["device"]
-    if device == "auto" and options["mode"] == "tpu":
-        device = "tpu"
-    stages = options["stages"]
-    if stages is None and options["mode"] == "pipeline":
-        stages = DEFAULT_PIPELINE_STAGES
-    placement = _placement(options)
-    on_gpus = device == "gpu" or gpus is not None or (device == "auto" and bool(visible_gpus(installed_gpus())))
-    if stages is not None and devices_per_node is None and not (on_gpus and ENGINES[placement.engine].simulated):
-        devices_per_node = stages  # one replica per node
-    if ENGINES[placement.engine].simulated:
-        if options["cores_per_node"] is not None:
-            raise RequestError(
-                f"--cores-per-node: received with engine {placement.engine}, whose nodes share the cores of this machine"
-            )
-        cluster = Cluster.partition(
-            options["nodes"],
-            devices_per_node,
-            device=device,
-            gpus=None if gpus is None else listed(gpus),
-        )
-    else:
-        cluster = machines(placement, options | {"devices_per_node": devices_per_node})
-    chosen: dict[str, Any] = {name: options[name] for name in RUN_CONFIG_OPTIONS if options[name] is not None}
-    if stages is not None:
-        chosen["stages"] = stages
-    if options["profile_steps"] is not None:
-        chosen["profile_steps"] = _steps(options["profile_steps"])
-    if options["tune"]:
-        chosen["tune"] = parse_tuning(options["tune"])
-    if python := interpreters(options["python"]).get(options["framework"]):
-        chosen["python"] = python
-    config: RunConfig = request(
-        RunConfig,
-        framework=options["framework"],
-        mode=options["mode"],
-        workload=workload,
-        cluster=cluster,
-        placement=placement,
-        **chosen,
-    )
+    if options.framework is None:
+        raise RequestError("--framework: received nothing; expected torch or tensorflow")
+    if options.mode is None:
+        raise RequestError("--mode: received nothing; expected one of `dpcompare modes`")
+    workload = request(Workload, **values_of("workload", options))
+    placement = request(Placement, **values_of("placement", options))
+    options = _with_defaults_of_mode(options, placement)
+    fields: dict[str, Any] = {"framework": options.framework, "mode": options.mode, "workload": workload}
+    fields |= {"cluster": _cluster(placement, options), "placement": placement, **values_of("run", options)}
+    if python := interpreters(options.python).get(str(options.framework)):
+        fields["python"] = python
+    config: RunConfig = request(RunConfig, **fields)
     return config
 
 
-def _placement(options: dict[str, Any]) -> Placement:
-    from dpcompare.config.placement import Placement
-    from dpcompare.config.validation import request
+def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOptions:
+    """The options with what the mode decides where nothing was asked for."""
+    mode = MODES.get((str(options.framework), str(options.mode)))
+    if mode is None:  # refused with its name when the config is built
+        return options
+    changes: dict[str, Any] = {}
+    if not mode.multi_device and options.devices_per_node is None and options.gpus is None:
+        changes["devices_per_node"] = 1  # the baseline is one device, however many are visible
+    if options.device == "auto" and mode.default_device is not None and ENGINES[placement.engine].simulated:
+        changes["device"] = mode.default_device
+    if options.stages is None and mode.default_stages > 1:
+        changes["stages"] = mode.default_stages
+    return replace(options, **changes)
 
-    texts = {
-        name: options[name]
-        for name in ("engine", "link", "partition", "time", "account", "image", "volume_claim")
-        if options[name] is not None
-    }
-    placement: Placement = request(
-        Placement, **texts, hosts=listed(options["hosts"] or ""), ssh=options["ssh"], sbatch=options["sbatch"]
+
+def _cluster(placement: Placement, options: RunOptions) -> Cluster:
+    from dpcompare.config.cluster import Cluster
+
+    is_simulated = ENGINES[placement.engine].simulated
+    if options.stages is not None and options.devices_per_node is None and not (is_simulated and _on_gpus(options)):
+        options = replace(options, devices_per_node=options.stages)  # one replica per node
+    if not is_simulated:
+        return cluster_of_machines(placement, options)
+    if options.cores_per_node is not None:
+        raise RequestError(
+            f"--cores-per-node: received with engine {placement.engine}, whose nodes share the cores of this machine"
+        )
+    return Cluster.partition(
+        options.nodes,
+        options.devices_per_node,
+        device=options.device,
+        gpus=None if options.gpus is None else listed(options.gpus),
     )
-    return placement
 
 
-def machines(placement: Placement, options: dict[str, Any]) -> Cluster:
-    """The nodes of an engine whose nodes are machines."""
+def _on_gpus(options: RunOptions) -> bool:
+    from dpcompare.system.devices import installed_gpus, visible_gpus
+
+    if options.device == "auto" and options.gpus is None:
+        return bool(visible_gpus(installed_gpus()))
+    return options.device == "gpu" or options.gpus is not None
+
+
+def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
+    """The nodes of an engine whose nodes are machines.
+
+    Raises:
+        RequestError: the options do not suit machines that this process does not see.
+    """
     from dpcompare.config.cluster import Cluster
     from dpcompare.system.devices import available_cores, installed_gpus
 
-    if options["gpus"] is not None:
+    if options.gpus is not None:
         raise RequestError(
-            f"--gpus: received with engine {placement.engine}; each machine has its own: give their number with --devices-per-node"
+            f"--gpus: received with engine {placement.engine}; each machine has its own: give their number with "
+            "--devices-per-node"
         )
-    device = options["device"]
+    device = options.device
     if device == "auto" and placement.engine in ("slurm", "kubernetes"):
         raise RequestError(
             f"--device: received auto with engine {placement.engine}, whose nodes are elsewhere; expected cpu or gpu"
         )
     if device == "auto":
         device = "gpu" if installed_gpus() else "cpu"
-    cores = options["cores_per_node"]
+    cores = options.cores_per_node
     if cores is None and placement.engine == "slurm":
         from dpcompare.launch.engines.slurm import cores_per_node
 
         cores = cores_per_node(placement.partition)
-    num_nodes = options["nodes"]
+    num_nodes = options.nodes
     if num_nodes == 1:  # the default: as many as are named
         num_nodes = len(placement.hosts) or num_nodes
-    return Cluster.of_machines(num_nodes, options["devices_per_node"] or 1, device, cores or available_cores())
-
-
-def listed(text: str) -> list[str]:
-    """`a, b` as ["a", "b"]."""
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _steps(text: str) -> tuple[int, int]:
-    """`5:8` as (5, 8)."""
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    if match is None:
-        raise RequestError(f"--profile-steps: received {text!r}, expected FIRST:LAST such as 5:8")
-    return int(match[1]), int(match[2])
-
-
-def parse_tuning(pairs: Sequence[str]) -> dict[str, str]:
-    """name -> value of --tune."""
-    chosen = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator or not name or not value:
-            raise RequestError(f"--tune: received {pair!r}, expected NAME=VALUE such as compilation=none")
-        chosen[name] = value
-    return chosen
-
-
-def interpreters(pairs: tuple[str, ...]) -> dict[str, str]:
-    """framework -> interpreter, from the environment and --python."""
-    from dpcompare.config.modes import FRAMEWORKS
-
-    chosen = {
-        framework: os.environ[variable]
-        for framework in FRAMEWORKS
-        if (variable := f"DPCOMPARE_{framework.upper()}_PYTHON") in os.environ
-    }
-    for pair in pairs:
-        framework, separator, path = pair.partition("=")
-        if not separator or framework not in FRAMEWORKS or not path:
-            raise RequestError(
-                f"--python: received {pair!r}, expected FRAMEWORK=PATH with FRAMEWORK one of {', '.join(FRAMEWORKS)}"
-            )
-        chosen[framework] = path
-    return chosen
+    return Cluster.of_machines(num_nodes, options.devices_per_node or 1, device, cores or available_cores())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dpcompare.cli.build_config import interpreters
+from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 from dpcompare.system.terminal_text import printable
 
@@ -111,8 +111,8 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
         raise RunFailedError("--noise: too many of the runs failed to tell anything", "")
     made = claims[0]
     assert made.low and made.high  # noqa: PT018 (for the type checker)
-    # An interval of half width h = t s / sqrt(n) misses 1 in 80% of studies when the truth is (t + t') s / sqrt(n) away,
-    # t and t' being Student's 97.5% and 80% quantiles.
+    # An interval of half width h = t s / sqrt(n) misses 1 in 80% of studies when the truth is (t + t') s / sqrt(n)
+    # away, t and t' being Student's 97.5% and 80% quantiles.
     half_width = math.log(made.high / made.low) / 2
     detectable = math.expm1(half_width * (1 + t.ppf(0.8, made.rounds - 1) / t.ppf(0.975, made.rounds - 1)))
     sentence = (

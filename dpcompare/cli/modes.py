@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.build_config import interpreters
+from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.output import print_json, stdout_console
 
 

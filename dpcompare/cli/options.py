@@ -1,274 +1,263 @@
-"""The options that `run`, `plan` and `compare` share."""
+"""The table of the options of a run, from which Click's decorators and the rules of resumed runs and of arms follow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 
 from dpcompare.cli.config_file import read_config_file
+from dpcompare.cli.option_values import listed, parse_augmentations, parse_steps, parse_tuning
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# Defaults are those of Workload and Cluster.partition; a test compares them with the texts here.
-OPTIONS: tuple[tuple[tuple[str, ...], dict[str, Any]], ...] = (
-    (("--framework",), {"help": "torch or tensorflow."}),
-    (
-        ("--mode",),
-        {"help": "Such as ddp or mirrored; `dpcompare modes` lists them."},
-    ),
-    (("--nodes",), {"type": int, "default": 1, "show_default": True, "help": "Nodes to simulate."}),
-    (
-        ("--devices-per-node",),
-        {"type": int, "help": "Default: the visible GPUs shared out evenly, or one CPU device per node."},
-    ),
-    (
-        ("--device",),
-        {
-            "type": click.Choice(["auto", "cpu", "gpu", "tpu"]),
-            "default": "auto",
-            "help": "auto: GPUs where there are any. cpu: simulated devices.  [default: auto]",
-        },
-    ),
-    (
-        ("--engine",),
-        {
-            "help": "local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
-            "nodes that are machines; kubernetes: only with `plan`.  [default: local]"
-        },
-    ),
-    (("--hosts",), {"metavar": "A,B,...", "help": "With --engine hosts: one per node, in the order of the ranks."}),
-    (("--ssh",), {"is_flag": True, "help": "With --engine hosts: start their part by ssh, instead of printing it."}),
-    (
-        ("--link",),
-        {
-            "metavar": "RATE",
-            "help": "With --engine namespaces: of each node's wire, such as 1gbit.  [default: no limit]",
-        },
-    ),
-    (("--partition",), {"help": "With --engine slurm.  [default: Slurm's]"}),
-    (("--time",), {"metavar": "LIMIT", "help": "With --engine slurm, as sbatch takes it."}),
-    (("--account",), {"help": "With --engine slurm."}),
-    (
-        ("--sbatch",),
-        {"multiple": True, "metavar": "OPTION", "help": "With --engine slurm: one more of sbatch, such as --qos=high."},
-    ),
-    (("--image",), {"help": "With --engine kubernetes: of all pods."}),
-    (("--volume-claim",), {"help": "With --engine kubernetes: of a volume that all pods can write."}),
-    (
-        ("--cores-per-node",),
-        {"type": int, "help": "Of machines.  [default: as the partition has, or as this machine]"},
-    ),
-    (("--gpus",), {"metavar": "0,1,...", "help": "The GPUs to use; with `plan` they need not exist here."}),
-    (
-        ("--model",),
-        {"help": "efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]"},
-    ),
-    (
-        ("--weights",),
-        {
-            "metavar": "random|imagenet|FILE",
-            "help": "FILE: safetensors of a timm tf_efficientnet, or a Keras file; a classifier for other classes is drawn anew.  [default: random]",
-        },
-    ),
-    (
-        ("--dataset",),
-        {"help": "digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits]"},
-    ),
-    (("--image-size",), {"type": int, "help": "Side of the square input in pixels.  [default: 64]"}),
-    (
-        ("--global-batch-size",),
-        {"type": int, "help": "Images per step over all replicas.  [default: 32]"},
-    ),
-    (("--epochs",), {"type": int, "help": "Passes over the training split.  [default: 1]"}),
-    (("--steps",), {"type": int, "help": "Optimizer steps, instead of --epochs."}),
-    (("--warmup-steps",), {"type": int, "help": "First steps left out of the measured speed.  [default: 5]"}),
-    (("--optimizer",), {"type": click.Choice(["sgd", "adam"]), "help": "[default: adam]"}),
-    (("--learning-rate",), {"type": float, "help": "[default: 0.001]"}),
-    (
-        ("--schedule",),
-        {"type": click.Choice(["constant", "cosine"]), "help": "Of the learning rate.  [default: constant]"},
-    ),
-    (
-        ("--lr-warmup-steps",),
-        {"type": int, "help": "First steps in which the learning rate rises linearly.  [default: 0]"},
-    ),
-    (
-        ("--scale-lr",),
-        {
-            "type": click.Choice(["none", "linear"]),
-            "help": "linear: --learning-rate is that of a global batch of 256 and grows with the batch.  "
-            "[default: none]",
-        },
-    ),
-    (
-        ("--accumulate", "--microbatches"),
-        {"type": int, "help": "Micro-batches per step and replica, gradients added up.  [default: 1]"},
-    ),
-    (
-        ("--batchnorm",),
-        {
-            "type": click.Choice(["local", "sync"]),
-            "help": "Statistics of each replica's share of a batch, or of the batch of all.  [default: local]",
-        },
-    ),
-    (
-        ("--batchnorm-momentum",),
-        {"type": float, "help": "Share of the running statistics that a step keeps.  [default: 0.9]"},
-    ),
-    (
-        ("--regularization",),
-        {
-            "type": click.Choice(["off", "shared"]),
-            "help": "shared: dropout and stochastic depth, drawn once on the host for both frameworks.  [default: off]",
-        },
-    ),
-    (
-        ("--precision",),
-        {"type": click.Choice(["float32", "bfloat16", "float64"]), "help": "[default: float32]"},
-    ),
-    (
-        ("--profile",),
-        {
-            "type": click.Choice(["strict", "native"]),
-            "help": "strict: the same in both frameworks. native: each framework's faster settings.  [default: strict]",
-        },
-    ),
-    (
-        ("--tune",),
-        {
-            "multiple": True,
-            "metavar": "NAME=VALUE",
-            "help": "A setting of the native profile, such as compilation=none; `modes --json` lists them.",
-        },
-    ),
-    (
-        ("--seed",),
-        {"type": int, "help": "Of initial weights, sample order, augmentation and regularization.  [default: 0]"},
-    ),
-    (
-        ("--augment",),
-        {"metavar": "LIST", "help": "Some of flip,brightness,contrast, by commas.  [default: none]"},
-    ),
-    (
-        ("--skip-corrupt",),
-        {"is_flag": True, "help": "Leave out images that cannot be decoded, and count them."},
-    ),
-    (
-        ("--python",),
-        {
-            "multiple": True,
-            "metavar": "FRAMEWORK=PATH",
-            "help": "Interpreter of the environment that holds a framework; also DPCOMPARE_TORCH_PYTHON and "
-            "DPCOMPARE_TENSORFLOW_PYTHON.",
-        },
-    ),
-    (
-        ("--stages",),
-        {"type": int, "help": "Devices over which each replica's model is split.  [default: 1; 2 with pipeline]"},
-    ),
-    (
-        ("--pipeline-schedule",),
-        {"type": click.Choice(["gpipe", "1f1b"]), "help": "Of pipeline.  [default: gpipe]"},
-    ),
-    (
-        ("--launcher",),
-        {
-            "type": click.Choice(["torchrun", "spawn"]),
-            "help": "Of ddp, fsdp and pipeline. spawn: the processes are started from inside a program.  [default: torchrun]",
-        },
-    ),
-    (
-        ("--profile-steps",),
-        {"metavar": "A:B", "help": "Keep a trace of steps A to B of every process, for Chrome's or Perfetto's viewer."},
-    ),
-    (
-        ("--checkpoint-every",),
-        {"type": int, "metavar": "STEPS", "help": "Write a checkpoint that often, and at the end."},
-    ),
-    (("--keep-checkpoints",), {"type": int, "help": "The newest ones are kept.  [default: 2]"}),
-    (
-        ("--on-nan",),
-        {"type": click.Choice(["stop", "continue"]), "help": "At a loss that is not finite.  [default: stop]"},
-    ),
-    (
-        ("--max-restarts",),
-        {"type": int, "help": "Begin again from the newest checkpoint, all processes, that often.  [default: 0]"},
-    ),
-    (
-        ("--isolate",),
-        {"is_flag": True, "help": "In a network of its own: nothing outside reaches the ports of the run."},
-    ),
-    (("--start-timeout",), {"type": float, "metavar": "SECONDS", "help": "Until the first step.  [default: 600]"}),
-    (
-        ("--progress-timeout",),
-        {"type": float, "metavar": "SECONDS", "help": "Without a sign of progress after it.  [default: 600]"},
-    ),
-    (
-        ("--run-dir",),
-        {"type": click.Path(path_type=Path), "help": "A new directory for the run.  [default: below runs/]"},
-    ),
-)
-
-WORKLOAD_OPTIONS = (
-    "model",
-    "weights",
-    "dataset",
-    "image_size",
-    "global_batch_size",
-    "epochs",
-    "steps",
-    "warmup_steps",
-    "optimizer",
-    "learning_rate",
-    "schedule",
-    "lr_warmup_steps",
-    "scale_lr",
-    "accumulate",
-    "batchnorm",
-    "batchnorm_momentum",
-    "regularization",
-    "precision",
-    "profile",
-    "seed",
-)
+Part = Literal["workload", "placement", "run"]
+Scope = Literal["run", "study", "arm"]
 
 
-RUN_CONFIG_OPTIONS = (
-    "launcher",
-    "stages",
-    "pipeline_schedule",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "on_nan",
-    "max_restarts",
-    "isolate",
-    "start_timeout",
-    "progress_timeout",
-)
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One row of a table of options: what Click shows, where the value goes, and where else it may be given."""
 
-PLACEMENT_OPTIONS = (
-    "engine",
-    "hosts",
-    "ssh",
-    "link",
-    "partition",
-    "time",
-    "account",
-    "sbatch",
-    "image",
-    "volume_claim",
-)
+    name: str
+    """In a TOML file, in DPCOMPARE_<NAME>, and of the field of its part."""
+    flags: tuple[str, ...]
+    """As on the command line, the usual one first."""
+    settings: Mapping[str, Any]
+    """Further arguments of click.option."""
+    part: Part | None
+    """The part of the config that has a field of this name; None: the builder derives other fields from it."""
+    parse: Callable[[Any], Any] | None
+    """From what was given to the value of that field; None: they are the same."""
+    resumable: bool
+    """Whether a run that is resumed may change it."""
+    scope: Scope
+    """`arm`: for all arms of a study, or for one of them. `study`: for all arms only. `run`: not of a study, which has
+    several of them."""
 
-OF_ONE_RUN = ("--framework", "--mode", "--nodes", "--devices-per-node", "--run-dir")
-"""What a study has several of."""
+
+def option(
+    *,
+    flags: tuple[str, ...] = (),
+    part: Part | None = None,
+    parse: Callable[[Any], Any] | None = None,
+    resumable: bool = False,
+    scope: Scope = "arm",
+    **settings: Any,
+) -> Any:
+    """A field of a dataclass of options, with its row of the table.
+
+    Args:
+        flags: default: one made from the name of the field.
+        settings: further arguments of click.option.
+    """
+    absent = () if settings.get("multiple") else False if settings.get("is_flag") else None
+    row = {"flags": flags, "part": part, "parse": parse, "resumable": resumable, "scope": scope, "settings": settings}
+    return dataclasses.field(default=settings.get("default", absent), metadata=row)
+
+
+_workload = partial(option, part="workload")
+_placement = partial(option, part="placement", resumable=True)
+_run = partial(option, part="run", resumable=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """The options of a run as they were given; None where one was not given and has no default here.
+
+    The defaults in the help are those of the config, which a test compares with them.
+    """
+
+    framework: str | None = option(resumable=True, scope="run", help="torch or tensorflow.")
+    mode: str | None = option(
+        resumable=True, scope="run", help="Such as ddp or mirrored; `dpcompare modes` lists them."
+    )
+    nodes: int = option(type=int, default=1, show_default=True, resumable=True, scope="run", help="Nodes to simulate.")
+    devices_per_node: int | None = option(
+        type=int,
+        resumable=True,
+        scope="run",
+        help="Default: the visible GPUs shared out evenly, or one CPU device per node.",
+    )
+    device: Literal["auto", "cpu", "gpu", "tpu"] = option(
+        type=click.Choice(["auto", "cpu", "gpu", "tpu"]),
+        default="auto",
+        resumable=True,
+        help="auto: GPUs where there are any. cpu: simulated devices.  [default: auto]",
+    )
+    engine: str | None = _placement(
+        help="local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
+        "nodes that are machines; kubernetes: only with `plan`.  [default: local]"
+    )
+    hosts: str | None = _placement(
+        metavar="A,B,...", parse=listed, help="With --engine hosts: one per node, in the order of the ranks."
+    )
+    ssh: bool = _placement(is_flag=True, help="With --engine hosts: start their part by ssh, instead of printing it.")
+    link: str | None = _placement(
+        metavar="RATE", help="With --engine namespaces: of each node's wire, such as 1gbit.  [default: no limit]"
+    )
+    partition: str | None = _placement(help="With --engine slurm.  [default: Slurm's]")
+    time: str | None = _placement(metavar="LIMIT", help="With --engine slurm, as sbatch takes it.")
+    account: str | None = _placement(help="With --engine slurm.")
+    sbatch: tuple[str, ...] = _placement(
+        multiple=True, metavar="OPTION", help="With --engine slurm: one more of sbatch, such as --qos=high."
+    )
+    image: str | None = _placement(help="With --engine kubernetes: of all pods.")
+    volume_claim: str | None = _placement(help="With --engine kubernetes: of a volume that all pods can write.")
+    cores_per_node: int | None = option(
+        type=int, resumable=True, help="Of machines.  [default: as the partition has, or as this machine]"
+    )
+    gpus: str | None = option(
+        metavar="0,1,...", resumable=True, scope="study", help="The GPUs to use; with `plan` they need not exist here."
+    )
+    model: str | None = _workload(
+        help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]"
+    )
+    weights: str | None = _workload(
+        metavar="random|imagenet|FILE",
+        help="FILE: safetensors of a timm tf_efficientnet, or a Keras file; a classifier for other classes is drawn "
+        "anew.  [default: random]",
+    )
+    dataset: str | None = _workload(
+        help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits]"
+    )
+    image_size: int | None = _workload(type=int, help="Side of the square input in pixels.  [default: 64]")
+    global_batch_size: int | None = _workload(type=int, help="Images per step over all replicas.  [default: 32]")
+    epochs: int | None = _workload(type=int, resumable=True, help="Passes over the training split.  [default: 1]")
+    steps: int | None = _workload(type=int, resumable=True, help="Optimizer steps, instead of --epochs.")
+    warmup_steps: int | None = _workload(
+        type=int, resumable=True, help="First steps left out of the measured speed.  [default: 5]"
+    )
+    optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
+    learning_rate: float | None = _workload(type=float, help="[default: 0.001]")
+    schedule: str | None = _workload(
+        type=click.Choice(["constant", "cosine"]), help="Of the learning rate.  [default: constant]"
+    )
+    lr_warmup_steps: int | None = _workload(
+        type=int, help="First steps in which the learning rate rises linearly.  [default: 0]"
+    )
+    scale_lr: str | None = _workload(
+        type=click.Choice(["none", "linear"]),
+        help="linear: --learning-rate is that of a global batch of 256 and grows with the batch.  [default: none]",
+    )
+    accumulate: int | None = _workload(
+        type=int,
+        flags=("--accumulate", "--microbatches"),
+        help="Micro-batches per step and replica, gradients added up.  [default: 1]",
+    )
+    batchnorm: str | None = _workload(
+        type=click.Choice(["local", "sync"]),
+        help="Statistics of each replica's share of a batch, or of the batch of all.  [default: local]",
+    )
+    batchnorm_momentum: float | None = _workload(
+        type=float, help="Share of the running statistics that a step keeps.  [default: 0.9]"
+    )
+    regularization: str | None = _workload(
+        type=click.Choice(["off", "shared"]),
+        help="shared: dropout and stochastic depth, drawn once on the host for both frameworks.  [default: off]",
+    )
+    precision: str | None = _workload(type=click.Choice(["float32", "bfloat16", "float64"]), help="[default: float32]")
+    profile: str | None = _workload(
+        type=click.Choice(["strict", "native"]),
+        help="strict: the same in both frameworks. native: each framework's faster settings.  [default: strict]",
+    )
+    tune: tuple[str, ...] = _run(
+        multiple=True,
+        metavar="NAME=VALUE",
+        parse=parse_tuning,
+        help="A setting of the native profile, such as compilation=none; `modes --json` lists them.",
+    )
+    seed: int | None = _workload(
+        type=int, help="Of initial weights, sample order, augmentation and regularization.  [default: 0]"
+    )
+    augment: str | None = _workload(
+        metavar="LIST", parse=parse_augmentations, help="Some of flip,brightness,contrast, by commas.  [default: none]"
+    )
+    skip_corrupt: bool = _workload(
+        is_flag=True, scope="study", help="Leave out images that cannot be decoded, and count them."
+    )
+    python: tuple[str, ...] = option(
+        multiple=True,
+        metavar="FRAMEWORK=PATH",
+        resumable=True,
+        scope="study",
+        help="Interpreter of the environment that holds a framework; also DPCOMPARE_TORCH_PYTHON and "
+        "DPCOMPARE_TENSORFLOW_PYTHON.",
+    )
+    stages: int | None = _run(
+        type=int, help="Devices over which each replica's model is split.  [default: 1; 2 with pipeline]"
+    )
+    pipeline_schedule: str | None = _run(type=click.Choice(["gpipe", "1f1b"]), help="Of pipeline.  [default: gpipe]")
+    launcher: str | None = _run(
+        type=click.Choice(["torchrun", "spawn"]),
+        help="Of ddp, fsdp and pipeline. spawn: the processes are started from inside a program.  [default: torchrun]",
+    )
+    profile_steps: str | None = _run(
+        metavar="A:B",
+        parse=parse_steps,
+        resumable=False,
+        help="Keep a trace of steps A to B of every process, for Chrome's or Perfetto's viewer.",
+    )
+    checkpoint_every: int | None = _run(
+        type=int, metavar="STEPS", help="Write a checkpoint that often, and at the end."
+    )
+    keep_checkpoints: int | None = _run(type=int, help="The newest ones are kept.  [default: 2]")
+    on_nan: str | None = _run(
+        type=click.Choice(["stop", "continue"]), help="At a loss that is not finite.  [default: stop]"
+    )
+    max_restarts: int | None = _run(
+        type=int, help="Begin again from the newest checkpoint, all processes, that often.  [default: 0]"
+    )
+    isolate: bool = _run(is_flag=True, help="In a network of its own: nothing outside reaches the ports of the run.")
+    start_timeout: float | None = _run(type=float, metavar="SECONDS", help="Until the first step.  [default: 600]")
+    progress_timeout: float | None = _run(
+        type=float, metavar="SECONDS", help="Without a sign of progress after it.  [default: 600]"
+    )
+    run_dir: Path | None = option(
+        type=click.Path(path_type=Path), scope="run", help="A new directory for the run.  [default: below runs/]"
+    )
+
+
+def rows_of(options: type[Any]) -> tuple[Option, ...]:
+    """The table of a dataclass of options, in the order of its fields."""
+    return tuple(
+        Option(**{**field.metadata, "name": field.name, "flags": field.metadata["flags"] or (_flag(field.name),)})
+        for field in dataclasses.fields(options)
+    )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")  # as Click does it the other way round
+
+
+OPTIONS = rows_of(RunOptions)
+
+
+def values_of(part: Part, options: RunOptions, given: Container[str] | None = None) -> dict[str, Any]:
+    """Field -> value of a part of the config.
+
+    Args:
+        given: names of the options to take; default: all that have a value.
+
+    Raises:
+        RequestError: a value cannot be parsed.
+    """
+    values = {}
+    for row in OPTIONS:
+        value = getattr(options, row.name)
+        if row.part == part and value is not None and (given is None or row.name in given):
+            values[row.name] = row.parse(value) if row.parse else value
+    return values
 
 
 def run_options(command: Command) -> Command:
     """All options of a run; each is also read from DPCOMPARE_<NAME> and from the file given by --config."""
-    command = _with_options(command, without=())
+    command = add_options(OPTIONS, from_environment=True)(command)
     return click.option(
         "--config",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -281,14 +270,17 @@ def run_options(command: Command) -> Command:
 
 
 def study_options(command: Command) -> Command:
-    """The options of a run that all arms of a study share."""
-    return _with_options(command, without=OF_ONE_RUN)
+    """The options of a run that a study gives to all of its arms."""
+    return add_options([row for row in OPTIONS if row.scope != "run"], from_environment=True)(command)
 
 
-def _with_options(command: Command, *, without: tuple[str, ...]) -> Command:
-    for names, settings in reversed(OPTIONS):
-        if names[0] in without:
-            continue
-        variable = "DPCOMPARE_" + names[0].removeprefix("--").replace("-", "_").upper()
-        command = click.option(*names, envvar=variable, **settings)(command)
-    return command
+def add_options(rows: Sequence[Option], *, from_environment: bool = False) -> Callable[[Command], Command]:
+    """A decorator that gives a command the options of a table."""
+
+    def decorate(command: Command) -> Command:
+        for row in reversed(rows):
+            variable = f"DPCOMPARE_{row.name.upper()}" if from_environment else None
+            command = click.option(*row.flags, row.name, envvar=variable, **row.settings)(command)
+        return command
+
+    return decorate

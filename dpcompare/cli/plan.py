@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpcompare.cli.build_config import build_config
-from dpcompare.cli.options import run_options
+from dpcompare.cli.options import RunOptions, run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.errors import RequestError
 
@@ -26,15 +26,17 @@ if TYPE_CHECKING:
     type=click.Choice(["text", "json", "sh", "slurm", "kubernetes"]),
     default="text",
     show_default=True,
-    help="sh: a bash script that does the same when it is run. slurm: what --engine slurm would submit. kubernetes: what to hand to kubectl.",
+    help="sh: a bash script that does the same when it is run. slurm: what --engine slurm would submit. kubernetes: "
+    "what to hand to kubectl.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
-def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any) -> None:
+def plan(output_format: str, as_json: bool, **values: Any) -> None:
     """Print the node processes of a run: devices, commands and environment.
 
     \b
     dpcompare plan --framework torch --mode ddp --gpus 0,1,2,3,4,5,6,7 --nodes 2
     """
+    options = RunOptions(**values)
     config = build_config(options)
 
     from dpcompare.launch import plan as planning
@@ -43,6 +45,7 @@ def plan(run_dir: Path | None, output_format: str, as_json: bool, **options: Any
     from dpcompare.launch.shell_script import shell_script
     from dpcompare.system.ports import free_ports
 
+    run_dir = options.run_dir
     if run_dir is None and config.placement.engine == "kubernetes":
         run_dir = Path("runs") / kubernetes.job_name(config)
     run_dir = (run_dir or default_run_dir(config)).resolve()

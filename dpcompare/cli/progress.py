@@ -17,7 +17,7 @@ from rich.table import Table
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.study import Arm, Study, Watcher, estimate_seconds, finished_run
-from dpcompare.results.events import Event, EventTail
+from dpcompare.results.events import Event, EventTail, Ready, Started, StepsTrained
 from dpcompare.results.progress import RunState
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import event_path
@@ -64,14 +64,14 @@ class RunProgress:
         state = self._state
         step, evaluations = state.step, len(state.evaluated)
         state.add(event)
-        if event["kind"] == "start":
+        if isinstance(event, Started):
             self.say(
-                f"process {event['process_rank']}: pid {event['pid']} on {event['host']}, node {event['node_rank']}, "
-                f"local rank {event['local_rank']}, device {', '.join(event['devices'])}"
+                f"process {event.process_rank}: pid {event.pid} on {event.host}, node {event.node_rank}, "
+                f"local rank {event.local_rank}, device {', '.join(event.devices)}"
             )
-        elif event["kind"] == "ready" and event["process_rank"] == 0:
-            self._begin(event["steps"])
-        if state.step > step and event["kind"] == "train":
+        elif isinstance(event, Ready) and event.process_rank == 0:
+            self._begin(event.steps)
+        if state.step > step and isinstance(event, StepsTrained):
             self._show_step()
         for epoch, accuracy, loss, count in state.evaluated[evaluations:]:
             self.say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {count} samples")
@@ -140,7 +140,7 @@ class _LinesPerTenth:
 
 
 class StudyView:
-    """A study in its directory as a table: per arm what has run, what is running and how far it is, and the time left."""
+    """A study in its directory as a table: per arm what has run, what is running, how far it is, and the time left."""
 
     def __init__(self, study_dir: Path) -> None:
         self._study_dir = study_dir

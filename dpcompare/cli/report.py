@@ -42,8 +42,8 @@ def report(
 ) -> int:
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
-    --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency, accuracy
-    or images_per_second of any arm. It also holds where a figure is missing that should be there.
+    --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency,
+    accuracy or images_per_second of any arm. It also holds where a figure is missing that should be there.
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
@@ -174,8 +174,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["step"] = f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
-            f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took {figure(result.first_step_seconds)} s; "
-            f"{result.wall_seconds:.1f} s in all"
+            f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "
+            f"{figure(result.first_step_seconds)} s; {result.wall_seconds:.1f} s in all"
         )
     if result.peak_memory_bytes:
         peak = result.peak_memory_bytes
@@ -185,7 +185,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["train loss"] = f"{first} -> {last}"
     for evaluation in result.evaluations:
         rows[f"after step {evaluation.step}"] = (
-            f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
+            f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, "
+            f"{evaluation.count} samples"
         )
     if result.skipped_images:
         rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli.build_config import build_config
-from dpcompare.cli.options import run_options
+from dpcompare.cli.options import OPTIONS, RunOptions, run_options
 from dpcompare.cli.output import print_json
 from dpcompare.cli.resume_config import changed_config
 
@@ -25,7 +25,7 @@ from dpcompare.cli.resume_config import changed_config
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
-def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as_json: bool, **options: Any) -> None:
+def run(context: click.Context, /, resume: Path | None, as_json: bool, **values: Any) -> None:
     """Train a model with one mode of one framework, over simulated nodes of this machine.
 
     \b
@@ -40,16 +40,17 @@ def run(context: click.Context, /, run_dir: Path | None, resume: Path | None, as
     from dpcompare.launch import run as runner
     from dpcompare.results.run_dir import CONFIG_FILE
 
+    options = RunOptions(**values)
     if resume is None:
         config = build_config(options)
-        run_dir = run_dir or runner.default_run_dir(config)
+        run_dir = options.run_dir or runner.default_run_dir(config)
         with data_progress() as images_done, RunProgress(config, run_dir) as progress:
             result = runner.run(
                 config, run_dir, observe=progress.observe, data_progress=images_done, report=progress.say
             )
     else:
-        given = {name for name in context.params if _is_given(context, name)} - {"resume", "as_json"}
-        config = changed_config(RunConfig.load(resume / CONFIG_FILE), options | {"run_dir": run_dir}, given)
+        given = {row.name for row in OPTIONS if _is_given(context, row.name)}
+        config = changed_config(RunConfig.load(resume / CONFIG_FILE), options, given)
         run_dir = resume
         with RunProgress(config, run_dir) as progress:
             result = runner.resume(run_dir, config, observe=progress.observe, report=progress.say)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dpcompare.cli.build_config import interpreters, listed
+from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
 
 
@@ -54,8 +54,8 @@ def verify(
     )
     if not groups:
         raise click.UsageError(
-            f"nothing to compare: {', '.join(present) or 'no framework'} with modes {modes} and replicas {replicas} leaves "
-            "fewer than two sides; expected at least two"
+            f"nothing to compare: {', '.join(present) or 'no framework'} with modes {modes} and replicas {replicas} "
+            "leaves fewer than two sides; expected at least two"
         )
     console = stderr_console()
     checks = []

@@ -9,7 +9,7 @@ import click
 
 from dpcompare.cli.output import is_animated, stderr_console
 
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_REDRAWS = 1.0
 
 
 @click.command()
@@ -32,4 +32,4 @@ def watch(study_dir: Path, once: bool) -> None:
             live.update(table)
             if not is_running:
                 return
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(SECONDS_BETWEEN_REDRAWS)

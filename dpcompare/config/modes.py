@@ -51,6 +51,16 @@ class Mode:
     packages: tuple[str, ...] = ()
     """Import names that it needs beside those of its framework; the extra of dpcompare has the mode's name."""
 
+    @property
+    def default_stages(self) -> int:
+        """Devices that a replica is split over where no number was asked for."""
+        return 2 if self.split == "over processes" else 1
+
+    @property
+    def default_device(self) -> str | None:
+        """The device type of a mode that has but one; None where there is a choice."""
+        return next(iter(self.device_types)) if len(self.device_types) == 1 else None
+
 
 FRAMEWORKS: dict[str, Framework] = {
     "torch": Framework(packages=("torch", "timm")),

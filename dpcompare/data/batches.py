@@ -27,13 +27,13 @@ PREFETCH_DEPTH = 2
 
 @dataclass(frozen=True, kw_only=True)
 class HostBatch:
-    """A micro-batch of one process; contiguous shares of its rows go to its replicas."""
+    """A micro-batch of one process; contiguous blocks of its rows go to its replicas."""
 
     images: npt.NDArray[np.float32]
     """(rows, height, width, channels), normalised."""
     labels: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
-    """1 for a sample, 0 for a row that only fills up."""
+    """1 for a sample, 0 for a padding row."""
     global_count: int
     """Samples of the global batch that count: what the sum of losses is divided by."""
     drop_masks: DropMasks | None = None
@@ -52,7 +52,7 @@ class DeviceBatch:
 
 
 class BatchReader:
-    """Reads one process's share of global batches from a split of the store, a micro-batch at a time."""
+    """Reads one process's part of global batches from a split of the store, a micro-batch at a time."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class BatchReader:
         augmentation: Augmentation | None = None,
         regularization: Regularization | None = None,
         *,
-        process_rank: int,
-        num_processes: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
         replicas_per_process: int = 1,
         accumulate: int = 1,
     ) -> None:
@@ -69,16 +69,16 @@ class BatchReader:
         split: what to read.
         augmentation: None for evaluation.
         regularization: None for evaluation, or where it is off.
-        process_rank: which share of every global batch.
-        num_processes: how many shares there are.
-        replicas_per_process: replicas that take contiguous parts of the process's share.
+        data_parallel_rank: which part of every global batch to read, from 0.
+        data_parallel_size: into how many parts a global batch is divided.
+        replicas_per_process: replicas that take contiguous rows of the process's part.
         accumulate: micro-batches that each replica's part is cut into.
         """
         self._split = split
         self._augmentation = augmentation
         self._regularization = regularization
-        self._process_rank = process_rank
-        self._num_processes = num_processes
+        self._data_parallel_rank = data_parallel_rank
+        self._data_parallel_size = data_parallel_size
         self._replicas_per_process = replicas_per_process
         self._accumulate = accumulate
 
@@ -91,9 +91,9 @@ class BatchReader:
 
     def _rows(self, global_batch_size: int) -> npt.NDArray[np.int64]:
         """Positions in the global batch, (micro-batch, row): in each, the replicas' rows one replica after another."""
-        shape = (self._num_processes, self._replicas_per_process, self._accumulate, -1)
-        own: npt.NDArray[np.int64] = np.arange(global_batch_size).reshape(shape)[self._process_rank]
-        return own.swapaxes(0, 1).reshape(self._accumulate, -1)
+        shape = (self._data_parallel_size, self._replicas_per_process, self._accumulate, -1)
+        local: npt.NDArray[np.int64] = np.arange(global_batch_size).reshape(shape)[self._data_parallel_rank]
+        return local.swapaxes(0, 1).reshape(self._accumulate, -1)
 
     def _read(self, batch: GlobalBatch, rows: npt.NDArray[np.int64]) -> HostBatch:
         indices = batch.indices[rows]
@@ -135,7 +135,7 @@ Prepared = TypeVar("Prepared")
 
 
 def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared]) -> Iterator[Prepared]:
-    """`map(prepare, items)`, worked on by a thread of its own up to PREFETCH_DEPTH items ahead.
+    """`map(prepare, items)`, worked on by a separate thread up to PREFETCH_DEPTH items ahead.
 
     An error in the thread is raised where its item would have come; closing the iterator ends the thread.
     """

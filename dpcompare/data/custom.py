@@ -1,4 +1,4 @@
-"""Custom datasets: a user's own, named `package.module:NAME`."""
+"""Custom datasets: those that a user names as `package.module:NAME`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class CustomDataset:
 
 
 def custom_dataset(name: str) -> CustomDataset:
-    """The dataset of a name: anything with a length, items (image, class index) and class_names, or a function that returns it.
+    """The dataset of a name: an object with a length, items (image, class index) and class_names.
 
-    A mapping of `train` and `validation` to such; of a single one a fifth is held out. Images are Pillow's, or arrays of uint8,
-    (height, width, 3).
+    Or a mapping of `train` and `validation` to such objects (of a single one a fifth is held out), or a function that
+    returns either. Images are Pillow's, or arrays of uint8, (height, width, 3).
 
     Raises:
         RequestError: there is none.
@@ -44,15 +44,16 @@ def custom_dataset(name: str) -> CustomDataset:
         lacking = [needed for needed in ("__len__", "__getitem__", "class_names") if not hasattr(part, needed)]
         if lacking:
             raise RequestError(
-                f"dataset: {name!r} is of type {type(part).__name__}, which lacks {', '.join(lacking)}; expected a length, "
-                "items (image, class index), and class_names"
+                f"dataset: {name!r} is of type {type(part).__name__}, which lacks {', '.join(lacking)}; expected a "
+                "length, items (image, class index), and class_names"
             )
     try:
         named = {split: tuple(map(str, part.class_names)) for split, part in parts.items()}
         lengths = {split: len(part) for split, part in parts.items()}
     except Exception as error:  # whatever a user's dataset does
         raise RequestError(
-            f"dataset: {name!r} cannot be taken ({type(error).__name__}: {error}); expected a length, and class_names that are texts"
+            f"dataset: {name!r} cannot be taken ({type(error).__name__}: {error}); expected a "
+            "length, and class_names that are strings"
         ) from None
     if len(set(named.values())) > 1:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""Which sample is trained at which step: a function of (seed, epoch), never of the number of replicas."""
+"""The order of samples: a function of (seed, epoch), never of the number of replicas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GlobalBatch:
     epoch: int
     indices: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
-    """1 for a sample, 0 for a row that only fills up the last batch of an epoch."""
+    """1 for a sample, 0 for a padding row, of which the last batch of an epoch may have some."""
 
     @property
     def count(self) -> int:
@@ -39,13 +39,13 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
 
 
 def parts_trained(num_samples: int, global_batch_size: int, *, num_parts: int, num_steps: int) -> int:
-    """How many parts of the global batches of the first steps hold a sample, each batch cut into `num_parts` in its order."""
+    """How many parts of the first global batches hold a sample, where each batch is cut into `num_parts` in its order."""
     epochs, steps = divmod(num_steps, steps_per_epoch(num_samples, global_batch_size))
     return epochs * -(-num_samples // (global_batch_size // num_parts)) + steps * num_parts
 
 
 def _cut(order: npt.NDArray[np.int64], global_batch_size: int, *, epoch: int, first_step: int) -> Iterator[GlobalBatch]:
-    """Slice b of an order is batch b; the last one is filled up from the start of the order, with weight 0."""
+    """Slice b of an order is batch b; the last one is padded from the start of the order, with weight 0."""
     num_batches = steps_per_epoch(len(order), global_batch_size)
     indices = np.resize(order, num_batches * global_batch_size)
     weights = (np.arange(len(indices)) < len(order)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Preparing a store: every image decoded and resized once, by one library, whatever trains on it later."""
+"""The preparation of a store: every image is decoded and resized once, by one library, whatever trains on it later."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores
 from dpcompare.system.import_path import is_custom
 
-RESIZE_RULE = "centre square, then bicubic (Pillow) to image_size; JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
+RESIZE_RULE = (
+    "centre square, then bicubic (Pillow) to image_size; "
+    "JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
+)
 DECODER = f"Pillow {PIL.__version__}"
 IMAGES_PER_TASK = 16
 
@@ -68,7 +71,7 @@ def prepare(
         if str(source) in BUILT_IN:
             return _write_arrays(writer, str(source), BUILT_IN[str(source)](), image_size)
         if is_custom(str(source)):
-            return _write_own(writer, str(source), image_size, progress)
+            return _write_custom(writer, str(source), image_size, progress)
         files = find_images(Path(source))
         return _write_files(writer, files, image_size, skip_corrupt, num_processes or available_cores(), progress)
 
@@ -82,7 +85,7 @@ def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays, image_
     return writer.finish(labels, source=source, classes=dataset.classes, resize=RESIZE_RULE, decoder=DECODER)
 
 
-def _write_own(writer: StoreWriter, source: str, image_size: int, progress: Progress) -> Store:
+def _write_custom(writer: StoreWriter, source: str, image_size: int, progress: Progress) -> Store:
     dataset = custom_dataset(source)
     total = sum(len(indices) for _, indices in dataset.splits.values())
     labels: dict[str, npt.NDArray[np.int32]] = {}
@@ -98,8 +101,8 @@ def _write_own(writer: StoreWriter, source: str, image_size: int, progress: Prog
                     raise ValueError(f"class index {label} of {len(dataset.class_names)} classes")
             except Exception as error:  # whatever a user's dataset does
                 raise RequestError(
-                    f"dataset: item {index} of {source!r} ({split}) cannot be taken ({type(error).__name__}: {error}); expected "
-                    "(image of Pillow or array of uint8, (height, width, 3); class index)"
+                    f"dataset: item {index} of {source!r} ({split}) cannot be taken ({type(error).__name__}: {error}); "
+                    "expected (image of Pillow or array of uint8, (height, width, 3); class index)"
                 ) from None
             labels[split][row] = int(label)
             done += 1
@@ -163,8 +166,8 @@ def _decode_all(target: Path, images: ImageList, image_size: int, num_processes:
     if num_processes == 1 or len(starts) == 1:
         yield from map(_decode, tasks)
         return
-    # joblib's processes, unlike multiprocessing's, neither fork a threaded parent nor run the caller's script again. Imported
-    # here, since it would be a tenth of what every run's start adds, and few runs prepare a dataset.
+    # joblib's processes, unlike multiprocessing's, neither fork a threaded parent nor run the caller's script again.
+    # Imported here: it would be a tenth of the time that dpcompare adds to a start, and few runs prepare a dataset.
     import joblib
     from joblib.externals.loky import get_reusable_executor
 

@@ -1,4 +1,4 @@
-"""Dropout and stochastic depth as a function of (seed, step, sample, layer), drawn on the host: the same in every framework."""
+"""Dropout and stochastic depth from (seed, step, sample, layer), drawn on the host: the same in every framework."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Regularization:
     """What the features of each sample are multiplied by where a model drops some of them.
 
     A feature that is kept is multiplied by 1 / (1 - rate), so that its expectation stays (Srivastava et al. 2014,
-    section 10, "inverted dropout"), and one that is dropped by 0. Both frameworks get these very numbers, and round them to
-    the precision of the features.
+    section 10, "inverted dropout"), and one that is dropped by 0. Both frameworks get exactly these numbers, and round
+    them to the precision of the features.
 
     The draws come from Philox, a counter-based generator (Salmon et al. 2011): key = (seed, step), counter = sample,
     and a layer's draws follow those of the layers before it. So they depend neither on the batch that a sample is in nor
@@ -44,6 +44,6 @@ class Regularization:
 
 
 def columns(drops: Sequence[Drop]) -> dict[str, slice]:
-    """Which columns of the factors belong to which layer."""
+    """Which columns of the drop masks belong to which layer."""
     ends = np.cumsum([drop.features for drop in drops]).tolist()
     return {drop.name: slice(end - drop.features, end) for drop, end in zip(drops, ends, strict=True)}

@@ -1,4 +1,4 @@
-"""Where datasets come from: folders of images, the Stanford Dogs layout, and two built-in ones."""
+"""Sources of datasets: folders of images, the Stanford Dogs layout, and two built-in ones."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYOUTS = (
 
 @dataclass(frozen=True)
 class ImageList:
-    """(path, class index) of the images of a split, listed anew whenever they are read: a million paths take 600 MiB."""
+    """(path, class index) of the images of a split, listed at every reading: a million paths take 600 MiB."""
 
     labels: npt.NDArray[np.int32]
     paths: Callable[[], Iterable[Path]]
@@ -100,7 +100,8 @@ def _image_names(folder: Path | str) -> Iterator[str]:
         listed = os.scandir(folder)
     except OSError as error:
         raise RequestError(
-            f"folder {str(folder)!r} of the dataset cannot be listed ({error.strerror}); make it readable, or move it away"
+            f"folder {str(folder)!r} of the dataset cannot be listed ({error.strerror}); make it readable, "
+            "or move it away"
         ) from None
     with listed as entries:
         for entry in entries:
@@ -124,7 +125,7 @@ def _first_named(folders: list[Path], names: Iterable[str]) -> Path | None:
 
 
 def _by_class(counts: Mapping[Path, int], choose: Callable[[list[Path]], list[Path]] = list) -> ImageList:
-    """So many images of each folder, which is a class: those that `choose` chooses of all of it."""
+    """That many images of each folder, which is a class: those that `choose` picks from all of its images."""
     labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
     listed = [folder for folder, count in counts.items() if count]
     return ImageList(labels, lambda: (path for folder in listed for path in choose(_images_below(folder))))

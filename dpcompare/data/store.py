@@ -128,7 +128,7 @@ def split_manifest(split: Split) -> SplitManifest:
 def _sha256(array: npt.NDArray[Any]) -> str:
     digest = hashlib.sha256()
     for start in range(0, len(array), _CHUNK_ROWS):
-        # A mapping of its own for each chunk: pages that were read count as memory of the process while they are mapped.
+        # A new mapping for each chunk: pages that were read count as memory of the process while they are mapped.
         rows = np.load(str(array.filename), mmap_mode="r") if isinstance(array, np.memmap) else array
         digest.update(np.ascontiguousarray(rows[start : start + _CHUNK_ROWS]).data)
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Finds the settings of the native profile that are fastest on this machine: a short run for each, one setting after the other."""
+"""The search for the fastest native settings on this machine: a short run for each value, one setting at a time."""
 
 from __future__ import annotations
 
@@ -18,26 +18,27 @@ LEAST_GAIN = 0.03
 
 
 def tuned(study: Study, study_dir: Path, report: Callable[[str], None]) -> Study:
-    """The study with its native arms tuned for this machine; one that goes on keeps what was found when it began.
+    """The study with its native arms tuned for this machine; one that is resumed keeps the settings found at its start.
 
     Args:
         study_dir: where the study is, or will be.
-        tell: called with a line for every setting that was tried.
+        report: called with a line for every setting that was tried.
 
     Raises:
-        RequestError: no arm has the native profile, or the study was begun without tuning.
+        RequestError: no arm has the native profile, or the study was started without tuning.
     """
     native = [arm for arm in study.arms if arm.config.workload.profile == "native"]
     if not native:
         raise RequestError(
-            "--autotune: received arms of the strict profile only, which has nothing to tune; expected --profile native, or an "
-            "arm such as torch:ddp,profile=native"
+            "--autotune: received arms of the strict profile only, which has nothing to tune; expected "
+            "--profile native, or an arm such as torch:ddp,profile=native"
         )
     if is_study(study_dir):
         tried = Study.load(study_dir).tried
         if not tried:
             raise RequestError(
-                f"--autotune: {str(study_dir)!r} holds a study that was begun without it; leave it out, or choose another --out"
+                f"--autotune: {str(study_dir)!r} holds a study that was started without it; leave it out, or choose "
+                "another --out"
             )
     else:
         tried = {arm.name: list(_tries(arm, study_dir, report)) for arm in native if arm.ablation_of is None}
@@ -72,7 +73,7 @@ def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator
 
 
 def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
-    """Every setting that was not chosen, with each value that it does not have."""
+    """Each setting that the user left open, with each of its values but the current one."""
     for name, setting in settings_of(config.framework, config.mode).items():
         if name not in config.tune:
             yield from ({name: value} for value in setting.values if value != config.tuning[name])
@@ -83,14 +84,14 @@ def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Cal
     workload = config.workload.model_copy(update={"epochs": None, "steps": STEPS, "warmup_steps": WARMUP_STEPS})
     changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
     study_dir.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the study, since nodes that are machines share that disk with this one.
+    # Next to the study, since nodes that are machines share that disk with this one.
     with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
         try:
             return run(config.model_copy(update=changes), Path(folder) / "run", report=report).images_per_second
         except RunFailedError:
             return None
         except RequestError as error:
-            if tune == config.tune:  # nothing was changed, so it is the arm that is refused
+            if tune == config.tune:  # nothing was changed, so the arm itself is refused
                 raise
             report(f"autotune: refused: {error}")
             return None

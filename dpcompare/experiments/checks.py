@@ -49,7 +49,7 @@ def differences(workload: Workload) -> dict[str, Difference]:
         "first loss": lambda a, b: abs(_losses(a)[0] - _losses(b)[0]),
     }
     if workload.regularization == "shared":
-        found["regularization"] = lambda _, side: _rows_against_host(side, "factors")
+        found["regularization"] = lambda _, side: _rows_against_host(side, "drop_masks")
     if optimizer == "sgd":
         found["gradient"] = lambda a, b: _relative(_slots(a, "momentum"), _slots(b, "momentum"))
         found["gradient of each tensor"] = _gradient_of_each_tensor
@@ -113,7 +113,7 @@ def _rows_against_host(side: Side, *names: str) -> float:
     workload = side.config.workload
     assert side.config.inputs is not None
     split = open_store(side.config.inputs.store).split("train")
-    reader = training_reader(workload, split, process_rank=0, num_processes=1)
+    reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (batch,) = reader.read(order)
     expected = {name: getattr(batch, name) for name in names}

@@ -1,4 +1,4 @@
-"""A study: several arms, each a run config, trained in every round in an order drawn anew, so that drift cancels."""
+"""A study: several arms, each a run config, trained once per round in a new random order, so that drift cancels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
-from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
 from dpcompare.launch.inputs import num_training_images
 from dpcompare.launch.run import run
 from dpcompare.results.events import Event
@@ -30,19 +30,19 @@ RUNS_DIR = "runs"
 
 
 class Arm(BaseModel):
-    """What is trained once per round."""
+    """One of the run configs that a study compares, trained once per round."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """As people read it, such as `torch ddp 2x1`; unique in its study."""
+    """As people read it, such as `torch ddp 2x1` (nodes x devices per node); unique in its study."""
     config: RunConfig
     ablation_of: str | None = None
-    """Name of the arm that this one is without its exchange of gradients, to tell what the exchange costs."""
+    """Name of the arm that this one repeats without gradient sync, to measure what the sync costs."""
 
     @property
     def folder(self) -> str:
-        """Of its run directory: readable, of bounded length, and another one for every name."""
+        """The name of its run directory: readable, of bounded length, and unique to the name of the arm."""
         readable = re.sub(r"[^A-Za-z0-9.=]+", "-", self.name)
         if readable.replace("-", " ") == self.name and len(readable) <= LONGEST_FOLDER:
             return readable
@@ -50,7 +50,7 @@ class Arm(BaseModel):
 
 
 def ablated(arm: Arm) -> Arm | None:
-    """The same arm without the exchange of gradients; None where there is none to leave out."""
+    """The same arm without gradient sync; None where there is none to leave out."""
     config = arm.config
     if config.topology.num_replicas == 1 or not config.mode_row.gradient_sync_separable:
         return None
@@ -108,7 +108,7 @@ def is_study(path: Path) -> bool:
 
 
 def refuse_other_files(study_dir: Path) -> None:
-    """Raises RequestError where a directory holds something else than a study."""
+    """Raises RequestError where a directory holds anything but a study."""
     if not study_dir.exists() or is_study(study_dir):
         return
     if not study_dir.is_dir() or any(path.name != LOCK_FILE for path in study_dir.iterdir()):
@@ -116,9 +116,9 @@ def refuse_other_files(study_dir: Path) -> None:
 
 
 def open_study(study: Study, study_dir: Path) -> Study:
-    """Begin a study in a new directory, or take up the one that is there.
+    """Start a study in a new directory, or resume the one that is there.
 
-    A study that is taken up may have more rounds than before, and nothing else may differ.
+    A resumed study may have more rounds than before; nothing else may differ.
 
     Raises:
         RequestError: the directory holds other files, or another study.
@@ -138,8 +138,8 @@ def open_study(study: Study, study_dir: Path) -> Study:
             changed = [arm.name for arm in there.arms if arm not in study.arms] if "arms" in differing else []
             which = f" ({', '.join(changed)})" if changed else ""
             raise RequestError(
-                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same arms, "
-                "options and version to continue it, or choose another --out"
+                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same "
+                "arms, options and version to continue it, or choose another --out"
             )
         study = study.model_copy(
             update={
@@ -161,7 +161,7 @@ def open_study(study: Study, study_dir: Path) -> Study:
 
 @contextmanager
 def hold(study_dir: Path) -> Iterator[None]:
-    """Hold a directory, which is made where there is none, while its study is opened and its runs are made.
+    """Hold a directory, created if need be, while its study is opened and its runs are made.
 
     Raises:
         RequestError: another process holds it, it holds other files, or it cannot be written.
@@ -173,8 +173,8 @@ def hold(study_dir: Path) -> Iterator[None]:
             held.enter_context(
                 only_one(
                     study_dir,
-                    f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with `dpcompare "
-                    f"watch {study_dir}`, or choose another --out",
+                    f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with "
+                    f"`dpcompare watch {study_dir}`, or choose another --out",
                 )
             )
         except OSError as error:
@@ -185,23 +185,25 @@ def hold(study_dir: Path) -> Iterator[None]:
 
 
 def finished_run(run_dir: Path) -> RunResult | None:
-    """The result of a run that has come to an end by itself, completed or failed; an unreadable one has not."""
+    """The result of a run that completed or failed; None where it was interrupted or its result cannot be read."""
     try:
         result = RunResult.load(run_dir)
+    except OtherFormatError:  # not to be run again as if it were not there
+        raise
     except RequestError:
         return None
     return None if result.status == "interrupted" else result
 
 
 class Watcher:
-    """What a study tells while it goes; override what is of interest."""
+    """The observer of a study in progress; override the methods of interest."""
 
     def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
         """Returns what is called with the events of the run."""
         return lambda event: None
 
     def run_says(self, line: str) -> None:
-        """An engine has something to tell of the run, such as what to start on its hosts."""
+        """An engine reports something about the run, such as what to start on its hosts."""
 
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
         """A run has completed or failed."""
@@ -210,11 +212,11 @@ class Watcher:
         """A run is not made: it was made before, or its arm has failed."""
 
 
-def run_study(study: Study, study_dir: Path, watcher: Watcher, *, tell_from: int = 1) -> None:
-    """Run what is not there yet, round by round.
+def run_study(study: Study, study_dir: Path, watcher: Watcher, *, report_from: int = 1) -> None:
+    """Make the runs that are missing, round by round.
 
-    A run that fails is reported, and its arm left out of the later rounds; the others go on. What an interrupted run
-    left is kept beside the new one. Of rounds before `tell_from`, which were told of before, nothing is told.
+    A run that fails is reported, and its arm is left out of the later rounds; the others continue. What an interrupted
+    run left behind is kept next to the new one. Rounds before `report_from` were reported earlier and are not again.
     """
     failed: set[str] = set()
     for number in range(1, study.repeats + 1):
@@ -223,10 +225,10 @@ def run_study(study: Study, study_dir: Path, watcher: Watcher, *, tell_from: int
             if result := finished_run(run_dir):
                 if result.status == "failed":
                     failed.add(arm.name)
-                if number >= tell_from:
+                if number >= report_from:
                     watcher.run_left_out(number, arm, f"made before: {result.status}")
             elif arm.name in failed:
-                if number >= tell_from:
+                if number >= report_from:
                     watcher.run_left_out(number, arm, "its arm has failed")
             else:
                 _set_aside(run_dir, "interrupted")
@@ -247,31 +249,31 @@ def add_rounds(
 ) -> Study:
     """Run a study, then add rounds until its intervals are narrow enough or the time is up.
 
-    Looking at the intervals before deciding makes a false claim somewhat likelier than 5%; the report says that it was
-    done.
+    Looking at the intervals before deciding makes a false claim somewhat likelier than 5%, so the report says that
+    rounds were added.
 
     Args:
-        study: has rounds enough for an interval.
+        study: with enough rounds for an interval.
         study_dir: where it is.
-        watcher: is told what runs.
+        watcher: called with what runs.
         wide: the largest half width of an interval of the study in a directory; None where more rounds would add none.
         until: half width to reach, relative to the ratio: 0.02 is plus or minus 2%.
-        budget_seconds: no round is begun after this time, counted from now; not those that an interval needs either.
+        budget_seconds: no round starts after this time, counted from now, not even one that an interval needs.
 
     Returns:
         the study as it was run, with `stopped_by`.
     """
-    begun = time.monotonic()
+    started_at = time.monotonic()
     asked_for = study.repeats
     made_before = max((number for _, number, result in results(study, study_dir) if result), default=1)
     for number in range(made_before, asked_for + 1):
-        if number > made_before and time.monotonic() - begun >= budget_seconds:
+        if number > made_before and time.monotonic() - started_at >= budget_seconds:
             break
         study = study.model_copy(update={"repeats": number})
         study.save(study_dir)
-        run_study(study, study_dir, watcher, tell_from=1 if number == made_before else number)
+        run_study(study, study_dir, watcher, report_from=1 if number == made_before else number)
     while True:
-        width, spent = wide(study_dir), time.monotonic() - begun
+        width, spent = wide(study_dir), time.monotonic() - started_at
         if width is None:
             reason = "no two arms that run may be compared"
         elif width <= until:
@@ -282,7 +284,7 @@ def add_rounds(
         else:
             study = study.model_copy(update={"repeats": study.repeats + 1})
             study.save(study_dir)
-            run_study(study, study_dir, watcher, tell_from=study.repeats)
+            run_study(study, study_dir, watcher, report_from=study.repeats)
             continue
         study = study.model_copy(update={"stopped_by": reason})
         study.save(study_dir)
@@ -299,14 +301,14 @@ def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None], report: Call
 
 
 def set_failed_aside(study: Study, study_dir: Path) -> None:
-    """Have the failed runs of a study made again; what they left is kept beside the new ones."""
+    """Move the failed runs of a study out of the way, so that they are made again; what they left is kept."""
     for arm, number, result in results(study, study_dir):
         if result is not None and result.status == "failed":
             _set_aside(study.run_dir(study_dir, number, arm), "failed")
 
 
 def _set_aside(run_dir: Path, why: str) -> None:
-    """Rename what a run left that is made again."""
+    """Rename what a run left behind, so that it can be made again."""
     if run_dir.exists() and any(run_dir.iterdir()):
         number = 1
         while (other := run_dir.with_name(f"{run_dir.name}.{why}-{number}")).exists():
@@ -315,7 +317,7 @@ def _set_aside(run_dir: Path, why: str) -> None:
 
 
 def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | None]]) -> tuple[float, str]:
-    """How long the runs that are still to be made will take, and what that is guessed from.
+    """How long the missing runs will take, and what the estimate is based on.
 
     Args:
         study: what is to be run.
@@ -367,7 +369,7 @@ def results(study: Study, study_dir: Path) -> list[tuple[Arm, int, RunResult | N
 
 
 class Tried(BaseModel):
-    """A short run that tells how fast some settings are; see `dpcompare.experiments.autotune`."""
+    """A short run that measures how fast some settings are; see `dpcompare.experiments.autotune`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -23,6 +24,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.run import run
+from dpcompare.system.commands import run_command
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
 
@@ -138,9 +140,8 @@ print(json.dumps({"versions": versions, "claimed_twice": claimed}))
 def _framework(framework: str, python: str) -> Iterator[Finding]:
     packages = FRAMEWORKS[framework].packages
     try:
-        answer = subprocess.run(
-            [python, "-P", "-c", _ASK, *packages], capture_output=True, text=True, timeout=60, check=True
-        )
+        answer = run_command([python, "-P", "-c", _ASK, *packages], seconds=60)
+        answer.check_returncode()
         told = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield Finding(
@@ -192,11 +193,12 @@ def _gpus(gpus: Sequence[str]) -> Iterator[Finding]:
     yield Finding(name="GPUs", status="ok", found=f"{len(gpus)} visible: {', '.join(gpus)}")
     command = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+        listing = run_command(command, seconds=30)
+        listing.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         yield Finding(name="GPUs in use", status="note", found=f"cannot be told: {error}")
         return
-    if answer:
+    if answer := listing.stdout.strip():
         yield Finding(
             name="GPUs in use",
             status="note",
@@ -219,7 +221,8 @@ def trial(
     """Two steps of a tiny model, gradients exchanged by all-reduce, with a time limit."""
     name = name or f"{framework} {mode}"
     chosen = {"python": interpreters[framework]} if framework in interpreters else {}
-    started = _Deadline(TRIAL_SECONDS)
+    deadline = time.monotonic() + TRIAL_SECONDS
+    too_long = f"no end after {TRIAL_SECONDS} s"
     with tempfile.TemporaryDirectory(prefix="dpcompare-doctor-") as folder:
         try:
             config = RunConfig(
@@ -229,21 +232,22 @@ def trial(
                 cluster=cluster,
                 **chosen,
             )
-            with started:
-                result = run(config, Path(folder) / "run")
+            result = run(
+                config, Path(folder) / "run", stopped_by=lambda: too_long if time.monotonic() > deadline else None
+            )
         except (RunFailedError, RequestError) as error:
+            if time.monotonic() > deadline:
+                return Finding(
+                    name=name,
+                    status="problem",
+                    found=too_long,
+                    remedy="the processes start but do not reach each other: look for a firewall on 127.0.0.1",
+                )
             lines = str(error).strip().splitlines()
             return Finding(
                 name=name, status="problem", found="; ".join(lines[-3:]), remedy=f"dpcompare run --framework {framework} "
                 f"--mode {mode} --model mlp --image-size 8 --steps 2 --warmup-steps 0 keeps all logs"
             )  # fmt: skip
-        except TimeoutError:
-            return Finding(
-                name=name,
-                status="problem",
-                found=f"no end after {TRIAL_SECONDS} s",
-                remedy="the processes start but do not reach each other: look for a firewall on 127.0.0.1",
-            )
     how = " (emulated)" if result.emulated else ""
     return Finding(
         name=name,
@@ -251,25 +255,3 @@ def trial(
         found=f"works on {result.num_replicas} {result.device_type} replicas{how}, exchange {result.collective}, "
         f"{result.wall_seconds:.0f} s",
     )
-
-
-class _Deadline:
-    """Raises TimeoutError in the main thread after a while; use as a context manager."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        import signal
-
-        def expired(number: int, frame: object) -> None:
-            raise TimeoutError
-
-        self._before = signal.signal(signal.SIGALRM, expired)
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, *error: object) -> None:
-        import signal
-
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, self._before)

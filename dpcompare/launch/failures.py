@@ -10,8 +10,8 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.launch.outcome import LaunchOutcome, Stall
-from dpcompare.results.events import EventTail
-from dpcompare.results.history import load_history
+from dpcompare.results.events import EventTail, Failed, StepsTrained, Stopped
+from dpcompare.results.result import History
 from dpcompare.results.run_dir import end_of, log_path, node_log_path
 from dpcompare.system.processes import SIGNALED
 
@@ -30,21 +30,21 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str
     parts = [_stalled(config, run_dir, stall) for stall in stalled]
     parts += _killed_agents(config, run_dir, ended)
     parts += _vanished(config, run_dir, ended)
-    errors = sorted((event for event in events if event["kind"] == "error"), key=lambda event: event["time"])
-    for event in errors[:1]:
-        rank = event["process_rank"]
+    errors = sorted((event for event in events if isinstance(event, Failed)), key=lambda event: event.time)
+    for failed in errors[:1]:
+        rank = failed.process_rank
         node, local = divmod(rank, config.topology.processes_per_node)
         lead = "then " if parts else ""
         parts.append(
             f"{lead}process {rank} (node {node}, local rank {local}, {log_path(run_dir, node, local)}):\n"
-            f"{event['traceback'].rstrip()}"
+            f"{failed.traceback.rstrip()}"
         )
     if not parts:
-        for event in (event for event in events if event["kind"] == "stopped"):
-            node, local = divmod(event["process_rank"], config.topology.processes_per_node)
+        for stopped in (event for event in events if isinstance(event, Stopped)):
+            node, local = divmod(stopped.process_rank, config.topology.processes_per_node)
             if ended.nodes.get(node, 0) > 0:  # it ended by itself; the others were told to by this process
                 parts.append(
-                    f"process {event['process_rank']} (node {node}, local rank {local}) was told to end by SIGTERM"
+                    f"process {stopped.process_rank} (node {node}, local rank {local}) was told to end by SIGTERM"
                 )
     if not parts:
         for node, code in sorted(ended.nodes.items()):
@@ -54,10 +54,10 @@ def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str
                 )
     parts += [reason for reason in ended.others if reason not in parts]
     parts += [f"what process {rank} told is damaged from some point on: its event file" for rank in tail.damaged]
-    steps = dict.fromkeys(range(config.topology.num_trainers), len(load_history(run_dir).losses))
+    steps = dict.fromkeys(range(config.topology.num_trainers), len(History.load(run_dir).losses))
     for event in events:
-        if event["kind"] == "train":
-            steps[event["process_rank"]] = event["step"]
+        if isinstance(event, StepsTrained):
+            steps[event.process_rank] = event.step
     reached = ", ".join(f"process {rank}: {step}" for rank, step in steps.items())
     what, *rest = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
     return "\n".join([what, f"last steps: {reached}", *rest])

@@ -12,13 +12,21 @@ from pathlib import Path
 
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer, Stall
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
-from dpcompare.results.events import LAST_EVENTS, EventTail
+from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrained
 from dpcompare.results.run_dir import node_log_path
 from dpcompare.system.network_namespace import isolated
-from dpcompare.system.processes import die_with_parent, is_alive, oom_kills, process_state, signal_group
-from dpcompare.system.signals import uninterrupted
+from dpcompare.system.processes import (
+    PROCESS_POLL_SECONDS,
+    die_with_parent,
+    is_alive,
+    kill_groups,
+    oom_kills,
+    process_state,
+    signal_group,
+    wait_for_exit,
+)
+from dpcompare.system.signals import HeldSignals, signals_held
 
-SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_TO_END = 3.0
 """How long a process that was told to end (SIGTERM) may take before it is killed."""
 SECONDS_TO_TELL = 1.0
@@ -54,17 +62,17 @@ def launch(
     trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
     watch = _Watch(EventTail(run_dir, node_of), trainers, deadlines, observe)
     kills_before = oom_kills()
-    with ExitStack() as stack:
+    with signals_held() as signals, ExitStack() as stack:
         enter = stack.enter_context(isolated()).enter if isolate else None
         running: dict[int, subprocess.Popen[bytes]] = {}
-        stack.callback(_stop, running)
+        stack.callback(_stop, running, signals)
         for node in node_processes:
-            # What a signal raises during a fork is lost, in the hooks of Python's logging for one.
-            with uninterrupted():
-                running[node.node_rank] = _start(node, run_dir, enter)
+            signals.deliver()
+            running[node.node_rank] = _start(node, run_dir, enter)
         try:
             while running and not ended.failed:
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                signals.deliver()
+                time.sleep(PROCESS_POLL_SECONDS)
                 ended.vanished += watch.look()
                 ended.stalled = watch.stalled()
                 ended.nodes |= _reap(running)
@@ -74,7 +82,7 @@ def launch(
             ended.vanished += watch.look()
             deadline = time.monotonic() + SECONDS_TO_TELL
             while any(node_of[rank] in running for rank in ended.vanished) and time.monotonic() < deadline:
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                time.sleep(PROCESS_POLL_SECONDS)
                 ended.nodes |= _reap(running)
             ended.out_of_memory = oom_kills() > kills_before
     watch.look()
@@ -98,12 +106,12 @@ class _Watch:
         # First who is gone, then what they wrote before: in the other order a last word could be missed.
         gone = [rank for rank, pid in self._pids.items() if not is_alive(pid)]
         for event in self._events.new_events():
-            rank = event["process_rank"]
-            if event["kind"] == "start":
-                self._pids[rank] = event["pid"]
-            elif event["kind"] in LAST_EVENTS:
+            rank = event.process_rank
+            if isinstance(event, Started):
+                self._pids[rank] = event.pid
+            elif isinstance(event, LAST_EVENTS):
                 self._pids.pop(rank, None)  # its node process has still to end, within the same limits
-            elif event["kind"] == "train":
+            elif isinstance(event, StepsTrained):
                 self._started.add(rank)
             if rank in self._started and rank in self._heard:
                 self._heard[rank] = time.monotonic()
@@ -156,18 +164,10 @@ def _reap(running: dict[int, subprocess.Popen[bytes]]) -> dict[int, int]:
     return statuses
 
 
-def _stop(running: dict[int, subprocess.Popen[bytes]]) -> None:
+def _stop(running: dict[int, subprocess.Popen[bytes]], signals: HeldSignals) -> None:
     """End what is still running: SIGTERM to each group, SIGKILL to what is left (TensorFlow catches SIGTERM)."""
-    for process in running.values():
+    processes = list(running.values())
+    for process in processes:
         signal_group(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + SECONDS_TO_END
-    try:
-        for process in running.values():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
-    finally:  # also when a second Ctrl-C cuts the wait short
-        for process in running.values():
-            signal_group(process.pid, signal.SIGKILL)
-            process.wait()
+    wait_for_exit(processes, SECONDS_TO_END, signals)
+    kill_groups(processes)

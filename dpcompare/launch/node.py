@@ -28,7 +28,7 @@ from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, i
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.addresses import interface_of
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
-from dpcompare.system.signals import terminated_as_interrupted, uninterrupted
+from dpcompare.system.signals import signals_held, terminated_as_interrupted
 
 SECONDS_BETWEEN_LOOKS = 1.0
 """At what the other nodes say, through a disk that may be slow."""
@@ -88,7 +88,7 @@ def run_node(
         status = ended.nodes.get(rank)
         if stopped and status == -signal.SIGTERM:  # Slurm tells all processes of a step to end, not this one alone
             status = None
-        with uninterrupted():
+        with signals_held():
             end = NodeOutcome(
                 node_rank=rank,
                 host=host,

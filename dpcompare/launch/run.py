@@ -22,16 +22,16 @@ from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.supervise import follow
-from dpcompare.results.aggregate import collect
+from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
-from dpcompare.results.events import Event, read_events
-from dpcompare.results.history import close_attempt, load_history, result_so_far
+from dpcompare.results.events import Event
+from dpcompare.results.history import close_attempt, result_so_far
 from dpcompare.results.result import RunResult, Status
 from dpcompare.results.run_dir import ATTEMPTS_DIR, CONFIG_FILE, EVENTS_DIR, LOGS_DIR, RESULT_FILE
 from dpcompare.system.devices import installed_gpus, invisible_gpus, visible_gpus
 from dpcompare.system.locks import only_one
 from dpcompare.system.ports import free_ports
-from dpcompare.system.signals import terminated_as_interrupted, uninterrupted
+from dpcompare.system.signals import signals_held, terminated_as_interrupted
 
 MOST_LOST_PORTS = 3
 
@@ -50,6 +50,7 @@ def run(
     observe: Callable[[Event], None] = lambda event: None,
     data_progress: Progress | None = None,
     report: Callable[[str], None] = lambda line: None,
+    stopped_by: Callable[[], str | None] = lambda: None,
 ) -> RunResult:
     """Train one config in processes of its own, here or where its placement says, and return what was measured.
 
@@ -58,7 +59,8 @@ def run(
         run_dir: where config, logs and result go; default: a new directory below `runs/`.
         observe: called with every event of the training processes; see `dpcompare.results.events`.
         data_progress: called with (images done, images in all) while a dataset is prepared.
-        tell: called with a line for every restart, and with what an engine says.
+        report: called with a line for every restart, and with what an engine says.
+        stopped_by: asked several times a second; a reason that it returns ends the run, which then has failed.
 
     Raises:
         RequestError: the request cannot be carried out; nothing was started.
@@ -70,7 +72,7 @@ def run(
         config = prepare_run(config, directory, data_progress)
         try:
             with _hold(directory):
-                return _train(config, directory, observe, report)
+                return _train(config, directory, observe, report, stopped_by)
         except RequestError:
             if not any((directory / name).exists() for name in (EVENTS_DIR, ATTEMPTS_DIR)):  # nothing was ever started
                 shutil.rmtree(directory, ignore_errors=True)
@@ -90,7 +92,7 @@ def resume(
         run_dir: the run, which has ended or was killed.
         config: its config, see `RunConfig.load`; the length, the mode, the framework and the cluster may be others.
         observe: as for `run`.
-        tell: called with a line for every checkpoint that cannot be used, and for the one that is.
+        report: called with a line for every checkpoint that cannot be used, and for the one that is.
 
     Raises:
         RequestError: there is nothing to go on from; nothing was started.
@@ -131,13 +133,17 @@ def _hold(run_dir: Path) -> AbstractContextManager[None]:
 
 
 def _train(
-    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]
+    config: RunConfig,
+    run_dir: Path,
+    observe: Callable[[Event], None],
+    report: Callable[[str], None],
+    stopped_by: Callable[[], str | None] = lambda: None,
 ) -> RunResult:
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0
     while True:
         try:
-            result = _attempt(config, run_dir, observe, report)
+            result = _attempt(config, run_dir, observe, report, stopped_by)
         except RequestError as refused:
             if not restarts + ports_lost:
                 raise
@@ -155,7 +161,7 @@ def _train(
             raise RunFailedError(
                 f"{config.framework} {config.mode} failed.\n{result.error}\nlogs: {run_dir / LOGS_DIR}", str(run_dir)
             )
-        with uninterrupted():
+        with signals_held():
             path, step, problems = newest_checkpoint(run_dir, training=training_id(config))
             if problems and path is None:  # beginning again would throw away what they may still hold
                 raise RunFailedError(f"{result.error}\nno restart: {'; '.join(problems)}", str(run_dir))
@@ -171,7 +177,11 @@ def _lost_a_port(result: RunResult) -> bool:
 
 
 def _attempt(
-    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]
+    config: RunConfig,
+    run_dir: Path,
+    observe: Callable[[Event], None],
+    report: Callable[[str], None],
+    stopped_by: Callable[[], str | None],
 ) -> RunResult:
     """Launch once, and write result.json whatever happens.
 
@@ -186,9 +196,9 @@ def _attempt(
     try:
         if config.placement.engine == "local":
             node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
-            ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate)
+            ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped_by)
         else:
-            ended = follow(config, run_dir.resolve(), deadlines, observe, report)
+            ended = follow(config, run_dir.resolve(), deadlines, observe, report, stopped_by)
         started_at = ended.began_at or started_at  # not the time in a queue
         status = "failed" if ended.failed else "completed"
         error = why_it_failed(config, run_dir, ended) if ended.failed else None
@@ -198,7 +208,7 @@ def _attempt(
         error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
         raise
     finally:  # whatever happened, what was measured is kept
-        with uninterrupted():
+        with signals_held():
             result = _finish(config, run_dir, status=status, error=error, started_at=started_at)
     return result
 
@@ -239,16 +249,8 @@ def _require_machine(config: RunConfig) -> None:
 
 
 def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | None, started_at: float) -> RunResult:
-    result = collect(
-        config,
-        run_dir,
-        read_events(run_dir, config.topology.num_processes),
-        load_history(run_dir),
-        status=status,
-        error=error,
-        started_at=started_at,
-        ended_at=time.time(),
-    )
+    end = LaunchEnd(status=status, error=error, started_at=started_at, ended_at=time.time())
+    result = aggregate(config, run_dir, end)
     try:
         result.save(run_dir)
     except OSError as unwritten:  # a full disk, often the cause of all

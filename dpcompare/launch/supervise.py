@@ -13,6 +13,7 @@ from dpcompare.launch.engines import PollExit, load_engine
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome, Observer, merge_outcomes
 from dpcompare.launch.rendezvous import SECONDS_BETWEEN_BEATS, Rendezvous
 from dpcompare.results.events import EventTail
+from dpcompare.system.signals import signals_held
 
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_TO_END = 20.0
@@ -24,7 +25,12 @@ SECONDS_MORE = 60.0
 
 
 def follow(
-    config: RunConfig, run_dir: Path, deadlines: Deadlines, observe: Observer, report: Callable[[str], None]
+    config: RunConfig,
+    run_dir: Path,
+    deadlines: Deadlines,
+    observe: Observer,
+    report: Callable[[str], None],
+    stopped_by: Callable[[], str | None] = lambda: None,
 ) -> LaunchOutcome:
     """Have an engine start the nodes and wait until they have ended; the first failure stops the others.
 
@@ -33,7 +39,8 @@ def follow(
         run_dir: shared with the nodes; holds config.json.
         deadlines: how long the nodes may be silent.
         observe: called with every event of the training processes, soon after it was written.
-        tell: called with a line for whatever the engine says.
+        report: called with a line for whatever the engine says.
+        stopped_by: returns what else ends the run, as soon as there is something.
 
     Raises:
         RequestError: the engine will never carry it out.
@@ -42,15 +49,16 @@ def follow(
     rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.topology.num_processes))
     watch = _Watch(rendezvous, deadlines, queues=engine.MAY_QUEUE)
-    with ExitStack() as nodes:
+    with signals_held() as signals, ExitStack() as nodes:
         try:
             poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, report))
             while not watch.over():
+                signals.deliver()
                 time.sleep(SECONDS_BETWEEN_LOOKS)
                 for event in tail.new_events():
                     watch.hear()
                     observe(event)
-                watch.look(poll_exit)
+                watch.look(lambda: stopped_by() or poll_exit())
         except BaseException:
             rendezvous.stop()
             raise

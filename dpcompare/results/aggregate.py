@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dpcompare.config.run import RunConfig
-from dpcompare.results.events import Event
+from dpcompare.results.events import Event, read_events
 from dpcompare.results.result import (
     Evaluation,
     History,
@@ -22,62 +22,41 @@ from dpcompare.results.result import (
     Status,
     StepSeconds,
 )
+from dpcompare.results.run_dir import process_record_path
+from dpcompare.results.series import ProcessSeries
 
 
-class Measurements:
-    """The events of one process, as the series that a result is computed from."""
+@dataclass(frozen=True, kw_only=True)
+class LaunchEnd:
+    """How the launch of an attempt ended."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
-        self.series: dict[str, list[float]] = defaultdict(list)
-        self.evaluations: list[Event] = []
-        self.first_step_at: float | None = None
-        self.first_step = 0
-        self.num_steps = 0
-        for event in events:
-            if event["kind"] == "ready":
-                self.first_step = self.num_steps = event["first_step"]
-            elif event["kind"] == "train":
-                self.first_step_at = self.first_step_at or event["time"]
-                self.num_steps = event["step"]
-                for name in ("losses", "global_counts", "step_seconds", "data_seconds", "host_overhead_seconds"):
-                    self.series[name] += event[name]
-                self.series["joules"] += event.get("joules", ())
-            elif event["kind"] == "evaluate":
-                self.evaluations.append(event)
+    status: Status
+    error: str | None
+    """Why it did not complete."""
+    started_at: float
+    """When the launch started, seconds since the epoch."""
+    ended_at: float
+    """When the last process had ended."""
 
 
-def collect(
-    config: RunConfig,
-    run_dir: Path,
-    events: Sequence[Event],
-    history: History,
-    *,
-    status: Status,
-    error: str | None,
-    started_at: float,
-    ended_at: float,
-) -> RunResult:
-    """Combine what the processes of a run measured, whether or not it completed.
+def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
+    """Combine what the processes of a run left in its directory, whether or not it completed.
 
-    Args:
-        events: all events of all processes.
-        history: of earlier attempts.
-        status: how the launch ended; becomes `failed` where the processes contradict each other.
-        error: why it did not complete.
-        started_at: when the launch began, seconds since the epoch.
-        ended_at: when the last process had ended.
+    A launch that completed still becomes a failed run where its processes contradict each other.
+
+    Raises:
+        RequestError: the files are those of another version of dpcompare.
     """
-    by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}
-    for event in events:
-        by_rank[event["process_rank"]].append(event)
-    processes = [Measurements(by_rank[rank]) for rank in range(config.topology.num_trainers)]
+    history = History.load(run_dir)
+    processes = _series(config, read_events(run_dir, config.topology.num_processes))
     records = [
         ProcessRecord.model_validate_json(path.read_text())
-        for rank in by_rank
-        if (path := ProcessRecord.path(run_dir, rank)).is_file()
+        for rank in range(config.topology.num_processes)
+        if (path := process_record_path(run_dir, rank)).is_file()
     ]
     before = history.evaluations
     evaluations = before + [new for new in _evaluations(processes) if not before or new.step > before[-1].step]
+    status, error = end.status, end.error
     if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
         status, error = "failed", problem
     workload, cluster = config.workload, config.cluster
@@ -99,7 +78,7 @@ def collect(
         global_batch_size=workload.global_batch_size,
         precision=workload.precision,
         profile=workload.profile,
-        wall_seconds=ended_at - started_at,
+        wall_seconds=end.ended_at - end.started_at,
         peak_memory_bytes=_peak(record.peak_memory_bytes for record in records),
         peak_device_memory_bytes=_peak(
             record.peak_device_memory_bytes for record in records if record.peak_device_memory_bytes is not None
@@ -117,8 +96,18 @@ def collect(
         versions=records[0].versions if records else {},
         nodes=_nodes(records),
         config=config.model_dump(mode="json"),
-        **_speed(config, processes, started_at),
+        joules_per_image=_joules_per_image(config, processes),
+        **_first_step(processes, end.started_at),
+        **_speed(config, processes),
     )
+
+
+def _series(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
+    """Of every process that trains."""
+    by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}
+    for event in events:
+        by_rank[event.process_rank].append(event)
+    return [ProcessSeries(by_rank[rank]) for rank in range(config.topology.num_trainers)]
 
 
 def _nodes(records: Sequence[ProcessRecord]) -> list[NodeRecord]:
@@ -128,11 +117,11 @@ def _nodes(records: Sequence[ProcessRecord]) -> list[NodeRecord]:
     return [
         NodeRecord(
             node_rank=rank,
-            host=own[0].host,
-            device_names=[name for record in own for name in record.device_names],
-            versions=own[0].versions,
+            host=local[0].host,
+            device_names=[name for record in local for name in record.device_names],
+            versions=local[0].versions,
         )
-        for rank, own in sorted(of_node.items())
+        for rank, local in sorted(of_node.items())
     ]
 
 
@@ -145,73 +134,88 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _global_losses(processes: Sequence[Measurements]) -> list[float | None]:
+def _global_losses(processes: Sequence[ProcessSeries]) -> list[float | None]:
     """Per step, the sum of losses over all processes / the samples of the global batch."""
-    sums = zip(*(process.series["losses"] for process in processes), strict=False)
-    counts = processes[0].series["global_counts"]
+    sums = zip(*(process.losses for process in processes), strict=False)
+    counts = processes[0].global_counts
     return [_finite(sum(losses) / count) for losses, count in zip(sums, counts, strict=False)]
 
 
-def _evaluations(processes: Sequence[Measurements]) -> list[Evaluation]:
+def _evaluations(processes: Sequence[ProcessSeries]) -> list[Evaluation]:
     combined = []
     for parts in zip(*(process.evaluations for process in processes), strict=False):
-        count = sum(part["count"] for part in parts)
+        count = sum(part.count for part in parts)
         combined.append(
             Evaluation(
-                epoch=parts[0]["epoch"],
-                step=parts[0]["step"],
-                loss=_finite(sum(part["loss_sum"] for part in parts) / count),
-                accuracy=sum(part["correct"] for part in parts) / count,
+                epoch=parts[0].epoch,
+                step=parts[0].step,
+                loss=_finite(sum(part.loss_sum for part in parts) / count),
+                accuracy=sum(part.correct for part in parts) / count,
                 count=count,
             )
         )
     return combined
 
 
-def _speed(config: RunConfig, processes: Sequence[Measurements], started_at: float) -> dict[str, Any]:
-    """The figures of the clock; none where no step was measured in every process."""
-    figures: dict[str, Any] = {}
-    first_steps = [process.first_step_at for process in processes]
-    if None not in first_steps:
-        figures["time_to_first_step_seconds"] = max(filter(None, first_steps)) - started_at
-        figures["first_step_seconds"] = max(process.series["step_seconds"][0] for process in processes)
+def _first_step(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:
+    """How long the first step took, with and without the start; nothing where a process made none."""
+    reached = [process.first_step_at for process in processes if process.first_step_at is not None]
+    if len(reached) < len(processes):
+        return {}
+    return {
+        "time_to_first_step_seconds": max(reached) - started_at,
+        "first_step_seconds": max(process.step_seconds[0] for process in processes),
+    }
+
+
+def _measured_steps(config: RunConfig, processes: Sequence[ProcessSeries]) -> slice | None:
+    """The steps of this attempt that all processes made, without the warm-up; None where none is left."""
+    num_steps = min(process.num_steps for process in processes) - processes[0].first_step
     warmup_steps = config.workload.warmup_steps
-    num_steps = min(process.num_steps for process in processes)
-    steps_made = num_steps - processes[0].first_step
-    if steps_made <= warmup_steps:
-        return figures
-    measured = slice(warmup_steps, steps_made)
+    return slice(warmup_steps, num_steps) if num_steps > warmup_steps else None
 
-    def seconds_of(process: Measurements) -> list[float]:
-        steps = process.series["step_seconds"][measured]
-        if not config.mode_row.roles:
-            return steps
-        # Asynchronous steps return before they are made: what they take is waited for between them, where losses are read.
-        return [sum(pair) for pair in zip(steps, process.series["host_overhead_seconds"][measured], strict=True)]
 
-    slowest = max(processes, key=lambda process: sum(seconds_of(process)))
-    seconds = seconds_of(slowest)
-    images = sum(slowest.series["global_counts"][measured])
-    # On the CPU the first process reads the packages of the machine, for all.
-    on_cpu = config.cluster.device_type == "cpu"
-    metered = [processes[rank] for rank in config.topology.first_of_machines] if on_cpu else processes
-    everything = config.topology.num_trainers == config.topology.num_processes or (on_cpu and config.cluster.simulated)
-    if everything and all(len(process.series["joules"]) == len(process.series["step_seconds"]) for process in metered):
-        figures["joules_per_image"] = sum(sum(process.series["joules"][measured]) for process in metered) / images
-    return figures | {
-        "images_per_second": images / sum(seconds),
+def _slowest(config: RunConfig, processes: Sequence[ProcessSeries], steps: slice) -> tuple[ProcessSeries, list[float]]:
+    """The process whose measured steps took longest, and the seconds of each: the others wait for it."""
+    asynchronous = bool(config.mode_row.roles)
+    durations = [process.durations(steps, asynchronous=asynchronous) for process in processes]
+    return max(zip(processes, durations, strict=True), key=lambda pair: sum(pair[1]))
+
+
+def _speed(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, Any]:
+    """The figures of the clock over the measured steps; nothing where there are none."""
+    steps = _measured_steps(config, processes)
+    if steps is None:
+        return {}
+    slowest, seconds = _slowest(config, processes, steps)
+    counted_in_steps = bool(config.mode_row.roles)  # as `ProcessSeries.durations` has it
+    return {
+        "images_per_second": sum(slowest.global_counts[steps]) / sum(seconds),
         "measured_steps": len(seconds),
         "step_seconds": StepSeconds.of(seconds),
-        "data_wait_fraction": sum(slowest.series["data_seconds"][measured]) / sum(seconds),
-        "host_overhead_seconds": 0.0
-        if config.mode_row.roles
-        else float(np.mean(slowest.series["host_overhead_seconds"][measured])),
+        "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds),
+        "host_overhead_seconds": 0.0 if counted_in_steps else float(np.mean(slowest.host_overhead_seconds[steps])),
     }
+
+
+def _joules_per_image(config: RunConfig, processes: Sequence[ProcessSeries]) -> float | None:
+    """Energy of all devices of the run over the measured steps; None where a part of it was not counted."""
+    steps = _measured_steps(config, processes)
+    # On the CPU the first process of each machine reads the counters of all its packages.
+    on_cpu = config.cluster.device_type == "cpu"
+    metered = [processes[rank] for rank in config.topology.first_of_machines] if on_cpu else processes
+    # Processes that only serve read no counter: theirs count where another process reads those of the whole machine.
+    includes_servers = config.topology.num_trainers == config.topology.num_processes or (
+        on_cpu and config.cluster.simulated
+    )
+    if steps is None or not includes_servers or not all(process.has_energy for process in metered):
+        return None
+    return sum(sum(process.joules[steps]) for process in metered) / sum(processes[0].global_counts[steps])
 
 
 def _contradiction(
     config: RunConfig,
-    processes: Sequence[Measurements],
+    processes: Sequence[ProcessSeries],
     records: Sequence[ProcessRecord],
     evaluations: Sequence[Evaluation],
 ) -> str | None:
@@ -225,7 +229,7 @@ def _contradiction(
     assert config.inputs is not None
     expected = config.workload.total_steps(config.inputs.num_train)
     if processes[0].num_steps != expected:
-        return f"{expected} steps were to be made, {processes[0].num_steps} were told of; is an event file damaged?"
+        return f"{expected} steps were planned, {processes[0].num_steps} were logged; is an event file damaged?"
     expected = config.inputs.num_validation
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):
         counts = [evaluation.count for evaluation in evaluations]

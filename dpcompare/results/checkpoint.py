@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, in names of neither framework, written whole or not at all, checked when read."""
+"""Checkpoints: one safetensors file each, in names of neither framework, written atomically and checked when read."""
 
 from __future__ import annotations
 
@@ -8,27 +8,24 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.models.state import State, TrainingState
 from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
 
 FORMAT = 1
-"""Of what is in the file; a reader refuses a newer one."""
+"""Of the file; a reader refuses a newer one."""
 
 _NO_CHECKSUM = "0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
 
-# How long a training goes on does not decide what it is so far; data and initial weights go by their checksums.
+# The length of a training does not decide what it is so far; data and initial weights go by their checksums.
 _MAY_CHANGE = ("epochs", "steps", "warmup_steps", "skip_corrupt", "weights", "dataset")
-
-State = dict[str, npt.NDArray[Any]]
 
 
 class BrokenCheckpointError(RequestError):
@@ -36,17 +33,11 @@ class BrokenCheckpointError(RequestError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
-    """A training after a number of steps, complete: the order of the samples and all random numbers follow from the step."""
+class Checkpoint(TrainingState):
+    """The state of a certain training."""
 
-    step: int
-    """Steps trained."""
     training: str
     """`training_id` of the run that wrote it."""
-    model: State
-    """Tensors of the model, BatchNorm statistics of replica 0 included."""
-    optimizer: State
-    """What the optimizer remembers, as `<slot>.<tensor>`."""
 
 
 def training_id(config: RunConfig) -> str:
@@ -79,7 +70,7 @@ def save_checkpoint(checkpoint: Checkpoint, run_dir: Path, *, keep: int) -> int:
         temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
-    # Those of later steps are of a training that was given up, as where they are damaged and an earlier one was gone on from.
+    # Those of later steps are of a training that was given up: they were damaged, say, and an earlier one was resumed.
     others = [other for other in checkpoint_paths(run_dir) if other != path]
     later = [other for other in others if other.name > path.name]
     for old in later + [other for other in others if other.name < path.name][keep - 1 :]:
@@ -97,7 +88,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """A safetensors file whose metadata hold its own checksum: sha256 of the file with zeros in the checksum's place."""
+    """A safetensors file with its checksum in the metadata: sha256 of the file with zeros in the checksum's place."""
     tensors = {f"model.{name}": tensor for name, tensor in checkpoint.model.items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in checkpoint.optimizer.items()}
     metadata = {
@@ -116,7 +107,7 @@ def decode(content: bytes) -> Checkpoint:
     """The checkpoint in the bytes of a file. Nothing in it is ever executed.
 
     Raises:
-        BrokenCheckpointError: it is none, a single byte has changed since it was written, or a newer dpcompare wrote it.
+        BrokenCheckpointError: it is none, a byte has changed since it was written, or a newer dpcompare wrote it.
     """
     header = _header(content)
     found = _CHECKSUM.search(content, 8, 8 + len(header))
@@ -130,7 +121,8 @@ def decode(content: bytes) -> Checkpoint:
         form, step, training = int(metadata["format"]), int(metadata["step"]), str(metadata["training"])
         if form > FORMAT:
             raise BrokenCheckpointError(
-                f"its format is {form}, expected at most {FORMAT}: dpcompare {metadata['dpcompare_version']} wrote it, use that"
+                f"its format is {form}, expected at most {FORMAT}: dpcompare {metadata['dpcompare_version']} wrote "
+                "it, use that"
             )
         tensors = load(content)
         if step < 1:

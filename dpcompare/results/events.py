@@ -5,43 +5,175 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+from dpcompare.errors import RequestError
 from dpcompare.results.run_dir import event_path
 
-Event = dict[str, Any]
-"""`kind`, `time` (seconds since the epoch), `process_rank`, and the fields of its kind.
 
-| kind | fields |
-|---|---|
-| start | pid, host, node_rank, local_rank, devices |
-| ready | steps, first_step (steps made before, by the checkpoint that it begins from), num_replicas |
-| train | step, losses, global_counts, step_seconds, data_seconds (of it, waiting), host_overhead_seconds (before it), and joules where devices count them: one entry per step since the last event |
-| evaluate | step, epoch, loss_sum, correct, count |
-| checkpoint | step, seconds, bytes (by the process that wrote it) |
-| alive | - (it evaluates) |
-| end | - |
-| error | message, traceback |
-| stopped | - (it was asked to end) |
-"""
+def _now() -> float:
+    return time.time()
 
-LAST_EVENTS = ("end", "error", "stopped")
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened in a training process; each kind of event is a subclass."""
+
+    kind: ClassVar[str]
+    """Its name in the file."""
+    time: float = field(default_factory=_now)
+    """When it happened, seconds since the epoch."""
+    process_rank: int = 0
+    """The process it happened in: that of the `EventLog` that writes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started(Event):
+    """The process runs; the framework is not yet loaded."""
+
+    kind = "start"
+    pid: int
+    host: str
+    node_rank: int
+    local_rank: int
+    devices: Sequence[str]
+    """The process's devices, as the plan names them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready(Event):
+    """The backend is set up; training starts."""
+
+    kind = "ready"
+    steps: int
+    """Steps of the whole training, those before `first_step` included."""
+    first_step: int
+    """Steps trained before this attempt: those of the checkpoint it resumes from, else 0."""
+    num_replicas: int
+    """Replicas over all processes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsTrained(Event):
+    """Steps were trained since the last such event; each series has one entry per step."""
+
+    kind = "train"
+    step: int
+    """The last of these steps, counted from 1."""
+    losses: Sequence[float]
+    """Sums of the losses of this process's samples."""
+    global_counts: Sequence[int]
+    """Samples of the global batch, all processes together."""
+    step_seconds: Sequence[float]
+    data_seconds: Sequence[float]
+    """The part of `step_seconds` spent waiting for the batch."""
+    host_overhead_seconds: Sequence[float]
+    """Between the end of the step before and the start of this one; not part of `step_seconds`."""
+    joules: Sequence[float] | None = None
+    """Energy of the metered devices; None where they have no counter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Event):
+    """This process has evaluated its part of the validation split."""
+
+    kind = "evaluate"
+    step: int
+    """Steps trained before it."""
+    epoch: int
+    """Epochs started before it."""
+    loss_sum: float
+    correct: int
+    count: int
+    """Samples that `loss_sum` and `correct` are over."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved(Event):
+    """A checkpoint is on the disk; only the process that wrote it logs this."""
+
+    kind = "checkpoint"
+    step: int
+    seconds: float
+    """From the end of the step until the file was written."""
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alive(Event):
+    """There is progress, but no step to log: the process evaluates, or serves the others."""
+
+    kind = "alive"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Event):
+    """The work of the process is done."""
+
+    kind = "end"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failed(Event):
+    """An exception ended the process."""
+
+    kind = "error"
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Event):
+    """SIGTERM ended the process."""
+
+    kind = "stopped"
+
+
+LAST_EVENTS = (Ended, Failed, Stopped)
 """A process that has ended without one of these was killed, or crashed."""
 
-
+_KINDS: dict[str, type[Event]] = {kind.kind: kind for kind in Event.__subclasses__()}
 _LINE = re.compile(rb'(\{"kind".*), "crc32": (\d{1,10})\}')
 
 
+class _DamagedError(ValueError):
+    """A line is not what was written."""
+
+
+def _encode(event: Event, process_rank: int) -> str:
+    fields = {name: value for name, value in vars(event).items() if value is not None}
+    text = json.dumps({"kind": event.kind, **fields, "process_rank": process_rank})
+    return f'{text[:-1]}, "crc32": {zlib.crc32(text.encode())}}}\n'
+
+
 def _decode(line: bytes) -> Event | None:
-    """The event of a line; None where it is not what was written."""
+    """The event of a line; None for a kind that only a newer version knows.
+
+    Such kinds, and such fields of a known kind, are skipped: what this version reads is complete without them.
+
+    Raises:
+        _DamagedError: the line does not match its checksum.
+        RequestError: an older version wrote it, without a field that is needed.
+    """
     found = _LINE.fullmatch(line)
     if found is None or zlib.crc32(found[1] + b"}") != int(found[2]):
+        raise _DamagedError
+    fields: dict[str, Any] = json.loads(found[1] + b"}")
+    kind = _KINDS.get(fields.pop("kind"))
+    if kind is None:
         return None
-    event: Event = json.loads(found[1] + b"}")
-    return event
+    try:
+        return kind(**{name: value for name, value in fields.items() if name in kind.__dataclass_fields__})
+    except TypeError as error:
+        raise RequestError(
+            f"an event of kind {kind.kind!r} has the fields {', '.join(fields)}, expected those of this version of "
+            f"dpcompare ({error}); read the run with the version that wrote it"
+        ) from None
 
 
 class EventLog:
@@ -53,9 +185,8 @@ class EventLog:
         self._process_rank = process_rank
         self._file = path.open("a", buffering=1)
 
-    def append(self, kind: str, *, time: float, **fields: Any) -> None:
-        text = json.dumps({"kind": kind, "time": time, "process_rank": self._process_rank, **fields})
-        self._file.write(f'{text[:-1]}, "crc32": {zlib.crc32(text.encode())}}}\n')
+    def append(self, event: Event) -> None:
+        self._file.write(_encode(event, self._process_rank))
 
     def close(self) -> None:
         self._file.close()
@@ -65,38 +196,44 @@ class EventTail:
     """Reads the events of processes of a run as they are written, up to the first damage of a file."""
 
     damaged: list[int]
-    """Ranks whose files are damaged, after a loss of power, say; what comes then cannot be told from rubbish."""
+    """Ranks whose files are damaged, after a loss of power, say; what follows the damage is not trusted."""
 
     def __init__(self, run_dir: Path, ranks: Iterable[int]) -> None:
         self._paths = {rank: event_path(run_dir, rank) for rank in ranks}
         self._offsets = dict.fromkeys(self._paths, 0)
         self.damaged = []
         self._files = dict.fromkeys(self._paths, 0)
-        """Inodes: a run that begins again begins new files."""
+        """Inodes: a run that starts again writes new files."""
 
     def new_events(self) -> Iterator[Event]:
         """Events that were completed since the last call, process by process."""
-        for rank, path in self._paths.items():
-            try:
-                with path.open("rb") as file:
-                    inode = os.fstat(file.fileno()).st_ino
-                    if inode != self._files[rank]:
-                        self._files[rank], self._offsets[rank] = inode, 0
-                        self.damaged = [other for other in self.damaged if other != rank]
-                    if rank in self.damaged:
-                        continue
-                    file.seek(self._offsets[rank])
-                    written = file.read()
-            except FileNotFoundError:  # not there yet, or set aside meanwhile
-                continue
-            *lines, _ = written.split(b"\n")  # a line still being written waits for its end
-            for line in lines:
-                event = _decode(line)
-                if event is None:
+        for rank in self._paths:
+            for line in self._new_lines(rank):
+                try:
+                    event = _decode(line)
+                except _DamagedError:
                     self.damaged.append(rank)
                     break
                 self._offsets[rank] += len(line) + 1
-                yield event
+                if event is not None:
+                    yield event
+
+    def _new_lines(self, rank: int) -> list[bytes]:
+        """Lines that were completed since the last one that was read."""
+        try:
+            with self._paths[rank].open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._files[rank]:
+                    self._files[rank], self._offsets[rank] = inode, 0
+                    self.damaged = [other for other in self.damaged if other != rank]
+                if rank in self.damaged:
+                    return []
+                file.seek(self._offsets[rank])
+                written = file.read()
+        except FileNotFoundError:  # not there yet, or set aside meanwhile
+            return []
+        *lines, _ = written.split(b"\n")  # a line still being written waits for its end
+        return lines
 
 
 def read_events(run_dir: Path, num_processes: int) -> list[Event]:

@@ -7,81 +7,64 @@ import time
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
-from dpcompare.errors import RequestError
-from dpcompare.results.aggregate import collect
+from dpcompare.errors import OtherFormatError, RequestError
+from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.events import read_events
 from dpcompare.results.result import Attempt, History, RunResult
 from dpcompare.results.run_dir import (
-    ATTEMPTS_DIR,
     CONFIG_FILE,
     EVENTS_DIR,
-    HISTORY_FILE,
     LOGS_DIR,
     RESULT_FILE,
     TRACES_DIR,
+    attempt_path,
+    process_record_paths,
 )
-from dpcompare.system.json_files import read_document, write_document
-
-
-def load_history(run_dir: Path) -> History:
-    """What the earlier attempts of a run measured; nothing where there were none."""
-    if not (run_dir / HISTORY_FILE).is_file():
-        return History()
-    return read_document(History, run_dir / HISTORY_FILE, kind="the history of a run", expected="a run directory")
 
 
 def result_so_far(run_dir: Path) -> RunResult:
     """The result of the present attempt: as it was written, or from what it left where nobody was there to write it."""
     try:
         return RunResult.load(run_dir)
+    except OtherFormatError:
+        raise
     except RequestError:
         config = RunConfig.load(run_dir / CONFIG_FILE)
-        events = read_events(run_dir, config.topology.num_processes)
-        times = [event["time"] for event in events] or [time.time()]
-        return collect(
-            config,
-            run_dir,
-            events,
-            load_history(run_dir),
-            status="interrupted",
-            error="the launcher was killed",
-            started_at=min(times),
-            ended_at=max(times),
+        times = [event.time for event in read_events(run_dir, config.topology.num_processes)] or [time.time()]
+        end = LaunchEnd(
+            status="interrupted", error="the launcher was killed", started_at=min(times), ended_at=max(times)
         )
+        return aggregate(config, run_dir, end)
 
 
 def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
-    """Make room for the next attempt, which begins after `step` steps with another config.
+    """Make room for the next attempt, which starts after `step` steps with another config.
 
     Its losses and evaluations up to there go into history.json, its files into attempts/. Each part of it can be
     repeated, so nothing is lost where it is cut short: config.json is there all the time, and replaced at the end.
     """
-    history = load_history(run_dir)
+    history = History.load(run_dir)
     if (run_dir / EVENTS_DIR).is_dir() or (run_dir / RESULT_FILE).is_file():
-        if not history.attempts or (_folder(run_dir, len(history.attempts)) / EVENTS_DIR).is_dir():
+        if not history.attempts or (attempt_path(run_dir, len(history.attempts)) / EVENTS_DIR).is_dir():
             history = _extended(history, result_so_far(run_dir))
-            write_document(history, run_dir / HISTORY_FILE)
-        folder = _folder(run_dir, len(history.attempts))
+            history.save(run_dir)
+        folder = attempt_path(run_dir, len(history.attempts))
         folder.mkdir(parents=True, exist_ok=True)
         shutil.copy(run_dir / CONFIG_FILE, folder / CONFIG_FILE)
         (run_dir / EVENTS_DIR).mkdir(exist_ok=True)  # an attempt may have ended before anything happened
-        records = [path.name for path in run_dir.glob("process-*.json")]
+        records = [path.name for path in process_record_paths(run_dir)]
         for name in (
             LOGS_DIR,
             TRACES_DIR,
             RESULT_FILE,
             *records,
             EVENTS_DIR,
-        ):  # the events last: they tell what is left
+        ):  # the events last: they show what is left
             if (run_dir / name).exists():
                 (run_dir / name).rename(folder / name)
-    write_document(_up_to(history, step), run_dir / HISTORY_FILE)
+    _up_to(history, step).save(run_dir)
     (run_dir / LOGS_DIR).mkdir(exist_ok=True)
     config.save(run_dir / CONFIG_FILE)
-
-
-def _folder(run_dir: Path, number: int) -> Path:
-    return run_dir / ATTEMPTS_DIR / f"{number:02d}"
 
 
 def _extended(history: History, result: RunResult) -> History:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from dpcompare.results.events import Event
+from dpcompare.results.events import Evaluated, Event, Ready, StepsTrained
 
 
 class RunState:
@@ -21,37 +21,37 @@ class RunState:
         # Steps of each process that the others have not all reported yet.
         self._losses: dict[int, list[float]] = {rank: [] for rank in range(num_processes)}
         self._counts: list[int] = []
-        self._evaluations: defaultdict[int, list[Event]] = defaultdict(list)
+        self._evaluations: defaultdict[int, list[Evaluated]] = defaultdict(list)
         self._speeds: dict[int, float] = {}
 
     def add(self, event: Event) -> None:
-        if event["kind"] == "ready":
-            self._begin(event)
-        elif event["kind"] == "train":
-            self._train(event)
-        elif event["kind"] == "evaluate":
-            self._evaluate(event)
+        match event:
+            case Ready():
+                self._start(event)
+            case StepsTrained():
+                self._train(event)
+            case Evaluated():
+                self._evaluate(event)
 
     @property
     def figures(self) -> str:
         """Loss, and images per second of the slowest process; empty before the first step."""
         return "" if self.loss is None else f"loss {self.loss:.4f}, {min(self._speeds.values()):.1f} images/s"
 
-    def _begin(self, event: Event) -> None:
-        """At the start, and again where all processes begin anew from a checkpoint."""
-        rank = event["process_rank"]
-        self.num_steps, self.step = event["steps"], event["first_step"]
-        self._losses[rank].clear()
-        if rank == 0:
+    def _start(self, event: Ready) -> None:
+        """At the start, and where all processes start again from a checkpoint."""
+        self.num_steps, self.step = event.steps, event.first_step
+        self._losses[event.process_rank].clear()
+        if event.process_rank == 0:
             self._counts.clear()
             self._evaluations.clear()
 
-    def _train(self, event: Event) -> None:
-        rank = event["process_rank"]
-        self._losses[rank] += event["losses"]
+    def _train(self, event: StepsTrained) -> None:
+        rank = event.process_rank
+        self._losses[rank] += event.losses
         if rank == 0:
-            self._counts += event["global_counts"]
-        self._speeds[rank] = sum(event["global_counts"]) / sum(event["step_seconds"])
+            self._counts += event.global_counts
+        self._speeds[rank] = sum(event.global_counts) / sum(event.step_seconds)
         complete = min(map(len, self._losses.values()))
         if complete == 0:
             return
@@ -61,9 +61,10 @@ class RunState:
         del self._counts[:complete]
         self.step += complete
 
-    def _evaluate(self, event: Event) -> None:
-        parts = self._evaluations[event["epoch"]]
+    def _evaluate(self, event: Evaluated) -> None:
+        parts = self._evaluations[event.epoch]
         parts.append(event)
         if len(parts) == len(self._losses):
-            loss, correct, count = (sum(part[name] for part in parts) for name in ("loss_sum", "correct", "count"))
-            self.evaluated.append((event["epoch"], correct / count, loss / count, count))
+            count = sum(part.count for part in parts)
+            accuracy = sum(part.correct for part in parts) / count
+            self.evaluated.append((event.epoch, accuracy, sum(part.loss_sum for part in parts) / count, count))

@@ -1,4 +1,4 @@
-"""What a run measured: one record per process, collected into result.json."""
+"""The result of a run, and what it is aggregated from: the records of processes and earlier attempts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
-from dpcompare.results.run_dir import RESULT_FILE
+from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
 from dpcompare.system.json_files import read_document, write_document
+
+FORMAT = 2
+"""Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
 
 Status = Literal["completed", "failed", "interrupted"]
 
@@ -39,12 +42,8 @@ class ProcessRecord(BaseModel):
     """Most memory of the process's GPUs at once; None on the CPU."""
     versions: dict[str, str]
 
-    @staticmethod
-    def path(run_dir: Path, process_rank: int) -> Path:
-        return run_dir / f"process-{process_rank}.json"
-
     def save(self, run_dir: Path) -> None:
-        write_document(self, self.path(run_dir, self.process_rank))
+        write_document(self, process_record_path(run_dir, self.process_rank))
 
 
 class StepSeconds(BaseModel):
@@ -94,7 +93,7 @@ class Evaluation(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     epoch: int
-    """Epochs begun when it was made, from 1."""
+    """Epochs started when it was made, from 1."""
     step: int
     """Steps trained when it was made."""
     loss: float | None
@@ -104,14 +103,14 @@ class Evaluation(BaseModel):
 
 
 class Attempt(BaseModel):
-    """An earlier attempt of a run that went on from a checkpoint; its files are below attempts/."""
+    """An earlier attempt of a run that was resumed from a checkpoint; its files are below attempts/."""
 
     model_config = ConfigDict(frozen=True)
 
     first_step: int
     """Steps made before it."""
     last_step: int
-    """Steps made in all when it ended; those after the checkpoint from which the run went on were made again."""
+    """Steps made in all when it ended; those after the checkpoint that was resumed were made again."""
     status: Status
     error: str | None
     framework: str
@@ -126,9 +125,19 @@ class History(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     losses: list[float | None] = Field(default_factory=list)
-    """Of every step up to the checkpoint from which the present attempt began."""
+    """Of every step up to the checkpoint that the present attempt was resumed from."""
     evaluations: list[Evaluation] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)
+
+    @classmethod
+    def load(cls, run_dir: Path) -> History:
+        """What the earlier attempts of a run measured; nothing where there were none."""
+        if not (run_dir / HISTORY_FILE).is_file():
+            return cls()
+        return read_document(cls, run_dir / HISTORY_FILE, kind="the history of a run", expected="a run directory")
+
+    def save(self, run_dir: Path) -> None:
+        write_document(self, run_dir / HISTORY_FILE)
 
 
 class RunResult(BaseModel):
@@ -136,10 +145,12 @@ class RunResult(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    format: int = FORMAT
+    """Changes where a key changes its name or its meaning."""
     dpcompare_version: str = __version__
     status: Status
     first_step: int = 0
-    """Steps made before the last attempt, whose figures of the clock these are; 0 where the run began once."""
+    """Steps made before the last attempt, whose timings these are; 0 where there was only one."""
     attempts: list[Attempt] = []
     """Earlier attempts."""
     error: str | None = None
@@ -165,12 +176,14 @@ class RunResult(BaseModel):
     measured_steps: int = 0
     step_seconds: StepSeconds | None = None
     data_wait_fraction: float | None = None
-    """Share of the measured time in which the slowest process waited for its next batch."""
+    """Part of the measured time in which the slowest process waited for its next batch."""
     host_overhead_seconds: float | None = None
-    """Mean time between two measured steps of the slowest process, outside of them: its losses are read, events written."""
+    """Mean time between two measured steps of the slowest process, in which losses are read and events are written."""
     joules_per_image: float | None = None
-    """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine; None where the devices
-    count none."""
+    """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine.
+
+    None where they have no counter.
+    """
     time_to_first_step_seconds: float | None = None
     """From the start of the launch until the last process has finished its first step."""
     first_step_seconds: float | None = None
@@ -179,7 +192,7 @@ class RunResult(BaseModel):
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None
     train_loss: list[float | None] = []
-    """Global loss of every step, those of earlier attempts included; None where it is not finite, which JSON cannot say."""
+    """Global loss of every step, earlier attempts included; None where it is not finite, which JSON cannot express."""
     evaluations: list[Evaluation] = []
     sample_order_sha256: str | None = None
     store_sha256: str | None = None
@@ -220,8 +233,13 @@ class RunResult(BaseModel):
         """Read RUN_DIR/result.json.
 
         Raises:
+            OtherFormatError: another version of dpcompare wrote it, with other keys.
             RequestError: it is not there, or is no result.
         """
         return read_document(
-            cls, run_dir / RESULT_FILE, kind="the result of a run", expected="the directory of a run that has ended"
+            cls,
+            run_dir / RESULT_FILE,
+            kind="the result of a run",
+            expected="the directory of a run that has ended",
+            format_number=FORMAT,
         )

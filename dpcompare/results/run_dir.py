@@ -1,19 +1,56 @@
-"""The run directory: the names of the files that all parts of a run share."""
+"""The run directory: the name of every file that the parts of a run share.
+
+RUN_DIR/
+    config.json                     the prepared RunConfig; rewritten where the run is resumed
+    events/process-<rank>.jsonl     what happened in each training process, while it happens
+    process-<rank>.json             the record of each training process, when its work is done
+    checkpoints/step-<step>.safetensors
+    logs/node<n>-process<k>.log     output of a training process
+    logs/node<n>.log                output of a node process outside its training processes
+    logs/host<n>.log, slurm.log     output of what an engine starts
+    traces/process-<rank>.json      with --profile-steps
+    probe-<rank>.safetensors        the arrays that `verify` compares
+    nodes/<attempt>/                how nodes find each other; see dpcompare.launch.rendezvous
+    result.json                     the RunResult, when the run has ended
+    history.json                    losses and evaluations of the earlier attempts
+    attempts/<number>/              their config, events, records, logs, traces and result
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 CONFIG_FILE = "config.json"
-
-
 RESULT_FILE = "result.json"
-
-
+HISTORY_FILE = "history.json"
 LOGS_DIR = "logs"
-
-
 TRACES_DIR = "traces"
+EVENTS_DIR = "events"
+CHECKPOINTS_DIR = "checkpoints"
+ATTEMPTS_DIR = "attempts"
+
+LOG_LINES_SHOWN = 20
+
+
+def event_path(run_dir: Path, process_rank: int) -> Path:
+    return run_dir / EVENTS_DIR / f"process-{process_rank}.jsonl"
+
+
+def process_record_path(run_dir: Path, process_rank: int) -> Path:
+    return run_dir / f"process-{process_rank}.json"
+
+
+def process_record_paths(run_dir: Path) -> list[Path]:
+    """The records that are there, of all processes."""
+    return sorted(run_dir.glob("process-*.json"))
+
+
+def probe_path(run_dir: Path, process_rank: int) -> Path:
+    return run_dir / f"probe-{process_rank}.safetensors"
+
+
+def trace_path(run_dir: Path, process_rank: int) -> Path:
+    return run_dir / TRACES_DIR / f"process-{process_rank}.json"
 
 
 def log_path(run_dir: Path, node_rank: int, local_rank: int) -> Path:
@@ -22,18 +59,18 @@ def log_path(run_dir: Path, node_rank: int, local_rank: int) -> Path:
 
 
 def node_log_path(run_dir: Path, node_rank: int) -> Path:
-    """Output of a node process outside its training processes: torchrun's own, or a start that failed."""
+    """Output of a node process outside its training processes: torchrun's, or a start that failed."""
     return run_dir / LOGS_DIR / f"node{node_rank}.log"
 
 
-EVENTS_DIR = "events"
+def host_log_path(run_dir: Path, host: int) -> Path:
+    """Output of the command that an engine runs on one of its hosts."""
+    return run_dir / LOGS_DIR / f"host{host}.log"
 
 
-def event_path(run_dir: Path, process_rank: int) -> Path:
-    return run_dir / EVENTS_DIR / f"process-{process_rank}.jsonl"
-
-
-CHECKPOINTS_DIR = "checkpoints"
+def slurm_log_path(run_dir: Path) -> Path:
+    """Output of the Slurm job."""
+    return run_dir / LOGS_DIR / "slurm.log"
 
 
 def checkpoint_path(run_dir: Path, step: int) -> Path:
@@ -45,15 +82,12 @@ def checkpoint_paths(run_dir: Path) -> list[Path]:
     return sorted((run_dir / CHECKPOINTS_DIR).glob("step-*.safetensors"), reverse=True)
 
 
-ATTEMPTS_DIR = "attempts"
-
-
-HISTORY_FILE = "history.json"
-
-
-LOG_LINES_SHOWN = 20
+def attempt_path(run_dir: Path, number: int) -> Path:
+    """The files of an earlier attempt, counted from 1."""
+    return run_dir / ATTEMPTS_DIR / f"{number:02d}"
 
 
 def end_of(log: Path) -> str:
+    """The last lines of a log, under its name."""
     lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
     return "\n".join([f"end of {log}:", *lines[-LOG_LINES_SHOWN:]])

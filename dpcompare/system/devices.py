@@ -11,6 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from dpcompare.system.commands import run_command
+
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -46,7 +48,8 @@ class Gpu(BaseModel):
 def installed_gpus() -> list[Gpu]:
     """The GPUs that `nvidia-smi -L` lists, in PCI order; none where there is no driver."""
     try:
-        listing = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=60, check=True)
+        listing = run_command(["nvidia-smi", "-L"], seconds=60)
+        listing.check_returncode()
     except (OSError, subprocess.SubprocessError):  # no driver, or one that does not answer: no usable GPU
         return []
     gpus: list[Gpu] = []

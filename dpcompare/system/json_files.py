@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from dpcompare.errors import RequestError
+from dpcompare.errors import OtherFormatError, RequestError
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -23,7 +23,15 @@ def write_document(document: BaseModel, path: Path) -> None:
         raise
 
 
-def read_document(model: type[D], path: Path, *, kind: str, expected: str) -> D:
+class _Format(BaseModel):
+    """What every document with a format says of itself, in any format."""
+
+    format: int = 1
+    """The first format has no number."""
+    dpcompare_version: str = "of an unknown version"
+
+
+def read_document(model: type[D], path: Path, *, kind: str, expected: str, format_number: int | None = None) -> D:
     """Read a document.
 
     Args:
@@ -31,15 +39,28 @@ def read_document(model: type[D], path: Path, *, kind: str, expected: str) -> D:
         path: the file.
         kind: what the file is to be, such as `a study`.
         expected: what its directory should have been, such as `the directory of a study`.
+        format_number: the only format that is read, where documents of this kind have one.
 
     Raises:
+        OtherFormatError: another version of dpcompare wrote it, in another format.
         RequestError: it is not there, or is something else.
     """
     try:
-        return model.model_validate_json(path.read_text())
+        content = path.read_text()
+        if format_number is not None:
+            _require_format(_Format.model_validate_json(content), format_number, path)
+        return model.model_validate_json(content)
     except OSError as error:
         raise RequestError(
             f"{str(path.parent)!r} holds no readable {path.name} ({error.strerror}); expected {expected}"
         ) from None
     except (ValidationError, UnicodeDecodeError) as error:
         raise RequestError(f"{str(path)!r} is not {kind}: {error}") from None
+
+
+def _require_format(found: _Format, expected: int, path: Path) -> None:
+    if found.format != expected:
+        raise OtherFormatError(
+            f"{str(path)!r} has format {found.format}, expected {expected}; dpcompare {found.dpcompare_version} wrote "
+            "it: read it with that version, or run again"
+        )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dpcompare.errors import RequestError
 from dpcompare.system.processes import die_with_parent
-from dpcompare.system.signals import uninterrupted
+from dpcompare.system.signals import signals_held
 
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000  # sched.h
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # netdevice(7)
@@ -41,18 +41,18 @@ def isolated() -> Iterator[Network]:
         RequestError: this machine does not permit it.
     """
     # A process of its own holds it: a thread that entered would stay there, and user namespaces refuse threads.
-    with ExitStack() as stack:
-        with uninterrupted():  # a fork, see `launch`
-            holder = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-P", "-m", "dpcompare.system.network_namespace"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,  # Ctrl-C is not for it
-                    preexec_fn=die_with_parent,
-                )
+    with signals_held(), ExitStack() as stack:
+        holder = stack.enter_context(
+            subprocess.Popen(
+                [sys.executable, "-P", "-m", "dpcompare.system.network_namespace"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # Ctrl-C is not for it
+                preexec_fn=die_with_parent,
             )
+        )
+        stack.callback(holder.kill)
         assert holder.stdout is not None
         answer = holder.stdout.readline().strip()
         if answer != "ready":
@@ -69,8 +69,7 @@ def isolated() -> Iterator[Network]:
         ]
         try:
             try:
-                with uninterrupted():
-                    subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
+                subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
             except subprocess.SubprocessError as error:
                 raise RequestError(
                     f"the network namespace that --isolate or --engine namespaces takes cannot be entered ({error}); leave it out"

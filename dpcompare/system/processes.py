@@ -1,11 +1,22 @@
-"""Processes: ended together with their parent, asked to end, told apart from those that were, and alone in a folder."""
+"""Processes of this machine: their state, their end together with their parent, and the wait for their end."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import subprocess
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from dpcompare.system.signals import HeldSignals
+
+PROCESS_POLL_SECONDS = 0.05
+"""How often a child process is asked whether it has ended."""
+SECONDS_TO_DIE = 10.0
+"""How long a killed process may take to end: one that waits for a device ends only after that."""
 
 AGENT_PID = "DPCOMPARE_AGENT_PID"
 """Set by our torchrun agents for their training processes, which start them much later than they are started."""
@@ -35,6 +46,25 @@ def signal_group(pid: int, number: signal.Signals) -> None:
         os.killpg(pid, number)
     except ProcessLookupError:
         return
+
+
+def wait_for_exit(processes: Sequence[subprocess.Popen[Any]], seconds: float, signals: HeldSignals) -> bool:
+    """Wait until child processes have ended; returns False where one still runs after `seconds`, or at another Ctrl-C."""
+    deadline = time.monotonic() + seconds
+    while any(process.poll() is None for process in processes):
+        if signals.is_interrupted or time.monotonic() >= deadline:
+            return False
+        time.sleep(PROCESS_POLL_SECONDS)
+    return True
+
+
+def kill_groups(processes: Sequence[subprocess.Popen[Any]]) -> None:
+    """Kill the process groups that child processes lead, or led, and wait until the children have ended."""
+    for process in processes:
+        signal_group(process.pid, signal.SIGKILL)
+    deadline = time.monotonic() + SECONDS_TO_DIE
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        time.sleep(PROCESS_POLL_SECONDS)
 
 
 def is_alive(pid: int) -> bool:

@@ -1,23 +1,77 @@
-"""Signals that end a process, held back or turned into an interruption."""
+"""Signals that end a process: turned into a KeyboardInterrupt, or held back until a point where one does no harm."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""By default they end a process."""
+
+
+class HeldSignals:
+    """Signals that came while they were held back."""
+
+    def __init__(self, handlers: Mapping[int, Handler]) -> None:
+        self._handlers = handlers
+        self._noted: list[int] = []
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self._noted.append(number)
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether a signal that ends a process waits to be delivered."""
+        return any(number in ENDING for number in self._noted)
+
+    def deliver(self) -> None:
+        """Call the handlers of the signals that came.
+
+        Raises:
+            KeyboardInterrupt, or whatever else a handler raises; signals after that one stay undelivered.
+        """
+        while self._noted:
+            number = self._noted.pop(0)
+            handler = self._handlers[number]
+            if not callable(handler):  # the default: without a trace, and without an end for child processes
+                raise KeyboardInterrupt
+            handler(number, None)
+
+
+_held: HeldSignals | None = None
+"""Of the main thread, which alone handles signals."""
 
 
 @contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Within this context signals that end a process wait; afterwards one that came raises KeyboardInterrupt."""
-    came: list[int] = []
-    try:
-        with _handled_by(lambda number, frame: came.append(number), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)):
-            yield
-    finally:  # also where what waited has failed
-        if came:
-            raise KeyboardInterrupt
+def signals_held() -> Iterator[HeldSignals]:
+    """Within this context a signal is only noted: it is handled where `deliver` is called, and at the end at the latest.
+
+    An exception from a signal handler can come between any two instructions, also in the library that we call: after
+    `Popen.poll` has taken its lock and before it would release it, which makes the next wait last for ever; or in a hook
+    of a fork, where it is printed and lost. So nobody starts, polls or waits for a process without this context.
+
+    Contexts may be nested: the outermost delivers. Outside the main thread, where no handler runs, nothing comes.
+    """
+    global _held
+    if threading.current_thread() is not threading.main_thread():
+        yield HeldSignals({})
+    elif _held is not None:
+        yield _held
+    else:
+        handlers = _handlers_to_replace()
+        _held = held = HeldSignals(handlers)
+        try:
+            with _handling(dict.fromkeys(handlers, held.note)):
+                yield held
+        finally:
+            _held = None
+            held.deliver()
 
 
 @contextmanager
@@ -27,20 +81,36 @@ def terminated_as_interrupted() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    with _handled_by(interrupt, (signal.SIGTERM, signal.SIGHUP)):
+    if threading.current_thread() is not threading.main_thread():  # whose owner deals with signals
         yield
+        return
+    with _handling({number: interrupt for number in _handlers_to_replace() if number in ENDING[1:]}):
+        yield
+
+
+def _handlers_to_replace() -> dict[int, Handler]:
+    """Each handler that may raise, and the default where it ends the process; ignored signals are left alone."""
+    handlers: dict[int, Handler] = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    return {
+        number: handler
+        for number, handler in handlers.items()
+        if callable(handler) or (number in ENDING and handler == signal.SIG_DFL)
+    }
 
 
 @contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None], numbers: Sequence[signal.Signals]) -> Iterator[None]:
-    """Handle signals in this context; those that are ignored stay so."""
-    wanted = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+def _handling(handlers: Mapping[int, Callable[[int, FrameType | None], Any]]) -> Iterator[None]:
+    previous = {number: signal.getsignal(number) for number in handlers}
     try:
-        previous = {number: signal.signal(number, handler) for number in wanted}
-    except ValueError:  # not the main thread, which alone may set handlers; its owner deals with signals
-        previous = {}
-    try:
+        _set(handlers)
         yield
     finally:
-        for number, before in previous.items():
-            signal.signal(number, before)
+        try:
+            _set(previous)
+        finally:  # once more: a handler that was restored first may have raised before the others were
+            _set(previous)
+
+
+def _set(handlers: Mapping[int, Handler]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

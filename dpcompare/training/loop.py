@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dpcompare.backends.base import Backend
-from dpcompare.data.batches import BatchReader
+from dpcompare.data.batches import BatchReader, DeviceBatch
 from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
+from dpcompare.models.state import TrainingState
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
-from dpcompare.results.events import EventLog
+from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
+from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.training.reader import training_reader
 from dpcompare.training.schedule import learning_rate
-
-SECONDS_BETWEEN_EVENTS = 0.25
-SECONDS_BETWEEN_SIGNS = 5.0
-"""Of progress, while there is no step to tell of."""
+from dpcompare.training.step_log import MeasuredStep, NonFiniteError, StepLog
 
 
 def train(
@@ -35,14 +31,17 @@ def train(
     run_dir: Path,
     after_step: Callable[[int], None] = lambda step: None,
     *,
-    traces: Path | None = None,
     energy: EnergyMeter | None = None,
 ) -> str:
     """Train and evaluate the workload of a backend that is set up, from its first step or from a checkpoint.
 
-    What is measured goes to `events` as it happens: see `dpcompare.results.events`. `after_step` is called with the number of
-    each finished step, from 1, outside the measured time. `run_dir` gets the checkpoints. `traces` is the folder for a trace of the steps that are to be
-    profiled. `energy` counts what the devices of this process take.
+    Args:
+        backend: set up, and not yet trained.
+        store: the prepared dataset.
+        events: gets what is measured as it happens; see `dpcompare.results.events`.
+        run_dir: gets the checkpoints, and the traces of steps that are to be profiled.
+        after_step: called with the number of each finished step, from 1, outside the measured time.
+        energy: counts what the devices of this process take.
 
     Returns:
         sha256 of the order in which the samples of all steps were trained, those before the checkpoint included.
@@ -50,167 +49,186 @@ def train(
     Raises:
         NonFiniteError: a loss or a weight is not finite, and the run is to stop then.
     """
-    config = backend.config
-    workload = backend.workload
-    batch_size = workload.global_batch_size
-    split = store.split("train")
-    num_steps = workload.total_steps(len(split))
-    epoch_steps = steps_per_epoch(len(split), batch_size)
-    share, num_shares = backend.share
-    place = {
-        "process_rank": share,
-        "num_processes": num_shares,
-        "replicas_per_process": config.topology.replicas_per_process,
-    }
-    first_step = _begin(backend)
-    order = training_batches(len(split), batch_size, seed=workload.seed, num_steps=num_steps)
-    digest = OrderDigest()
-    for batch in islice(order, first_step):
-        digest.update(batch)
-    reader = training_reader(workload, split, **place, accumulate=workload.accumulate)
-    feed = backend.feed(reader.read(order, digest))
-    validation = store.split("validation")
-    validation_reader = BatchReader(validation, None, None, **place)
-    steps = _StepLog(backend, events)
+    return Trainer(backend, store, events, run_dir, energy or EnergyMeter(())).train(after_step)
 
-    def evaluate(step: int) -> None:
-        steps.write()
-        handles = []
-        for batch in backend.feed(validation_reader.read(evaluation_batches(len(validation), batch_size))):
-            handles.append(backend.evaluate_step(batch))
-            steps.alive()
-        loss_sum, correct, count = backend.read(handles).sum(axis=0)
-        events.append(
-            "evaluate",
-            time=time.time(),
-            step=step,
-            epoch=-(-step // epoch_steps),
-            loss_sum=float(loss_sum),
-            correct=int(correct),
-            count=int(count),
+
+class Trainer:
+    """The training loop of one process: timed steps, and between them evaluations and checkpoints."""
+
+    def __init__(self, backend: Backend, store: Store, events: EventLog, run_dir: Path, energy: EnergyMeter) -> None:
+        self._backend = backend
+        self._config, self._workload = backend.config, backend.workload
+        self._events, self._run_dir, self._energy = events, run_dir, energy
+        self._split, self._validation = store.split("train"), store.split("validation")
+        self._num_steps = self._workload.total_steps(len(self._split))
+        self._epoch_steps = steps_per_epoch(len(self._split), self._workload.global_batch_size)
+        self._place = {
+            "data_parallel_rank": backend.data_parallel_rank,
+            "data_parallel_size": backend.data_parallel_size,
+            "replicas_per_process": self._config.topology.replicas_per_process,
+        }
+        self._log = StepLog(backend, events)
+        self._trace = _Trace(backend, run_dir)
+        self._batches: list[DeviceBatch] = []
+        """Of the present step; kept until those of the next have arrived."""
+        self._previous_end = 0.0
+        """When the last step, evaluation or checkpoint ended, by `time.perf_counter`."""
+
+    def train(self, after_step: Callable[[int], None]) -> str:
+        """Make all steps that are left; see `train` of this module."""
+        first_step, digest = _resume(self._backend), OrderDigest()
+        feed = self._feed(first_step, digest)
+        self._events.append(
+            Ready(steps=self._num_steps, first_step=first_step, num_replicas=self._backend.num_replicas)
         )
+        _synchronize(self._backend)
+        self._previous_end = time.perf_counter()
+        for step in range(first_step + 1, self._num_steps + 1):
+            evaluates, checkpoints = self._evaluates(step), self._checkpoints(step)
+            warmed_up = step - first_step == self._workload.warmup_steps  # the next is the first that counts
+            self._trace.before(step)
+            rate = learning_rate(self._workload, step - 1, self._num_steps)
+            joules_before = self._energy.joules()
+            measured = self.timed_step(feed, rate, drain=evaluates or checkpoints or warmed_up)
+            joules = _difference(joules_before, self._energy)
+            self._trace.after(step)
+            self._log.add(step, measured, joules)
+            after_step(step)
+            if evaluates:
+                self.evaluate(step)
+            if checkpoints:
+                self.checkpoint(step)
+        if first_step == self._num_steps:  # made by a run that was to go further, and may not have evaluated it
+            self.evaluate(self._num_steps)
+        return digest.hexdigest()
 
-    events.append("ready", time=time.time(), steps=num_steps, first_step=first_step, num_replicas=backend.num_replicas)
-    backend.synchronize()
-    first_traced, last_traced = config.profile_steps or (0, 0)
-    tracing = ExitStack()
-    energy = energy or EnergyMeter(())
-    previous_end = time.perf_counter()
-    for step in range(first_step + 1, num_steps + 1):
-        if step == first_traced and traces is not None:
-            traces.mkdir(exist_ok=True)
-            tracing.enter_context(backend.profile(traces / f"process-{backend.process_rank}.json"))
-        rate = learning_rate(workload, step - 1, num_steps)
-        joules_before = energy.joules()
+    def timed_step(self, feed: Iterator[DeviceBatch], rate: float, *, drain: bool) -> MeasuredStep:
+        """One step under the clock: from asking for its batches until the device has finished."""
         start = time.perf_counter()
-        batches = list(islice(feed, workload.accumulate))
+        self._batches = list(islice(feed, self._workload.accumulate))
         received = time.perf_counter()
-        loss = backend.train_step(batches, rate)
-        backend.synchronize()
-        last = step == num_steps
-        evaluates = last or step % epoch_steps == 0
-        checkpoints = config.checkpoint_every is not None and (last or step % config.checkpoint_every == 0)
-        if evaluates or checkpoints or step - first_step == workload.warmup_steps:  # the next is the first that counts
-            backend.settle()
+        loss = self._backend.train_step(self._batches, rate)
+        _synchronize(self._backend, drain=drain)
         end = time.perf_counter()
 
-        measured = {
-            "step_seconds": end - start,
-            "data_seconds": received - start,
-            "host_overhead_seconds": start - previous_end,
-        }
-        if joules_before is not None and (joules := energy.joules()) is not None:
-            measured["joules"] = joules - joules_before
-        previous_end = end
-        if step == last_traced:
-            tracing.close()
-        steps.add(step, loss, batches[0].global_count, **measured)
-        after_step(step)
-        if evaluates:
-            evaluate(step)
-            previous_end = time.perf_counter()
-        if checkpoints:
-            steps.write()
-            _checkpoint(backend, events, run_dir, step)
-            previous_end = time.perf_counter()
-    if first_step == num_steps:  # it was asked for more when this step was made, and may not have been evaluated then
-        evaluate(num_steps)
-    return digest.hexdigest()
+        between, self._previous_end = start - self._previous_end, end
+        return MeasuredStep(
+            loss=loss,
+            global_count=self._batches[0].global_count,
+            step_seconds=end - start,
+            data_seconds=received - start,
+            host_overhead_seconds=between,
+        )
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate this process's part of the validation split after `step` steps."""
+        self._log.write()
+        reader = BatchReader(self._validation, None, None, **self._place)
+        order = evaluation_batches(len(self._validation), self._workload.global_batch_size)
+        handles = []
+        for batch in self._backend.feed(reader.read(order)):
+            handles.append(self._backend.evaluate_step(batch))
+            self._log.alive()
+        loss_sum, correct, count = self._backend.read(handles).sum(axis=0)
+        epoch = -(-step // self._epoch_steps)
+        self._events.append(
+            Evaluated(step=step, epoch=epoch, loss_sum=float(loss_sum), correct=int(correct), count=int(count))
+        )
+        self._previous_end = time.perf_counter()
+
+    def checkpoint(self, step: int) -> None:
+        """Have the first process write a checkpoint, and all others wait for it.
+
+        Raises:
+            NonFiniteError: a weight is not finite, and the run is to stop then; nothing was written.
+        """
+        self._log.write()
+        start = time.perf_counter()
+        backend = self._backend
+        checkpoint = Checkpoint(training=training_id(self._config), **vars(_state(backend, step)))
+        if self._config.on_nan == "stop":
+            _require_finite(checkpoint)
+        # The run continues from what the file holds, as one that resumes from it does: both then agree bit for bit.
+        # (torch keeps the running variance in another form while it trains, and each replica has its statistics.)
+        backend.load_state(checkpoint.model)
+        backend.barrier()  # all have logged what they measured up to here, or a run that resumes here would lack it
+        if backend.process_rank == 0:
+            size = save_checkpoint(checkpoint, self._run_dir, keep=self._config.keep_checkpoints)
+            self._events.append(CheckpointSaved(step=step, seconds=time.perf_counter() - start, bytes=size))
+        backend.barrier()
+        self._previous_end = time.perf_counter()
+
+    def _feed(self, first_step: int, digest: OrderDigest) -> Iterator[DeviceBatch]:
+        """The training batches after the first steps; `digest` gets the order of all."""
+        workload = self._workload
+        order = training_batches(
+            len(self._split), workload.global_batch_size, seed=workload.seed, num_steps=self._num_steps
+        )
+        for batch in islice(order, first_step):
+            digest.update(batch)
+        reader = training_reader(workload, self._split, **self._place, accumulate=workload.accumulate)
+        return self._backend.feed(reader.read(order, digest))
+
+    def _evaluates(self, step: int) -> bool:
+        return step == self._num_steps or step % self._epoch_steps == 0
+
+    def _checkpoints(self, step: int) -> bool:
+        every = self._config.checkpoint_every
+        return every is not None and (step == self._num_steps or step % every == 0)
 
 
-def _begin(backend: Backend) -> int:
-    """Load the checkpoint that the run begins from; returns the steps that are behind it."""
+class _Trace:
+    """Traces the steps that are to be profiled, if there are any."""
+
+    def __init__(self, backend: Backend, run_dir: Path) -> None:
+        self._backend, self._path = backend, trace_path(run_dir, backend.process_rank)
+        self._first, self._last = backend.config.profile_steps or (0, 0)
+        self._open = ExitStack()
+
+    def before(self, step: int) -> None:
+        if step == self._first:
+            self._path.parent.mkdir(exist_ok=True)
+            self._open.enter_context(self._backend.profile(self._path))
+
+    def after(self, step: int) -> None:
+        if step == self._last:
+            self._open.close()
+
+
+def _difference(before: float | None, energy: EnergyMeter) -> float | None:
+    """Joules since a reading; None where there is no counter."""
+    if before is None or (now := energy.joules()) is None:
+        return None
+    return now - before
+
+
+def _require_finite(state: TrainingState) -> None:
+    for name, tensor in {**state.model, **state.optimizer}.items():
+        if not np.isfinite(tensor).all():
+            raise NonFiniteError(
+                f"after step {state.step} the values of {name} are not all finite; no checkpoint was written"
+            )
+
+
+def _resume(backend: Backend) -> int:
+    """Load the checkpoint that the run resumes from; returns the steps trained before."""
     if backend.config.resume is None:
         return 0
     checkpoint = load_checkpoint(backend.config.resume, training=training_id(backend.config))
-    backend.load_state(checkpoint.model)
-    backend.load_optimizer_state(checkpoint.optimizer, checkpoint.step)
+    _load(backend, checkpoint)
     return checkpoint.step
 
 
-def _checkpoint(backend: Backend, events: EventLog, run_dir: Path, step: int) -> None:
-    """Have the first process write a checkpoint, and all others wait for it."""
-    start = time.perf_counter()
-    config = backend.config
-    checkpoint = Checkpoint(
-        step=step, training=training_id(config), model=backend.state(), optimizer=backend.optimizer_state()
-    )
-    if config.on_nan == "stop":
-        for name, tensor in {**checkpoint.model, **checkpoint.optimizer}.items():
-            if not np.isfinite(tensor).all():
-                raise NonFiniteError(
-                    f"after step {step} the values of {name} are not all finite; no checkpoint was written"
-                )
-    # The run goes on from what the file holds, as one that begins from it: both then agree bit for bit. (torch keeps the
-    # running variance in another form while it trains, and replicas have statistics of their own.)
-    backend.load_state(checkpoint.model)
-    backend.barrier()  # all have told what they measured up to here, or it would be lost where this is gone on from
-    if backend.process_rank == 0:
-        size = save_checkpoint(checkpoint, run_dir, keep=config.keep_checkpoints)
-        events.append("checkpoint", time=time.time(), step=step, seconds=time.perf_counter() - start, bytes=size)
-    backend.barrier()
+def _synchronize(backend: Backend, *, drain: bool = False) -> None:
+    backend.synchronize()
+    if drain:
+        backend.settle()
 
 
-class NonFiniteError(ArithmeticError):
-    """Training has left the numbers."""
+def _state(backend: Backend, step: int) -> TrainingState:
+    return TrainingState(model=backend.state(), optimizer=backend.optimizer_state(), step=step)
 
 
-class _StepLog:
-    """Collects steps and writes them a few times per second, reading their losses from the device in bulk."""
-
-    def __init__(self, backend: Backend, events: EventLog) -> None:
-        self._backend = backend
-        self._events = events
-        self._handles: list[Any] = []
-        self._columns: dict[str, list[float]] = defaultdict(list)
-        self._step = 0
-        self._written_at = float("-inf")  # the first step is written at once
-
-    def add(self, step: int, loss: Any, global_count: int, **measured: float) -> None:
-        self._step = step
-        self._handles.append(loss)
-        for name, value in {"global_counts": global_count, **measured}.items():
-            self._columns[name].append(value)
-        if time.monotonic() - self._written_at >= SECONDS_BETWEEN_EVENTS:
-            self.write()
-
-    def write(self) -> None:
-        if not self._handles:
-            return
-        losses = self._backend.read(self._handles).tolist()
-        self._events.append("train", time=time.time(), step=self._step, losses=losses, **self._columns)
-        self._handles.clear()
-        self._columns.clear()
-        self._written_at = time.monotonic()
-        if self._backend.config.on_nan == "stop" and not all(map(math.isfinite, losses)):
-            first = next(index for index, loss in enumerate(losses) if not math.isfinite(loss))
-            raise NonFiniteError(
-                f"the loss of step {self._step - len(losses) + 1 + first} is {losses[first]} in process "
-                f"{self._backend.process_rank}; lower the learning rate, or pass --on-nan continue"
-            )
-
-    def alive(self) -> None:
-        """Say that there is progress where no step is made."""
-        if time.monotonic() - self._written_at >= SECONDS_BETWEEN_SIGNS:
-            self._events.append("alive", time=time.time())
-            self._written_at = time.monotonic()
+def _load(backend: Backend, state: TrainingState) -> None:
+    backend.load_state(state.model)
+    backend.load_optimizer_state(state.optimizer, state.step)

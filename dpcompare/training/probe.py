@@ -1,4 +1,4 @@
-"""What a process leaves behind for `dpcompare verify`: the arrays in which two modes could differ."""
+"""The probe: a training that also writes the arrays in which two modes could differ, for `dpcompare verify`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from safetensors.numpy import save_file
 from dpcompare.backends.base import Backend
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Store
-from dpcompare.results.arrays import Arrays, path
+from dpcompare.results.arrays import Arrays
 from dpcompare.results.events import EventLog
+from dpcompare.results.run_dir import probe_path
 from dpcompare.system.import_path import is_custom
 from dpcompare.training import loop
 from dpcompare.training.reader import training_reader
@@ -28,8 +29,12 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     initial = backend.state()
     split = store.split("train")
     workload = backend.workload
-    share, num_shares = backend.share
-    reader = training_reader(workload, split, process_rank=share, num_processes=num_shares)
+    reader = training_reader(
+        workload,
+        split,
+        data_parallel_rank=backend.data_parallel_rank,
+        data_parallel_size=backend.data_parallel_size,
+    )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (first,) = backend.feed(reader.read(order))
     arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}
@@ -52,6 +57,6 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     if backend.process_rank == 0:
         arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
     save_file(
-        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, path(run_dir, backend.process_rank)
+        {name: np.ascontiguousarray(array) for name, array in arrays.items()}, probe_path(run_dir, backend.process_rank)
     )
     return digest

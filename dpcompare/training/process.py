@@ -20,9 +20,9 @@ from dpcompare.backends import load_backend
 from dpcompare.backends.base import Backend
 from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
-from dpcompare.results.events import LAST_EVENTS, EventLog, EventTail
+from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
 from dpcompare.results.result import ProcessRecord
-from dpcompare.results.run_dir import CONFIG_FILE, TRACES_DIR, log_path
+from dpcompare.results.run_dir import CONFIG_FILE, log_path
 from dpcompare.system.energy import meter_of
 from dpcompare.training import loop, probe
 
@@ -33,7 +33,7 @@ def work(run_dir: Path, node_rank: int) -> NoReturn:
     """Be the training process of a node whose local rank the environment says; this ends the process."""
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
     _write_output_to(log_path(run_dir, node_rank, local_rank))
-    faulthandler.enable(all_threads=False)  # tells where it was, if it crashes in native code
+    faulthandler.enable(all_threads=False)  # logs where it was, if it crashes in native code
     status = _work(run_dir, node_rank, local_rank)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -52,21 +52,10 @@ def _write_output_to(path: Path) -> None:
 def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     config = RunConfig.load(run_dir / CONFIG_FILE)
     process_rank = node_rank * config.topology.processes_per_node + local_rank
-    devices = config.cluster.nodes[node_rank].devices
-    if config.cluster.device_type == "gpu" and not config.cluster.simulated:
-        devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))  # which they are, the machine itself has said
-    share = config.topology.devices_per_process
-    local_devices = devices[local_rank * share : (local_rank + 1) * share]
+    local_devices = _local_devices(config, node_rank, local_rank)
     place = {"node_rank": node_rank, "local_rank": local_rank}
     events = EventLog(run_dir, process_rank)
-    events.append(
-        "start",
-        time=time.time(),
-        pid=os.getpid(),
-        host=socket.gethostname(),
-        devices=local_devices,
-        **place,
-    )
+    events.append(Started(pid=os.getpid(), host=socket.gethostname(), devices=local_devices, **place))
     threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
     try:
         backend = load_backend(config.framework, config.mode)(config)
@@ -84,7 +73,6 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 store,
                 events,
                 run_dir,
-                traces=run_dir / TRACES_DIR,
                 energy=meter_of(
                     config.cluster.device_type,
                     local_devices,
@@ -95,22 +83,26 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         backend.teardown()
     except Exception as error:
         traceback.print_exc()
-        events.append(
-            "error",
-            time=time.time(),
-            message=f"{type(error).__name__}: {error}",
-            traceback=traceback.format_exc(),
-        )
+        events.append(Failed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()))
         return 1
-    events.append("end", time=time.time())
+    events.append(Ended())
     return 0
+
+
+def _local_devices(config: RunConfig, node_rank: int, local_rank: int) -> tuple[str, ...]:
+    """The devices of a process: of simulated ones the config has the names, of real GPUs their machine."""
+    devices = config.cluster.nodes[node_rank].devices
+    if config.cluster.device_type == "gpu" and not config.cluster.simulated:
+        devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
+    count = config.topology.devices_per_process
+    return devices[local_rank * count : (local_rank + 1) * count]
 
 
 def _serve(events: EventLog, run_dir: Path) -> str:
     """Be there until the first process, which trains, has ended."""
-    events.append("alive", time=time.time())
+    events.append(Alive())
     tail = EventTail(run_dir, [0])
-    while not any(event["kind"] in LAST_EVENTS for event in tail.new_events()):
+    while not any(isinstance(event, LAST_EVENTS) for event in tail.new_events()):
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return ""
 
@@ -118,11 +110,11 @@ def _serve(events: EventLog, run_dir: Path) -> str:
 def _say_when_stopped(events: EventLog) -> None:
     """Wait for SIGTERM, which the parent sends when another process has failed, and end.
 
-    A handler would not run while the main thread waits in an exchange with a process that is gone, and the parent must
-    be able to tell a process that was asked to end from one that was killed.
+    A handler would not run while the main thread waits for a process that is gone, and the parent must
+    be able to distinguish a process that was asked to end from one that was killed.
     """
     signal.sigwait({signal.SIGTERM})
-    events.append("stopped", time=time.time())
+    events.append(Stopped())
     os._exit(128 + signal.SIGTERM)
 
 
@@ -157,7 +149,7 @@ def _record(
             "dpcompare": __version__,
             "python": sys.version.split()[0],
             "pillow": PIL.__version__,
-            # Asked of the module: a distribution may have another name, such as tensorflow-cpu. timm may not have been needed.
+            # From the module: a distribution may have another name, such as tensorflow-cpu. timm may not be loaded.
             **{
                 package: sys.modules[package].__version__
                 for package in ("numpy", *backend.packages)

@@ -6,7 +6,7 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.launch.plan import Endpoints, num_ports, plan
-from dpcompare.results.events import read_events
+from dpcompare.results.events import CheckpointSaved, Ready, StepsTrained, read_events
 from tests.support.command import dpcompare
 
 TINY = [
@@ -86,11 +86,11 @@ def test_what_workers_still_have_to_do_counts(tmp_path, options):
                      "--run-dir", tmp_path / "run", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     events = read_events(tmp_path / "run", 1)
-    (ready,) = [event for event in events if event["kind"] == "ready"]
-    last_loss = [event for event in events if event["kind"] == "train"][-1]
-    whole = last_loss["time"] - ready["time"]
-    checkpoints = [event for event in events if event["kind"] == "checkpoint" and event["time"] < last_loss["time"]]
-    expected = whole - sum(event["seconds"] for event in checkpoints)
+    (ready,) = [event for event in events if isinstance(event, Ready)]
+    last_loss = [event for event in events if isinstance(event, StepsTrained)][-1]
+    whole = last_loss.time - ready.time
+    checkpoints = [event for event in events if isinstance(event, CheckpointSaved) and event.time < last_loss.time]
+    expected = whole - sum(event.seconds for event in checkpoints)
     assert 4 * 256 / done.json["images_per_second"] == pytest.approx(expected, rel=0.1)
 
 

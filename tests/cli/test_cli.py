@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.cli.options import OPTIONS, WORKLOAD_OPTIONS
+from dpcompare.cli.options import OPTIONS
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
 from tests.support.command import dpcompare, start
@@ -181,13 +183,20 @@ def test_with_json_a_refusal_is_one_object():
 
 
 def test_the_defaults_in_the_help_are_those_of_the_workload():
-    texts = {names[0].removeprefix("--").replace("-", "_"): settings.get("help", "") for names, settings in OPTIONS}
-    for name in WORKLOAD_OPTIONS:
-        default = getattr(Workload(), name)
-        if name == "epochs":
-            default = Workload().num_epochs
-        if default is not None:
-            assert f"[default: {default}]" in texts[name], name
+    for row in OPTIONS:
+        if row.part != "workload":
+            continue
+        default = Workload().num_epochs if row.name == "epochs" else getattr(Workload(), row.name)
+        if row.name == "augment":
+            default = ",".join(default) or "none"
+        if default is not None and not row.settings.get("is_flag"):
+            assert f"[default: {default}]" in row.settings["help"], row.name
+
+
+def test_every_option_that_is_part_of_the_config_is_a_field_of_it():
+    parts = {"workload": Workload, "placement": Placement, "run": RunConfig}
+    for row in OPTIONS:
+        assert row.part is None or row.name in parts[row.part].model_fields, row.name
 
 
 def test_plan_shows_eight_gpus_as_two_nodes_of_four():

@@ -1,6 +1,6 @@
 """Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never for ever.
 
-Each property is tried with a few cases here and with thousands where slow tests run, in an order that is the same every time.
+Each property is tried with a few cases here and with thousands where slow tests run, always in the same order.
 """
 
 import json
@@ -27,6 +27,7 @@ from dpcompare.results.events import EventLog, read_events
 from dpcompare.results.run_dir import event_path
 from tests.experiments.test_analysis import runs
 from tests.results.test_checkpoint import equal, made, sealed
+from tests.support.events import trained
 
 
 def few_and(many):
@@ -307,10 +308,10 @@ def test_files_of_studies_and_runs(cases, capsys, tmp_path):
 
 @few_and(2000)
 def test_events_of_a_run(cases, tmp_path):
-    """What a process told before its file was damaged, as by a loss of power, is read; what comes after is not believed."""
+    """What was logged before a file was damaged, as by a loss of power, is read; what comes after is not believed."""
     log = EventLog(tmp_path, 0)
     for step in range(1, 9):
-        log.append("train", time=float(step), step=step, losses=[np.pi])
+        log.append(trained([np.pi], step=step, time=float(step)))
     log.close()
     path = event_path(tmp_path, 0)
     whole, told = path.read_bytes(), read_events(tmp_path, 1)

@@ -1,32 +1,31 @@
 """What is seen of a run and a study while they go."""
 
 import threading
-import time
 
 import pytest
 
 from dpcompare.cli.progress import StudyView
 from dpcompare.experiments.study import Study, open_study
-from dpcompare.results.events import EventLog, EventTail
+from dpcompare.results.events import EventLog, EventTail, Failed
 from dpcompare.results.progress import RunState
 from dpcompare.system.locks import only_one
 from tests.experiments.test_fairness import result
 from tests.experiments.test_study import arm
 from tests.support.command import dpcompare
+from tests.support.events import ready, trained
 
 
 def train(rank, losses, *, step):
-    return {"kind": "train", "process_rank": rank, "step": step, "losses": losses, "global_counts": [8] * len(losses),
-            "step_seconds": [0.1] * len(losses)}  # fmt: skip
+    return trained(losses, step=step, process_rank=rank)
 
 
-def ready(rank, *, steps=10, first_step=0):
-    return {"kind": "ready", "process_rank": rank, "steps": steps, "first_step": first_step}
+def begin(rank, *, first_step=0):
+    return ready(first_step=first_step, process_rank=rank)
 
 
 def test_a_step_counts_when_every_process_has_made_it():
     state = RunState(2)
-    for event in (ready(0), train(0, [8.0, 4.0], step=2), ready(1), train(1, [8.0], step=1)):
+    for event in (begin(0), train(0, [8.0, 4.0], step=2), begin(1), train(1, [8.0], step=1)):
         state.add(event)
     assert (state.step, state.num_steps, state.loss) == (1, 10, 2.0)
     assert state.figures == "loss 2.0000, 80.0 images/s"
@@ -36,9 +35,9 @@ def test_a_step_counts_when_every_process_has_made_it():
 
 def test_processes_that_begin_again_forget_what_was_half_told():
     state = RunState(2)
-    for event in (ready(0), ready(1), train(0, [8.0, 8.0, 8.0], step=3), train(1, [8.0], step=1)):
+    for event in (begin(0), begin(1), train(0, [8.0, 8.0, 8.0], step=3), train(1, [8.0], step=1)):
         state.add(event)
-    for event in (ready(0, first_step=2), ready(1, first_step=2), train(0, [4.0], step=3), train(1, [4.0], step=3)):
+    for event in (begin(0, first_step=2), begin(1, first_step=2), train(0, [4.0], step=3), train(1, [4.0], step=3)):
         state.add(event)
     assert (state.step, state.loss) == (3, 1.0)
 
@@ -53,8 +52,8 @@ def begun(tmp_path):
     done.mkdir(parents=True)
     result(images_per_second=123.4).save(done)
     log = EventLog(running, 0)
-    log.append("ready", time=time.time(), steps=4, first_step=0)
-    log.append("train", time=time.time(), step=2, losses=[8.0, 4.0], global_counts=[8, 8], step_seconds=[0.1, 0.1])
+    log.append(ready(steps=4))
+    log.append(trained([8.0, 4.0], step=2))
     yield folder, log
     log.close()
 
@@ -73,7 +72,7 @@ def test_a_view_of_a_study_tells_what_is_done_and_how_far_it_is(begun):
         assert "123.4" in columns[2]
         assert "round 1: step 2/4, loss 0.5000, 80.0 images/s" in columns[3]
         assert caption.startswith("3 runs left, about ")
-        log.append("train", time=time.time(), step=3, losses=[2.0], global_counts=[8], step_seconds=[0.1])
+        log.append(trained([2.0], step=3))
         assert "round 1: step 3/4, loss 0.2500, 80.0 images/s" in cells(view)[0][3]
 
 
@@ -101,7 +100,7 @@ def test_a_view_may_be_asked_by_several_threads(begun):
         for thread in threads:
             thread.start()
         for step in range(3, 5):
-            log.append("train", time=time.time(), step=step, losses=[2.0], global_counts=[8], step_seconds=[0.1])
+            log.append(trained([2.0], step=step))
         for thread in threads:
             thread.join()
         assert errors == []
@@ -113,7 +112,7 @@ def test_a_tail_notices_that_a_run_has_begun_again(tmp_path):
     for message in ("first", "second"):
         log = EventLog(tmp_path, 0)
         for number in range(3):
-            log.append("alive", time=time.time(), message=f"{message} {number}")
+            log.append(Failed(message=f"{message} {number}", traceback=""))
         log.close()
-        assert [event["message"] for event in tail.new_events()] == [f"{message} {number}" for number in range(3)]
+        assert [event.message for event in tail.new_events()] == [f"{message} {number}" for number in range(3)]
         (tmp_path / "events").rename(tmp_path / message)

@@ -17,6 +17,7 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.local import launch
 from dpcompare.launch.run import resume
 from dpcompare.results.checkpoint import decode
+from dpcompare.results.events import Started
 from dpcompare.results.history import close_attempt
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from stress.injection import write_sitecustomize
@@ -151,8 +152,8 @@ def test_a_process_that_dies_once_is_made_up_for(tmp_path, undisturbed):
     """Without a checkpoint a restart begins at the beginning."""
 
     def kill_first(event):
-        if event["kind"] == "start" and not (tmp_path / "run" / "attempts").exists():
-            os.kill(event["pid"], signal.SIGKILL)
+        if isinstance(event, Started) and not (tmp_path / "run" / "attempts").exists():
+            os.kill(event.pid, signal.SIGKILL)
 
     result = run(config(max_restarts=1, every=None), tmp_path / "run", observe=kill_first)
     assert result.first_step == 0

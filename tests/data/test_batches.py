@@ -27,7 +27,7 @@ def read(split, num_processes, *, augment=("flip", "contrast")):
     shares = []
     for rank in range(num_processes):
         augmentation = Augmentation(augment, seed=0, num_samples=len(split))
-        reader = BatchReader(split, augmentation, process_rank=rank, num_processes=num_processes)
+        reader = BatchReader(split, augmentation, data_parallel_rank=rank, data_parallel_size=num_processes)
         shares.append(list(reader.read(training_batches(len(split), 8, seed=0, num_steps=3))))
     return [
         {
@@ -48,7 +48,7 @@ def test_the_global_batch_does_not_depend_on_the_number_of_processes(split, num_
         assert alone["counts"] == merge_outcomes["counts"]
 
 
-def test_pixels_are_normalised_and_rows_that_fill_up_weigh_nothing(split):
+def test_pixels_are_normalised_and_padding_rows_weigh_nothing(split):
     batches = read(split, 1, augment=())
     order = list(training_batches(21, 8, seed=0, num_steps=3))
     expected = (split.images[order[0].indices].astype(np.float32) / 255 - PIXEL_MEAN) / PIXEL_STD
@@ -60,7 +60,7 @@ def test_pixels_are_normalised_and_rows_that_fill_up_weigh_nothing(split):
 
 def test_micro_batches_of_every_replica_make_up_its_share(split):
     """2 replicas x 2 micro-batches: micro-batch m holds the m-th half of each replica's half of the batch."""
-    reader = BatchReader(split, None, process_rank=0, num_processes=1, replicas_per_process=2, accumulate=2)
+    reader = BatchReader(split, None, data_parallel_rank=0, data_parallel_size=1, replicas_per_process=2, accumulate=2)
     first, second = list(reader.read(training_batches(21, 8, seed=0, num_steps=1)))
     (order,) = training_batches(21, 8, seed=0, num_steps=1)
     labels = split.labels[order.indices]
@@ -72,7 +72,7 @@ def test_micro_batches_of_every_replica_make_up_its_share(split):
 def test_the_digest_covers_the_global_batches(split):
     digests = [OrderDigest(), OrderDigest()]
     for rank, digest in enumerate(digests):
-        reader = BatchReader(split, None, process_rank=rank, num_processes=2)
+        reader = BatchReader(split, None, data_parallel_rank=rank, data_parallel_size=2)
         list(reader.read(training_batches(21, 8, seed=0, num_steps=3), digest))
     assert digests[0].hexdigest() == digests[1].hexdigest()
 
@@ -103,11 +103,15 @@ def test_closing_prefetch_ends_its_thread():
 WORKLOAD = Workload(model="toy-bn", image_size=4, global_batch_size=8, regularization="shared")
 
 
-def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
-    """(step, sample, label) -> factors of the rows that count, over two epochs of three batches."""
+def drop_masks_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
+    """(step, sample, label) -> drop masks of the rows that count, over two epochs of three batches."""
     found = {}
     for rank in range(num_processes):
-        place = {"process_rank": rank, "num_processes": num_processes, "replicas_per_process": replicas_per_process}
+        place = {
+            "data_parallel_rank": rank,
+            "data_parallel_size": num_processes,
+            "replicas_per_process": replicas_per_process,
+        }
         reader = training_reader(WORKLOAD, split, **place, accumulate=accumulate)
         order = training_batches(len(split), 8, seed=0, num_steps=6)
         for number, batch in enumerate(reader.read(order)):
@@ -117,21 +121,21 @@ def factors_of(split, num_processes=1, accumulate=1, replicas_per_process=1):
 
 
 def test_what_is_dropped_of_a_sample_does_not_depend_on_where_it_is_trained(split):
-    whole = factors_of(split)
+    whole = drop_masks_of(split)
     assert len(whole) == 2 * len(split)
-    assert factors_of(split, num_processes=2) == whole
-    assert factors_of(split, replicas_per_process=2, accumulate=2) == whole
+    assert drop_masks_of(split, num_processes=2) == whole
+    assert drop_masks_of(split, replicas_per_process=2, accumulate=2) == whole
 
 
 def test_what_is_dropped_of_a_sample_changes_from_epoch_to_epoch(split):
-    whole = factors_of(split)
+    whole = drop_masks_of(split)
     first, second = ({image: f for (step, image), f in whole.items() if step // 3 == epoch} for epoch in (0, 1))
     assert first.keys() == second.keys()
     assert sum(first[image] != second[image] for image in first) > len(split) / 2
 
 
-def test_regularization_that_is_off_has_no_factors(split):
+def test_regularization_that_is_off_has_no_drop_masks(split):
     reader = training_reader(
-        WORKLOAD.model_copy(update={"regularization": "off"}), split, process_rank=0, num_processes=1
+        WORKLOAD.model_copy(update={"regularization": "off"}), split, data_parallel_rank=0, data_parallel_size=1
     )
     assert {batch.drop_masks for batch in reader.read(training_batches(len(split), 8, seed=0, num_steps=2))} == {None}

@@ -51,7 +51,7 @@ def test_the_draws_of_a_release_are_those_of_the_next():
     assert (drop_masks(seed=1, step=2, indices=[3, 4]) > 0).astype(int).tolist() == PINNED
 
 
-def test_no_samples_have_no_factors():
+def test_no_samples_have_no_drop_masks():
     assert drop_masks(indices=np.array([], np.int64)).shape == (0, 7)
 
 

@@ -49,3 +49,18 @@ def test_the_tree_of_the_readme_is_the_tree_of_the_repository():
     modules = {path.name for path in (ROOT / "dpcompare").glob("*.py")} - {"__init__.py", "__main__.py"}
     packages = {f"{path.parent.name}/" for path in (ROOT / "dpcompare").glob("*/__init__.py")}
     assert modules | packages == shown
+
+
+def test_the_tree_of_the_architecture_names_every_module():
+    tree = re.search(r"```\ndpcompare/\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)[1]
+    shown, folder = set(), ""
+    for line in tree.splitlines():
+        if re.match(r"  \w", line):
+            folder = next(iter(re.findall(r"^  (\w+/)", line)), "")
+        shown |= {(folder, name) for name in re.findall(r"\w+\.py", line)}
+    modules = {("", path.name) for path in (ROOT / "dpcompare").glob("*.py")} | {
+        (f"{path.parent.name}/", path.name) for path in (ROOT / "dpcompare").glob("*/*.py")
+    }
+    assert {module for module in modules if not module[1].startswith("__")} - shown == set()
+    gone = [folder + name for folder, name in shown if not list((ROOT / "dpcompare" / folder).rglob(name))]
+    assert gone == []

@@ -194,7 +194,8 @@ def test_a_failed_run_can_be_made_again(tmp_path):
 
 def _broken_ddp(folder):
     (folder / "sitecustomize.py").write_text(
-        "import sys\nif 'dpcompare.worker' in sys.argv[0:1] + sys.orig_argv and 'LOCAL_RANK' in __import__('os').environ:\n"
+        "import os, sys\n"
+        "if 'dpcompare.worker' in sys.argv[0:1] + sys.orig_argv and 'LOCAL_RANK' in os.environ:\n"
         "    raise SystemExit('broken on purpose')\n"
     )
     return folder
@@ -202,8 +203,8 @@ def _broken_ddp(folder):
 
 @pytest.mark.torch
 def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
-    done = dpcompare("compare", "--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "1,2", *TINY, "--repeats", "3",
-                     "--out", tmp_path / "out", "--dry-run", "--json")  # fmt: skip
+    arms = ("--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "1,2", "--repeats", "3")
+    done = dpcompare("compare", *arms, *TINY, "--out", tmp_path / "out", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     assert {run["arm"] for run in done.json["runs"]} == {"torch single 1x1", "torch ddp 1x1", "torch ddp 2x1"}
     assert len(done.json["runs"]) == 9
@@ -277,7 +278,7 @@ REFUSED = {
     "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
     "a batch that does not divide": (
         ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
-        "torch:ddp on 3x1: .*does not divide",
+        "torch:ddp on 3 nodes x 1 device: .*does not divide",
     ),
     "a wrong request of all modes": (
         ["--global-batch-size", "33", "--device", "cpu"],
@@ -303,15 +304,19 @@ def test_arms_that_cannot_run_can_be_skipped():
     assert dpcompare(*arguments).code == 2
     done = dpcompare(*arguments, "--skip-unusable")
     assert done.code == 0
-    assert "left out: torch:ddp on 3x1" in done.stderr
+    assert "left out: torch:ddp on 3 nodes x 1 device" in done.stderr
 
 
 def test_every_mistake_in_a_study_file_is_named(tmp_path):
     (tmp_path / "study.toml").write_text('arms = ["torch:ddp"]\nrepeats = "six"\nnodes = "two"\nprecision = "half"\n')
     refused = dpcompare("compare", tmp_path / "study.toml")
     assert refused.code == 2
-    for part in ("study.toml:1: key 'arms' is unknown", "study.toml:2: key 'repeats': received 'six'",
-                 "study.toml:3: key 'nodes': received 'two'", "study.toml:4: key 'precision': received 'half'"):  # fmt: skip
+    for part in (
+        "study.toml:1: key 'arms' is unknown",
+        "study.toml:2: key 'repeats': received 'six'",
+        "study.toml:3: key 'nodes': received 'two'",
+        "study.toml:4: key 'precision': received 'half'",
+    ):
         assert part in refused.stderr
 
 

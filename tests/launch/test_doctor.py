@@ -38,6 +38,9 @@ def environment(folder: Path, **packages: list[str]) -> str:
         info.mkdir(parents=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+        for file in files:  # from Python 3.12 on, files that are missing are left out of a distribution's list
+            (site / file).parent.mkdir(parents=True, exist_ok=True)
+            (site / file).touch()
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH="{site}" exec {sys.executable} "$@"\n')
     python.chmod(0o755)

@@ -17,7 +17,7 @@ from dpcompare.launch.engines.hosts import SSH
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
 from dpcompare.launch.supervise import _Watch
-from dpcompare.results.events import EventTail
+from dpcompare.results.events import EventTail, Started, StepsTrained
 from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import is_alive
@@ -98,7 +98,7 @@ def test_ctrl_c_ends_the_hosts_too(tmp_path):
     run = start("run", *HERE, *TORCH, *TINY, "--steps", "100000", "--run-dir", tmp_path / "run")
     terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]
     tail = EventTail(tmp_path / "run", range(2))
-    while not any(event["kind"] == "train" for event in tail.new_events()):
+    while not any(isinstance(event, StepsTrained) for event in tail.new_events()):
         assert run.poll() is None
         time.sleep(0.1)
     run.send_signal(signal.SIGINT)
@@ -325,10 +325,10 @@ def trained_by_both(run, run_dir, step=1):
     while len(reached) < 2:
         assert run.poll() is None, run.communicate()
         for event in tail.new_events():
-            if event["kind"] == "start":
-                pids[event["process_rank"]] = event["pid"]
-            if event["kind"] == "train" and event["step"] >= step:
-                reached.add(event["process_rank"])
+            if isinstance(event, Started):
+                pids[event.process_rank] = event.pid
+            if isinstance(event, StepsTrained) and event.step >= step:
+                reached.add(event.process_rank)
         time.sleep(0.1)
     return pids
 
@@ -370,9 +370,8 @@ def test_a_wire_that_is_cut_for_some_seconds_holds_the_run_up(tmp_path, mode, se
     pids = trained_by_both(run, tmp_path / "run")
     in_namespace(pids[1], "ip link set eth0 down")
     time.sleep(seconds)
-    (step,) = [event["step"] for event in EventTail(tmp_path / "run", [0]).new_events() if event["kind"] == "train"][
-        -1:
-    ]
+    events = EventTail(tmp_path / "run", [0]).new_events()
+    step = [event.step for event in events if isinstance(event, StepsTrained)][-1]
     in_namespace(pids[1], "ip link set eth0 up")
     trained_by_both(run, tmp_path / "run", step + 100)
     run.send_signal(signal.SIGINT)

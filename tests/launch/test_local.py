@@ -13,6 +13,7 @@ import pytest
 from dpcompare.launch import local as launcher
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import NodeProcess, TrainingProcess
+from dpcompare.results.events import Started, StepsTrained
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import terminated_as_interrupted
 from tests.support.command import with_default_signals
@@ -98,6 +99,65 @@ def test_a_signal_that_comes_during_a_fork_is_not_lost(tmp_path):
     assert not (tmp_path / "pid1").exists()
 
 
+INTERRUPTED_IN_POLL = """
+import signal, sys, threading
+from pathlib import Path
+from dpcompare.launch import local as launcher
+from dpcompare.system.signals import terminated_as_interrupted
+from tests.launch.test_local import SLEEP_AND_TELL, launch, node
+
+class InterruptingLock:
+    '''Popen's, which gets a signal between its return from `acquire` and the `try` that would release it.'''
+    def __init__(self):
+        self.lock = threading.Lock()
+        self.release = self.lock.release
+    def acquire(self, *arguments):
+        got = self.lock.acquire(*arguments)
+        if got and Path("pid").exists() and not Path("sent").exists():
+            Path("sent").touch()
+            signal.raise_signal(signal.Signals[sys.argv[1]])
+        return got
+    def __enter__(self):
+        return self.lock.__enter__()
+    def __exit__(self, *error):
+        self.lock.release()
+
+start = launcher._start
+
+def start_with_lock(*arguments):
+    process = start(*arguments)
+    process._waitpid_lock = InterruptingLock()
+    return process
+
+def expired(number, frame):
+    raise TimeoutError
+
+launcher._start = start_with_lock
+signal.signal(signal.SIGALRM, expired)
+try:
+    with terminated_as_interrupted():
+        launch(Path.cwd(), node(0, SLEEP_AND_TELL, PID_FILE="pid"))
+except (KeyboardInterrupt, TimeoutError) as error:
+    sys.exit(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"])
+def test_a_signal_that_comes_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
+    """The trap: what a handler raises there makes the next wait for that process last for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IN_POLL, name],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
+        preexec_fn=with_default_signals,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stderr == ("TimeoutError\n" if name == "SIGALRM" else "KeyboardInterrupt\n")
+    assert not is_running(int((tmp_path / "pid").read_text()))
+
+
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.3)
     ready = tmp_path / "ready"
@@ -137,30 +197,35 @@ def test_variables_of_an_outer_launcher_do_not_get_through(tmp_path, monkeypatch
     assert (tmp_path / "logs" / "node0.log").read_text() == "False False\n"
 
 
+STARTED = 'Started(pid=os.getpid(), host="here", node_rank=0, local_rank=0, devices=["cpu:0"])'
+
+
 def test_events_reach_the_observer(tmp_path):
     code = f"""
-    import time
+    import os
     from pathlib import Path
-    from dpcompare.results.events import EventLog
+    from dpcompare.results.events import EventLog, Started
     log = EventLog(Path({str(tmp_path)!r}), 0)
-    log.append("start", time=time.time(), pid=1)
+    log.append({STARTED})
     """
     seen = []
     launch(tmp_path, node(0, code), observe=seen.append)
-    assert [event["kind"] for event in seen] == ["start"]
+    assert [type(event) for event in seen] == [Started]
 
 
-@pytest.mark.parametrize(("last_word", "vanished"), [("error", []), ("stopped", []), (None, [0])])
+@pytest.mark.parametrize(
+    ("last_word", "vanished"), [('Failed(message="", traceback="")', []), ("Stopped()", []), (None, [0])]
+)
 def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, vanished):
     code = f"""
     import os, time
     from pathlib import Path
-    from dpcompare.results.events import EventLog
+    from dpcompare.results.events import EventLog, Failed, Started, Stopped
     log = EventLog(Path({str(tmp_path)!r}), 0)
-    log.append("start", time=time.time(), pid=os.getpid())
+    log.append({STARTED})
     time.sleep(0.3)
-    if {last_word!r}:
-        log.append({last_word!r}, time=time.time())
+    if {last_word is not None}:
+        log.append({last_word})
     os._exit(1)
     """
     assert launch(tmp_path, node(0, code)).vanished == vanished
@@ -169,10 +234,10 @@ def test_a_process_that_ends_without_a_last_word_is_named(tmp_path, last_word, v
 SLOW_AGENT = """
 import os, signal, sys, time
 from pathlib import Path
-from dpcompare.results.events import EventLog
+from dpcompare.results.events import EventLog, Started
 child = os.fork()
 if not child:
-    EventLog(Path({folder!r}), 0).append("start", time=time.time(), pid=os.getpid())
+    EventLog(Path({folder!r}), 0).append({started})
     time.sleep(0.3)
     os.kill(os.getpid(), signal.SIGKILL)
 os.waitpid(child, 0)
@@ -191,22 +256,28 @@ def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
 
     ended = LaunchOutcome()
     with pytest.raises(KeyboardInterrupt):
-        launch(tmp_path, node(0, SLOW_AGENT.format(folder=str(tmp_path))), stopped_by=interrupt, ended=ended)
+        launch(
+            tmp_path,
+            node(0, SLOW_AGENT.format(folder=str(tmp_path), started=STARTED)),
+            stopped_by=interrupt,
+            ended=ended,
+        )
     assert (ended.vanished, ended.nodes) == ([0], {0: 128 + signal.SIGKILL})
 
 
 SILENT = """
 import os, time
 from pathlib import Path
-from dpcompare.results.events import EventLog
+from dpcompare.results.events import Alive, EventLog, Started, StepsTrained
 log = EventLog(Path({folder!r}), 0)
-log.append("start", time=time.time(), pid=os.getpid())
+log.append({started})
 if {steps}:
-    log.append("train", time=time.time(), step={steps}, losses=[1.0], global_counts=[1], step_seconds=[1.0])
+    seconds = dict.fromkeys(("step_seconds", "data_seconds", "host_overhead_seconds"), [1.0])
+    log.append(StepsTrained(step={steps}, losses=[1.0], global_counts=[1], **seconds))
 for _ in range(4):
     time.sleep(0.5)
     if {alive}:
-        log.append("alive", time=time.time())
+        log.append(Alive())
 """
 
 
@@ -220,21 +291,21 @@ for _ in range(4):
     ],
 )
 def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, deadlines, stalls):
-    code = SILENT.format(folder=str(tmp_path), steps=steps, alive=alive)
+    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=steps, alive=alive)
     ended = launch(tmp_path, node(0, code), deadlines=Deadlines(**deadlines))
     assert [(stall.process_rank, stall.state) for stall in ended.stalled] == ([(0, "waiting")] if stalls else [])
     assert ended.failed == stalls
 
 
 def test_a_stopped_process_is_told_and_ended(tmp_path):
-    code = SILENT.format(folder=str(tmp_path), steps=3, alive=True)
+    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=True)
     pids = []
 
     def stop(event):
-        if event["kind"] == "train":
+        if isinstance(event, StepsTrained):
             os.kill(pids[0], signal.SIGSTOP)
-        elif event["kind"] == "start":
-            pids.append(event["pid"])
+        elif isinstance(event, Started):
+            pids.append(event.pid)
 
     ended = launch(tmp_path, node(0, code), observe=stop, deadlines=Deadlines(start=60, progress=1.0))
     assert [stall.state for stall in ended.stalled] == ["stopped by a signal"]

@@ -7,6 +7,7 @@ import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.errors import RequestError
+from dpcompare.results.events import StepsTrained
 from dpcompare.system.network_namespace import isolated
 from tests.conftest import _children
 from tests.support.command import dpcompare
@@ -47,7 +48,7 @@ def sockets_of(request, run_dir, then=lambda found: None):
 
     def look(event):
         found.update(listening())
-        if event["kind"] == "train":
+        if isinstance(event, StepsTrained):
             then(found)
 
     assert run(request, run_dir, observe=look).status == "completed"

@@ -16,7 +16,7 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.run import prepare_run
 from dpcompare.launch.shell_script import shell_script
-from dpcompare.results.events import read_events
+from dpcompare.results.events import Started, StepsTrained, Stopped, read_events
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
@@ -45,7 +45,7 @@ def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framewo
     """Process 1 finds its store truncated when it has joined the others; process 0 waits for it in an exchange."""
 
     def truncate(event):
-        if event["kind"] == "start" and event["process_rank"] == 1:
+        if isinstance(event, Started) and event.process_rank == 1:
             labels = Path(json.loads((tmp_path / "run" / "config.json").read_text())["inputs"]["store"])
             (labels / "train-labels.npy").write_bytes(b"")
 
@@ -65,9 +65,9 @@ def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, fra
     pids = {}
 
     def kill_second(event):
-        if event["kind"] == "start":
-            pids[event["process_rank"]] = event["pid"]
-        if event["kind"] == "train" and event["process_rank"] == 1:
+        if isinstance(event, Started):
+            pids[event.process_rank] = event.pid
+        if isinstance(event, StepsTrained) and event.process_rank == 1:
             os.kill(pids[1], signal.SIGKILL)
 
     with pytest.raises(RunFailedError, match=r"process 1 \(node 1, local rank 0\) ended without a message \(SIGKILL\)"):
@@ -103,7 +103,7 @@ def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["error"].startswith("process 1 (node 0, local rank 1,")
     assert "ended without a message" not in result["error"]
-    assert read_events(tmp_path / "run", 1)[-1]["kind"] == "stopped"
+    assert isinstance(read_events(tmp_path / "run", 1)[-1], Stopped)
 
 
 @pytest.mark.torch
@@ -113,9 +113,9 @@ def test_a_crash_in_native_code_is_told_with_its_signal_and_its_place(tmp_path, 
     pids = {}
 
     def crash_first(event):
-        if event["kind"] == "start":
-            pids[event["process_rank"]] = event["pid"]
-        if event["kind"] == "train" and event["process_rank"] == 0:
+        if isinstance(event, Started):
+            pids[event.process_rank] = event.pid
+        if isinstance(event, StepsTrained) and event.process_rank == 0:
             os.kill(pids[0], signal.SIGBUS)
 
     with pytest.raises(RunFailedError) as failed:

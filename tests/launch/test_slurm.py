@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from dpcompare.results.events import EventTail
+from dpcompare.results.events import EventTail, Started, StepsTrained
 from dpcompare.system.processes import is_alive
 from tests.support.command import dpcompare, start
 from tests.support.slurm import jobs, missing_programs, output, slurm
@@ -47,10 +47,10 @@ def begun(run_dir, environment, *arguments):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         for event in tail.new_events():
-            if event["kind"] == "start":
-                pids[event["process_rank"]] = event["pid"]
-            elif event["kind"] == "train":
-                trained.add(event["process_rank"])
+            if isinstance(event, Started):
+                pids[event.process_rank] = event.pid
+            elif isinstance(event, StepsTrained):
+                trained.add(event.process_rank)
         time.sleep(0.1)
     return process, pids
 

@@ -350,9 +350,11 @@ CHECK = """
 import json, sys
 from pathlib import Path
 from dpcompare.results.checkpoint import BrokenCheckpointError, load_checkpoint
+MODULES = ("pickle", "exec", "compile", "socket", "subprocess", "import", "ctypes")
+CALLS = ("os.system", "os.exec", "os.fork", "os.posix_spawn")
 seen = []
 def hook(event, arguments):
-    if event.split(".")[0] in ("pickle", "exec", "compile", "socket", "subprocess", "import", "ctypes") or event in ("os.system", "os.exec", "os.fork", "os.posix_spawn"):
+    if event.split(".")[0] in MODULES or event in CALLS:
         seen.append(event)
 refused = 0
 paths = sorted(Path(sys.argv[1]).iterdir())

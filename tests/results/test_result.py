@@ -1,16 +1,19 @@
 """Combining what the processes measured."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
-from dpcompare.errors import RequestError
+from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.results.aggregate import collect
-from dpcompare.results.result import History, ProcessRecord, RunResult, StepSeconds
+from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.events import Evaluated, EventLog
+from dpcompare.results.result import ProcessRecord, RunResult, StepSeconds
+from tests.support.events import trained
 
 STARTED_AT = 1000.0
 
@@ -42,32 +45,28 @@ def record(rank, **changes):
 
 
 def events(rank, *, seconds=(1.0, 0.1, 0.1, 0.1), evaluated=(150, 209), losses=(16.0, 8.0, 4.0, 2.0)):
-    train = {
-        "losses": list(losses),
-        "global_counts": [8] * len(losses),
-        "step_seconds": list(seconds)[: len(losses)],
-        "data_seconds": [0.01] * len(losses),
-        "host_overhead_seconds": [0.002] * len(losses),
-    }
-    place = {"process_rank": rank}
-    found = [{"kind": "train", "time": 1003.0 + rank, "step": len(losses), **train, **place}]
+    steps = {"step": len(losses), "step_seconds": list(seconds)[: len(losses)]}
+    found = [trained(list(losses), time=1003.0 + rank, process_rank=rank, **steps)]
     if evaluated is not None:
         sums = {"loss_sum": 359.0, "correct": 90, "count": evaluated[rank]}
-        found.append({"kind": "evaluate", "time": 1005.0, "epoch": 1, "step": 4, **sums, **place})
+        found.append(Evaluated(time=1005.0, epoch=1, step=4, process_rank=rank, **sums))
     return found
 
 
-def collected(config, run_dir, found, status="completed", error=None):
-    return collect(
-        config, run_dir, found, History(), status=status, error=error, started_at=STARTED_AT, ended_at=1010.0
-    )
+def aggregated(config, run_dir, found, status="completed", error=None):
+    for event in found:
+        log = EventLog(run_dir, event.process_rank)
+        log.append(event)
+        log.close()
+    end = LaunchEnd(status=status, error=error, started_at=STARTED_AT, ended_at=1010.0)
+    return aggregate(config, run_dir, end)
 
 
 def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     for rank in range(2):
         record(rank).save(tmp_path)
     slow = events(1, seconds=(9.0, 0.2, 0.2, 0.4))
-    result = collected(config, tmp_path, events(0) + slow)
+    result = aggregated(config, tmp_path, events(0) + slow)
     assert result.status == "completed"
     assert result.measured_steps == 3  # the warm-up step is left out
     assert result.images_per_second == pytest.approx(3 * 8 / 0.8)
@@ -86,14 +85,14 @@ def test_energy_is_that_of_the_measured_steps(config, tmp_path):
     for rank in range(2):
         record(rank).save(tmp_path)
     first, *others = events(0)
-    metered = [first | {"joules": [9.0, 1.0, 2.0, 3.0]}, *others]
-    assert collected(config, tmp_path, metered + events(1)).joules_per_image == pytest.approx(6 / 24)
+    metered = [replace(first, joules=[9.0, 1.0, 2.0, 3.0]), *others]
+    assert aggregated(config, tmp_path, metered + events(1)).joules_per_image == pytest.approx(6 / 24)
 
 
 def test_losses_and_evaluations_are_sums_over_the_processes(config, tmp_path):
     for rank in range(2):
         record(rank).save(tmp_path)
-    result = collected(config, tmp_path, events(0) + events(1))
+    result = aggregated(config, tmp_path, events(0) + events(1))
     assert result.train_loss == [4.0, 2.0, 1.0, 0.5]
     (evaluation,) = result.evaluations
     assert (evaluation.count, evaluation.loss, evaluation.accuracy) == (359, 2.0, 180 / 359)
@@ -116,7 +115,7 @@ def test_losses_and_evaluations_are_sums_over_the_processes(config, tmp_path):
 def test_processes_that_contradict_each_other_make_the_run_failed(config, tmp_path, changes, found, message):
     record(0).save(tmp_path)
     record(1, **changes).save(tmp_path)
-    result = collected(config, tmp_path, events(0) + found)
+    result = aggregated(config, tmp_path, events(0) + found)
     assert result.status == "failed"
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(result.error)
@@ -124,14 +123,14 @@ def test_processes_that_contradict_each_other_make_the_run_failed(config, tmp_pa
 
 def test_what_was_measured_before_a_failure_is_kept(config, tmp_path):
     found = events(0, losses=(16.0, 8.0, 4.0), evaluated=None) + events(1, losses=(16.0, 8.0), evaluated=None)
-    result = collected(config, tmp_path, found, status="failed", error="process 1 died")
+    result = aggregated(config, tmp_path, found, status="failed", error="process 1 died")
     assert (result.status, result.error) == ("failed", "process 1 died")
     assert result.train_loss == [4.0, 2.0]
     assert result.images_per_second is not None
 
 
 def test_a_run_that_never_trained_has_no_figures(config, tmp_path):
-    result = collected(config, tmp_path, [], status="failed", error="no start")
+    result = aggregated(config, tmp_path, [], status="failed", error="no start")
     assert result.images_per_second is None
     assert result.step_seconds is None
     assert result.peak_memory_bytes is None
@@ -139,7 +138,7 @@ def test_a_run_that_never_trained_has_no_figures(config, tmp_path):
 
 
 def test_a_result_survives_its_file_with_the_keys_of_the_contract(config, tmp_path):
-    result = collected(config, tmp_path, [], status="interrupted", error="interrupted")
+    result = aggregated(config, tmp_path, [], status="interrupted", error="interrupted")
     result.save(tmp_path)
     assert RunResult.load(tmp_path) == result
     contract = """
@@ -158,9 +157,20 @@ def test_what_is_no_result_is_refused(tmp_path, content):
         RunResult.load(tmp_path)
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_result_of_another_format_says_who_can_read_it(config, tmp_path, number):
+    aggregated(config, tmp_path, [], status="interrupted", error="interrupted").save(tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    assert content.pop("format") == 2
+    numbered = {"format": number} if number > 1 else {}  # the first had no number
+    (tmp_path / "result.json").write_text(json.dumps(content | numbered | {"dpcompare_version": "0.7"}))
+    with pytest.raises(OtherFormatError, match=rf"has format {number}, expected 2; dpcompare 0\.7 wrote it"):
+        RunResult.load(tmp_path)
+
+
 def test_a_loss_that_is_not_finite_is_null_and_can_be_read_back(config, tmp_path):
     found = events(0, losses=(16.0, float("nan"))) + events(1, losses=(16.0, float("inf")))
-    collected(config, tmp_path, found, status="failed", error="diverged").save(tmp_path)
+    aggregated(config, tmp_path, found, status="failed", error="diverged").save(tmp_path)
     assert RunResult.load(tmp_path).train_loss == [4.0, None]
     assert "NaN" not in (tmp_path / "result.json").read_text()
 
@@ -173,6 +183,6 @@ def test_step_seconds():
 def test_versions_that_differ_between_nodes_are_told(config, tmp_path):
     for rank, version in enumerate(("2.15.0", "2.14.1")):
         record(rank, host=f"h{rank}", versions={"numpy": "2", "torch": version}).save(tmp_path)
-    result = collected(config, tmp_path, [*events(0), *events(1)])
+    result = aggregated(config, tmp_path, [*events(0), *events(1)])
     assert [(node.node_rank, node.host) for node in result.nodes] == [(0, "h0"), (1, "h1")]
     assert result.differing_versions == {"torch": ["2.15.0", "2.14.1"]}

@@ -40,11 +40,29 @@ def run(script, *arguments, **environment):
         pytest.param("run_tf_multiworker_4x2.sh", marks=[pytest.mark.tensorflow, pytest.mark.slow]),
     ],
 )
-def test_eight_simulated_devices_as_four_by_two(script):
+def test_eight_simulated_devices_as_two_nodes_of_four(script):
     code, stdout, stderr = run(script, *TINY, "--json", "--run-dir", "run")
     assert code == 0, stderr
     result = json.loads(stdout)
-    assert (result["num_nodes"], result["num_replicas"]) == (4, 8)
+    assert (result["num_nodes"], result["num_replicas"]) == (2, 8)
+
+
+@pytest.mark.parametrize("script", ["run_torch_ddp_4x2.sh", "run_tf_multiworker_4x2.sh"])
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, "--nodes 2 --devices-per-node 4"), ({"NODES": "4"}, "--nodes 4 --devices-per-node 2")],
+)
+def test_eight_devices_are_split_among_the_nodes(script, environment, expected):
+    done = subprocess.run(
+        [SCRIPTS / script], env=os.environ | {"DPCOMPARE": "echo"} | environment, capture_output=True, text=True
+    )
+    assert f"{expected} --device auto" in done.stdout
+
+
+def test_nodes_that_do_not_divide_eight_devices_are_refused():
+    code, _, stderr = run("run_torch_ddp_4x2.sh", NODES="3")
+    assert code == 2
+    assert "NODES: received '3', expected 1, 2, 4 or 8" in stderr
 
 
 def check_claims(*arguments):

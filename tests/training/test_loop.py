@@ -12,9 +12,9 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.results.events import EventLog, read_events
+from dpcompare.results.events import Evaluated, EventLog, Ready, StepsTrained, read_events
 from dpcompare.system.energy import EnergyMeter
-from dpcompare.training import loop
+from dpcompare.training import loop, step_log
 from tests.support.numpy_backend import NumpyBackend
 
 
@@ -30,30 +30,30 @@ def train(tmp_path, *, energy=None, **workload):
     return (
         backend,
         digest,
-        {kind: [e for e in events if e["kind"] == kind] for kind in ("ready", "train", "evaluate")},
+        {kind: [event for event in events if isinstance(event, kind)] for kind in (Ready, StepsTrained, Evaluated)},
     )
 
 
 def series(events, name):
-    return list(itertools.chain.from_iterable(event[name] for event in events["train"]))
+    return list(itertools.chain.from_iterable(getattr(event, name) for event in events[StepsTrained]))
 
 
 def test_an_epoch_counts_every_sample_once_and_ends_with_an_evaluation(tmp_path):
     _, _, events = train(tmp_path, epochs=2, learning_rate=0.01)
-    assert events["ready"][0]["steps"] == 90
+    assert events[Ready][0].steps == 90
     assert sum(series(events, "global_counts")) == 2 * 1438
-    assert [(e["epoch"], e["count"]) for e in events["evaluate"]] == [(1, 359), (2, 359)]
-    assert events["evaluate"][-1]["correct"] / 359 > 0.8
+    assert [(event.epoch, event.count) for event in events[Evaluated]] == [(1, 359), (2, 359)]
+    assert events[Evaluated][-1].correct / 359 > 0.8
     assert [
         len(series(events, name)) for name in ("losses", "step_seconds", "data_seconds", "host_overhead_seconds")
     ] == [90] * 4
-    assert "joules" not in events["train"][0]
+    assert events[StepsTrained][0].joules is None
 
 
 def test_steps_end_the_run_and_are_followed_by_an_evaluation(tmp_path):
     backend, digest, events = train(tmp_path, steps=7, learning_rate=0.01)
     assert backend.calls.count("train") == 7
-    assert [e["epoch"] for e in events["evaluate"]] == [1]
+    assert [event.epoch for event in events[Evaluated]] == [1]
     expected = OrderDigest()
     for batch in training_batches(1438, 32, seed=0, num_steps=7):
         expected.update(batch)
@@ -67,11 +67,11 @@ def test_losses_are_sums_over_the_samples_of_the_step(tmp_path):
 
 
 def test_losses_are_read_in_bulk_and_steps_end_with_a_synchronisation(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "SECONDS_BETWEEN_EVENTS", 1e9)
+    monkeypatch.setattr(step_log, "SECONDS_BETWEEN_EVENTS", 1e9)
     backend, _, events = train(tmp_path, steps=20, learning_rate=0.01)
     training = backend.calls[: backend.calls.index("evaluate")]
     assert training.count("read") == 2  # after the first step, and before the evaluation
-    assert len(events["train"]) == 2
+    assert len(events[StepsTrained]) == 2
     assert training.count("synchronize") == 21
 
 

@@ -58,8 +58,12 @@ class ParameterServer(TensorFlowBackend):
         return tf.distribute.ParameterServerStrategy(self._resolver)
 
     @property
-    def share(self) -> tuple[int, int]:
-        return 0, 1
+    def data_parallel_rank(self) -> int:
+        return 0
+
+    @property
+    def data_parallel_size(self) -> int:
+        return 1
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         """As many parts as workers; they stay on the host, since it is not known yet who takes which."""
@@ -143,7 +147,7 @@ class ParameterServer(TensorFlowBackend):
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
         if batch.drop_masks is not None:
-            arrays["factors"] = batch.drop_masks
+            arrays["drop_masks"] = batch.drop_masks
         return {name: np.concatenate(parts) for name, parts in arrays.items()}
 
     def _enter(self, *, training: bool) -> None:

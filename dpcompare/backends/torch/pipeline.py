@@ -41,8 +41,12 @@ class Pipeline(DistributedDataParallel):
         self._is_first, self._is_last = self._number == 0, self._number == self.config.stages - 1
 
     @property
-    def share(self) -> tuple[int, int]:
-        return self._replica, self.num_replicas
+    def data_parallel_rank(self) -> int:
+        return self._replica
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.num_replicas
 
     def split(self, model: nn.Module) -> nn.Module:
         return model  # first whole, as it is loaded; see replicate

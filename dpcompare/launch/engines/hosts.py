@@ -14,6 +14,8 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.engines import PollExit, Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.addresses import local_address
+from dpcompare.system.processes import kill_groups, wait_for_exit
+from dpcompare.system.signals import signals_held
 
 MAY_QUEUE = False
 SECONDS_TO_END = 10.0
@@ -49,10 +51,10 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
             report(f"  on {host}: {command}")
         yield lambda: None
         return
-    with ExitStack() as stack:
+    with signals_held(), ExitStack() as stack:
         processes = [
             stack.enter_context(
-                ended(subprocess.Popen([*SSH, host, command], stdin=subprocess.DEVNULL, start_new_session=True))
+                exited(subprocess.Popen([*SSH, host, command], stdin=subprocess.DEVNULL, start_new_session=True))
             )
             for host, command in each
         ]
@@ -69,16 +71,14 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
 
 
 @contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def exited(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with its node, or is killed some seconds after that should have."""
-    try:
-        yield process
-    finally:
+    with signals_held() as signals:
         try:
-            process.wait(SECONDS_TO_END)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            yield process
+        finally:
+            if not wait_for_exit([process], SECONDS_TO_END, signals):
+                kill_groups([process])
 
 
 def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:

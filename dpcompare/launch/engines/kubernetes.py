@@ -19,8 +19,9 @@ from typing import Any
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import PollExit, Report
-from dpcompare.launch.engines.hosts import ended
+from dpcompare.launch.engines.hosts import exited
 from dpcompare.launch.rendezvous import Rendezvous
+from dpcompare.system.signals import signals_held
 
 MAY_QUEUE = True
 INDEX = "JOB_COMPLETION_INDEX"
@@ -49,7 +50,7 @@ def check(config: RunConfig) -> None:
 def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
     """The part of this pod; the others begin by themselves."""
     own = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
-    with ended(subprocess.Popen(own, stdin=subprocess.DEVNULL, start_new_session=True)):
+    with signals_held(), exited(subprocess.Popen(own, stdin=subprocess.DEVNULL, start_new_session=True)):
         yield lambda: None
 
 

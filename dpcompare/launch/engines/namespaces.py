@@ -13,18 +13,20 @@ from pathlib import Path
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import PollExit, Report
-from dpcompare.launch.engines.hosts import ended
+from dpcompare.launch.engines.hosts import exited
 from dpcompare.launch.rendezvous import Rendezvous
-from dpcompare.results.run_dir import LOGS_DIR
+from dpcompare.results.run_dir import host_log_path
+from dpcompare.system.commands import run_command
 from dpcompare.system.network_namespace import Network, isolated
 from dpcompare.system.processes import die_with_parent
-from dpcompare.system.signals import uninterrupted
+from dpcompare.system.signals import signals_held
 
 MAY_QUEUE = False
 BURST = "256kb"
 """What tc's token bucket lets through at once: more than the largest packet (64 KiB), or nothing would pass."""
 QUEUE = "50ms"
 """How long a packet may wait at the limit before it is dropped."""
+COMMAND_SECONDS = 30.0
 _MOST_NODES = 200
 
 
@@ -41,7 +43,7 @@ def check(config: RunConfig) -> None:
 
 @contextmanager
 def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
-    with ExitStack() as stack:
+    with signals_held(), ExitStack() as stack:
         # Held by processes, not by names: whatever happens to this one, they are gone with it.
         switch = stack.enter_context(isolated())
         _ip(switch, "link add switch type bridge")
@@ -58,8 +60,7 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
                 _in(switch, f"tc qdisc add dev wire{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
         processes = []
         for rank, host in enumerate(hosts):
-            with uninterrupted():  # as where other nodes are launched
-                processes.append(stack.enter_context(ended(_start(host, run_dir, rendezvous, rank))))
+            processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))
 
         def poll_exit() -> str | None:
             statuses = [process.poll() for process in processes]
@@ -86,7 +87,7 @@ def _start(host: Network, run_dir: Path, rendezvous: Rendezvous, rank: int) -> s
         host.enter()
         die_with_parent(parent)
 
-    with (run_dir / LOGS_DIR / f"host{rank}.log").open("ab") as log:
+    with host_log_path(run_dir, rank).open("ab") as log:
         return subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir)),
@@ -105,8 +106,7 @@ def _ip(network: Network, command: str) -> None:
 
 
 def _in(network: Network, command: str) -> None:
-    done = subprocess.run(
-        ["nsenter", f"--net=/proc/{network.pid}/ns/net", *command.split()], capture_output=True, text=True
-    )
+    argv = ["nsenter", f"--net=/proc/{network.pid}/ns/net", *command.split()]
+    done = run_command(argv, seconds=COMMAND_SECONDS)
     if done.returncode:
         raise RequestError(f"--engine namespaces: `{command}` says: {done.stderr.strip()}")

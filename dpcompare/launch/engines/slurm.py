@@ -6,11 +6,10 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +17,16 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import PollExit, Report
 from dpcompare.launch.rendezvous import Rendezvous
-from dpcompare.results.run_dir import LOGS_DIR, end_of
+from dpcompare.results.run_dir import end_of, slurm_log_path
 from dpcompare.system.addresses import local_address
-from dpcompare.system.signals import uninterrupted
+from dpcompare.system.commands import run_command
+from dpcompare.system.processes import kill_groups, wait_for_exit
+from dpcompare.system.signals import signals_held
 
 MAY_QUEUE = True
 SECONDS_BETWEEN_LOOKS = 1.0
+COMMAND_SECONDS = 120.0
+"""How long Slurm may take to answer; its commands give up before, where its controller is away."""
 SECONDS_TO_END = 15.0
 """Until a job that was cancelled is killed: TensorFlow catches SIGTERM."""
 
@@ -137,7 +140,7 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
         f"--nodes={cluster.num_nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={cluster.nodes[0].num_cores}",
-        f"--output={_log(run_dir)}",
+        f"--output={slurm_log_path(run_dir)}",
         "--open-mode=append",
         "--no-requeue",  # who began the run decides whether it begins again
     ]
@@ -158,12 +161,9 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
         return
     job = ""
     try:
-        with uninterrupted():  # or a job might be submitted whose id nobody knows
-            job = (
-                _slurm("sbatch", "--parsable", text=job_script(config, run_dir, rendezvous.attempt.id))
-                .strip()
-                .split(";")[0]
-            )
+        with signals_held():  # or a job might be submitted whose id nobody knows
+            script = job_script(config, run_dir, rendezvous.attempt.id)
+            job = _slurm("sbatch", "--parsable", text=script, interruptible=False).strip().split(";")[0]
         report(f"Slurm job {job} was submitted")
         yield _followed(job, run_dir, report)
         _ended_within(job, SECONDS_TO_END)  # its nodes have ended: it does by itself, unless they did not all
@@ -188,20 +188,17 @@ def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
             report(f"Slurm job {job} is {told}")
         if state in WAITING and HOPELESS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
-        return f"Slurm job {job} has ended: {told}\n{end_of(_log(run_dir))}" if state in ENDED else None
+        return f"Slurm job {job} has ended: {told}\n{end_of(slurm_log_path(run_dir))}" if state in ENDED else None
 
     return poll_exit
 
 
-def _log(run_dir: Path) -> Path:
-    return run_dir / LOGS_DIR / "slurm.log"
-
-
 def _state(job: str) -> tuple[str, str]:
     """Its state and Slurm's reason; COMPLETED where Slurm has forgotten it, which it does some minutes after its end."""
-    answer = subprocess.run(
-        ["scontrol", "--oneliner", "show", "job", job], capture_output=True, text=True, start_new_session=True
-    )
+    try:
+        answer = run_command(["scontrol", "--oneliner", "show", "job", job], seconds=COMMAND_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        return "UNKNOWN", str(error)
     if answer.returncode:
         forgotten = "Invalid job id" in answer.stderr
         return ("COMPLETED" if forgotten else "UNKNOWN", "" if forgotten else answer.stderr.strip())
@@ -214,7 +211,8 @@ def _cancel(job: str, report: Report) -> None:
     for command in (["scancel", job], ["scancel", "--signal=KILL", "--full", job]):
         if _ended_within(job, 0):
             return
-        subprocess.run(command, capture_output=True, start_new_session=True)
+        with suppress(subprocess.TimeoutExpired):
+            run_command(command, seconds=COMMAND_SECONDS, interruptible=False)
         if _ended_within(job, SECONDS_TO_END):
             return
     report(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")
@@ -233,7 +231,7 @@ def _ended_within(job: str, seconds: float) -> bool:
 def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[PollExit]:
     """A step of the allocation that this process is in."""
     soon = f"--immediate={config.start_timeout:.0f}"  # another step may have the cores
-    with _log(run_dir).open("ab") as log:
+    with signals_held() as signals, slurm_log_path(run_dir).open("ab") as log:
         step = subprocess.Popen(
             srun_command(config, run_dir, rendezvous.attempt.id, soon),
             stdin=subprocess.DEVNULL,
@@ -242,22 +240,18 @@ def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[
             start_new_session=True,
         )
 
-    def poll_exit() -> str | None:
-        if step.poll() is None:
-            return None
-        return f"srun has ended with status {step.returncode}\n{end_of(_log(run_dir))}"
+        def poll_exit() -> str | None:
+            if step.poll() is None:
+                return None
+            return f"srun has ended with status {step.returncode}\n{end_of(slurm_log_path(run_dir))}"
 
-    try:
-        yield poll_exit
-    finally:
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                step.send_signal(number)
-            try:
-                step.wait(SECONDS_TO_END)
-                break
-            except subprocess.TimeoutExpired:
-                continue
+        try:
+            yield poll_exit
+        finally:
+            if not wait_for_exit([step], SECONDS_TO_END, signals):
+                step.terminate()
+                if not wait_for_exit([step], SECONDS_TO_END, signals):
+                    kill_groups([step])
 
 
 def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
@@ -270,15 +264,18 @@ def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     return int(os.environ["SLURM_NODEID"]), local_address(described["NodeAddr"])
 
 
-def _slurm(*command: str, text: str | None = None) -> str:
+def _slurm(*command: str, text: str | None = None, interruptible: bool = True) -> str:
     """What a command of Slurm's prints.
 
     Raises:
-        RequestError: it is not there, or says no.
+        RequestError: it is not there, says no, or does not answer.
     """
     if shutil.which(command[0]) is None:
         raise RequestError(f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used")
-    answer = subprocess.run(command, input=text, capture_output=True, text=True, start_new_session=True)
+    try:
+        answer = run_command(command, seconds=COMMAND_SECONDS, text=text, interruptible=interruptible)
+    except subprocess.TimeoutExpired as error:
+        raise RequestError(f"--engine slurm: {error}; expected an answer of Slurm's controller: is it up?") from None
     if answer.returncode:
         raise RequestError(f"--engine slurm: {shlex.join(command)} says: {answer.stderr.strip()}")
     return answer.stdout

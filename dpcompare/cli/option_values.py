@@ -1,0 +1,76 @@
+"""The parsers of option values: lists, steps, settings, interpreters, percentages and times."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Sequence
+
+from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.errors import RequestError
+
+
+def listed(text: str) -> list[str]:
+    """`a, b` as ["a", "b"]."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def parse_augmentations(text: str) -> tuple[str, ...]:
+    """`flip,contrast` as ("flip", "contrast"); `none` as no augmentation."""
+    names = tuple(listed(text))
+    return () if names == ("none",) else names
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """`5:8` as (5, 8)."""
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None:
+        raise RequestError(f"--profile-steps: received {text!r}, expected FIRST:LAST such as 5:8")
+    return int(match[1]), int(match[2])
+
+
+def parse_tuning(pairs: Sequence[str]) -> dict[str, str]:
+    """name -> value of --tune."""
+    chosen = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name or not value:
+            raise RequestError(f"--tune: received {pair!r}, expected NAME=VALUE such as compilation=none")
+        chosen[name] = value
+    return chosen
+
+
+def interpreters(pairs: Sequence[str]) -> dict[str, str]:
+    """framework -> interpreter, from the environment and --python."""
+    chosen = {
+        framework: os.environ[variable]
+        for framework in FRAMEWORKS
+        if (variable := f"DPCOMPARE_{framework.upper()}_PYTHON") in os.environ
+    }
+    for pair in pairs:
+        framework, separator, path = pair.partition("=")
+        if not separator or framework not in FRAMEWORKS or not path:
+            raise RequestError(
+                f"--python: received {pair!r}, expected FRAMEWORK=PATH with FRAMEWORK one of {', '.join(FRAMEWORKS)}"
+            )
+        chosen[framework] = path
+    return chosen
+
+
+def parse_percentage(text: str) -> float:
+    """`2%` as 0.02."""
+    match = re.fullmatch(r"(\d+(\.\d+)?)\s*%", text.strip())
+    if match is None or not 0 < float(match[1]) < 100:
+        raise RequestError(f"--until: received {text!r}, expected a percentage such as 2%")
+    return float(match[1]) / 100
+
+
+def parse_seconds(text: str | None) -> float:
+    """`30m` as 1800.0; no text is no limit."""
+    if text is None:
+        return math.inf
+    match = re.fullmatch(r"(\d+(\.\d+)?)\s*([smh])", text.strip())
+    if match is None or float(match[1]) == 0:
+        raise RequestError(f"--budget: received {text!r}, expected a time such as 90s, 30m or 2h")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[3]]

@@ -1,0 +1,129 @@
+"""The arms of a study: those that were asked for, on every topology that their modes can have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from dpcompare.backends.availability import require_compiler, require_framework, require_mode
+from dpcompare.config.cluster import topology_in_words
+from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.experiments.study import Arm
+from dpcompare.system.devices import installed_gpus, visible_gpus
+
+DEFAULT_REPLICAS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmRequest:
+    """An arm as it was asked for, before its topologies are known."""
+
+    text: str
+    """As a user wrote it, such as `torch:ddp,precision=bfloat16`."""
+    framework: str
+    mode: str
+    changes: str
+    """The end of its name: the options that differ from those of all arms, such as ` precision=bfloat16`."""
+    device: str
+    """auto, cpu, gpu or tpu."""
+    stages: int | None
+    """Devices per replica; None: as the mode usually has."""
+    build: Callable[[int, int], RunConfig]
+    """From (nodes, devices per node) to the config; raises RequestError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """An arm that is left out."""
+
+    reason: str
+    """Of one line, with the text of the arm."""
+    is_wrong: bool
+    """False: this machine or a topology lacks what the mode needs. True: its options make no run."""
+
+
+def expand_arms(
+    requests: Sequence[ArmRequest],
+    nodes: Sequence[int] | None,
+    devices_per_node: Sequence[int] | None,
+    pythons: Mapping[str, str],
+) -> tuple[tuple[Arm, ...], list[Refusal]]:
+    """The arms that can run here, each on all of its topologies, and the refusals of the others.
+
+    Args:
+        requests: arms as they were asked for.
+        nodes: numbers of nodes to try; None with None of the next: a few replicas on one topology.
+        devices_per_node: numbers of devices per node to try with each.
+        pythons: framework -> interpreter, where it is not this one.
+
+    Raises:
+        RequestError: two arms have the same name.
+    """
+    missing = _missing_frameworks(requests, pythons)
+    arms: dict[str, Arm] = {}
+    refusals = []
+    for request in requests:
+        if request.framework in missing:
+            refusals.append(Refusal(reason=f"{request.text}: {missing[request.framework]}", is_wrong=False))
+            continue
+        topologies = _topologies(request, nodes, devices_per_node)
+        if not topologies:
+            reason = f"{request.text}: none of the topologies asked for suits this mode"
+            refusals.append(Refusal(reason=reason, is_wrong=False))
+        for topology in topologies:
+            try:
+                arm = _arm(request, *topology)
+            except RequestError as error:
+                reason = f"{request.text} on {topology_in_words(*topology)}: {error}"
+                refusals.append(Refusal(reason=reason, is_wrong=True))
+                continue
+            if arm.name in arms:
+                raise RequestError(
+                    f"--arm: received {arm.name} twice; expected each arm once, or arms that differ in an option"
+                )
+            arms[arm.name] = arm
+    return tuple(arms.values()), refusals
+
+
+def _missing_frameworks(requests: Sequence[ArmRequest], pythons: Mapping[str, str]) -> dict[str, str]:
+    """framework -> why it cannot be used here."""
+    missing = {}
+    for framework in {request.framework for request in requests} & FRAMEWORKS.keys():
+        try:
+            require_framework(framework, **({"python": pythons[framework]} if framework in pythons else {}))
+        except RequestError as error:
+            missing[framework] = str(error)
+    return missing
+
+
+def _arm(request: ArmRequest, num_nodes: int, devices_per_node: int) -> Arm:
+    config = request.build(num_nodes, devices_per_node)
+    require_compiler(config.tuning)
+    require_mode(request.framework, request.mode, config.python)
+    name = f"{request.framework} {request.mode} {num_nodes}x{devices_per_node}{request.changes}"
+    return Arm(name=name, config=config)
+
+
+def _topologies(
+    request: ArmRequest, nodes: Sequence[int] | None, devices_per_node: Sequence[int] | None
+) -> list[tuple[int, int]]:
+    """(nodes, devices per node) of an arm: what was asked for as far as the mode can have it."""
+    mode = MODES.get((request.framework, request.mode))
+    if mode is None or not mode.multi_device:
+        return [(1, 1)]  # an unknown mode is refused with its name when its config is built
+    if nodes is None and devices_per_node is None:
+        return [_default_topology(request)]
+    pairs = [(n, d) for n in nodes or (1,) for d in devices_per_node or (1,)]
+    return [(n, d) for n, d in pairs if n == 1 or mode.multi_node]
+
+
+def _default_topology(request: ArmRequest) -> tuple[int, int]:
+    mode = MODES[request.framework, request.mode]
+    if mode.split == "over processes":
+        return 1, request.stages or mode.default_stages
+    replicas = DEFAULT_REPLICAS
+    if request.device != "cpu" and (gpus := visible_gpus(installed_gpus())):
+        replicas = min(replicas, len(gpus))
+    return (replicas + len(mode.roles), request.stages or 1) if mode.multi_node else (1, replicas)

@@ -1,0 +1,63 @@
+"""The series of one process: what it measured, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dpcompare.results.events import Evaluated, Event, Ready, StepsTrained
+
+
+class ProcessSeries:
+    """What one process measured in the present attempt; every list has one entry per step."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.losses: list[float] = []
+        """Sums over the samples of this process."""
+        self.global_counts: list[int] = []
+        self.step_seconds: list[float] = []
+        self.data_seconds: list[float] = []
+        self.host_overhead_seconds: list[float] = []
+        self.joules: list[float] = []
+        """Fewer entries than steps where devices have no counter."""
+        self.evaluations: list[Evaluated] = []
+        """One entry per evaluation."""
+        self.first_step = 0
+        """Steps trained before this attempt."""
+        self.num_steps = 0
+        """Steps trained in all attempts together."""
+        self.first_step_at: float | None = None
+        """When the first step of this attempt was logged, seconds since the epoch."""
+        for event in events:
+            match event:
+                case Ready():
+                    self.first_step = self.num_steps = event.first_step
+                case StepsTrained():
+                    self._add(event)
+                case Evaluated():
+                    self.evaluations.append(event)
+
+    def _add(self, event: StepsTrained) -> None:
+        self.first_step_at = self.first_step_at or event.time
+        self.num_steps = event.step
+        self.losses += event.losses
+        self.global_counts += event.global_counts
+        self.step_seconds += event.step_seconds
+        self.data_seconds += event.data_seconds
+        self.host_overhead_seconds += event.host_overhead_seconds
+        self.joules += event.joules or ()
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether the energy of every step was counted."""
+        return len(self.joules) == len(self.step_seconds)
+
+    def durations(self, steps: slice, *, asynchronous: bool) -> list[float]:
+        """The seconds that each of some steps took.
+
+        A step of an asynchronous mode returns before it is made. What it takes is waited for between two steps, where
+        losses are read, so the time before a step counts as its part.
+        """
+        seconds = self.step_seconds[steps]
+        if not asynchronous:
+            return seconds
+        return [sum(pair) for pair in zip(seconds, self.host_overhead_seconds[steps], strict=True)]

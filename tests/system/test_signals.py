@@ -1,0 +1,82 @@
+"""Signals that are held back, and commands that they end."""
+
+import os
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+
+from dpcompare.system.commands import run_command
+from dpcompare.system.signals import signals_held, terminated_as_interrupted
+
+
+def test_a_held_signal_is_handled_where_it_is_delivered():
+    with signals_held() as signals:
+        signal.raise_signal(signal.SIGINT)
+        assert signals.is_interrupted
+        with pytest.raises(KeyboardInterrupt):
+            signals.deliver()
+        assert not signals.is_interrupted
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_nobody_asked_for_is_handled_at_the_end(number):
+    steps = []
+
+    def interrupted():
+        with terminated_as_interrupted(), signals_held():
+            with signals_held():
+                signal.raise_signal(number)
+            steps.append("the end of the inner context")
+
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert steps == ["the end of the inner context"]
+    assert signal.getsignal(number) == before
+
+
+def test_a_handler_of_the_user_is_called_late_and_kept():
+    came = []
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: came.append(number))
+    try:
+        with signals_held() as signals:
+            signal.raise_signal(signal.SIGUSR1)
+            assert (came, signals.is_interrupted) == ([], False)
+        assert came == [signal.SIGUSR1]
+        signal.raise_signal(signal.SIGUSR1)
+        assert len(came) == 2
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_in_another_thread_signals_stay_with_the_main_one():
+    held = []
+
+    def hold():
+        with terminated_as_interrupted(), signals_held() as signals:
+            held.append(signals.is_interrupted)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    thread.join()
+    assert held == [False]
+
+
+def test_a_command_gets_its_input_and_gives_its_output():
+    text = "x" * 1_000_000
+    assert run_command(["cat"], seconds=30, text=text).stdout == text
+    assert run_command(["sh", "-c", "echo wrong >&2; exit 3"], seconds=30).returncode == 3
+
+
+def test_a_command_is_killed_at_its_limit_and_by_an_interruption():
+    start = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_command(["sleep", "60"], seconds=0.1)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_command(["sleep", "60"], seconds=50)
+    assert time.monotonic() - start < 30
