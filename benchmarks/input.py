@@ -163,7 +163,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
     parser.add_argument("--image-size", type=int, action="append")
-    parser.add_argument("--enlarge", type=int, action="append", help="so many times as wide and high; default: 1 and 6")
+    parser.add_argument(
+        "--enlarge", type=int, action="append", help="how many times as wide and high; default: 1 and 6"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=[*OVER_FILES, *OVER_STORE], help="one contestant, once, in this process")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")

@@ -87,7 +87,7 @@ def slowdown(folder: Path, rounds: int) -> Iterator[Line]:
     slow = interpreter_with(folder / "python", "dpcompare.backends.torch.backend", SLOW_STEP)
     shown = compared(folder / "study", [arm("unharmed"), arm("slower", slow)], rounds)
     made = shown.claims[0]
-    # The delay is that share of what a step computes; it waits for its data as before.
+    # The delay is that fraction of what a step computes; it waits for data as before.
     truth = 1 + SLOWER * (1 - (shown.arms[0].data_wait_fraction or 0.0))
     found = made.outcome == "faster" and made.low is not None and made.low <= truth <= (made.high or 0.0)
     yield (

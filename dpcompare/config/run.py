@@ -33,7 +33,7 @@ class Inputs(BaseModel):
     weights: Path
     weights_sha256: str
     classifier: str = "drawn"
-    """`drawn`, or `from file` where a file of initial weights brought one for as many classes."""
+    """`drawn`, or `from file` where a file of initial weights has one for the same number of classes."""
     num_classes: int
     num_train: int
     num_validation: int
@@ -195,7 +195,7 @@ def _stages(config: RunConfig) -> Iterator[str]:
     if config.pipeline_schedule == "1f1b" and micro_batches < stages:
         yield (
             f"pipeline_schedule: received 1f1b with {micro_batches} micro-batches and {stages} stages; expected "
-            "as many micro-batches at least, or gpipe"
+            "at least as many micro-batches, or gpipe"
         )
     if per_node % stages:
         yield (

@@ -392,10 +392,10 @@ def _but_micro_batches(config: RunConfig) -> str:
 def _parts(arm: ArmRuns) -> dict[str, Any]:
     """The parts of a mean step, in milliseconds; medians over the rounds."""
     runs = [run for run in arm.completed if run.step_seconds]
-    whole = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
-    if whole is None:
+    step_ms = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
+    if step_ms is None:
         return {"step_parts_ms": {}, "communication_ms": None}
-    waiting = whole * (_median([run.data_wait_fraction for run in runs]) or 0.0)
+    waiting = step_ms * (_median([run.data_wait_fraction for run in runs]) or 0.0)
     parts = {"waiting for data": waiting}
     # Paired within the rounds, as ratios of speeds are.
     differences = [
@@ -406,7 +406,7 @@ def _parts(arm: ArmRuns) -> dict[str, Any]:
     communication = _median(differences)
     if communication is not None:
         parts["communication"] = max(0.0, communication)
-    parts["computing"] = max(0.0, whole - sum(parts.values()))
+    parts["computing"] = max(0.0, step_ms - sum(parts.values()))
     between = _median([run.host_overhead_seconds for run in runs])
     if between is not None:
         parts["other"] = 1000 * between

@@ -150,7 +150,7 @@ class Row:
 
 
 def shown(value: Any) -> str:
-    """A value as people read it: of a checksum, which nobody reads whole, the beginning."""
+    """A value as people read it: of a checksum only the beginning."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
     text = str(value)

@@ -156,7 +156,7 @@ def _variants() -> Iterator[tuple[str, str, Variant]]:
 
 
 def _contender(framework: str, variant: Variant, num_replicas: int) -> Contender | None:
-    """A variant with this many replicas, on two nodes where that is possible; None where it cannot have so many."""
+    """A variant with this many replicas, on two nodes where that is possible; None where it cannot have this many."""
     row = MODES[framework, variant.mode]
     if row.roles:
         if num_replicas > 1:  # asynchronous: one worker alone computes what others do
