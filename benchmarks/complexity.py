@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,14 @@ from PIL import Image
 
 from benchmarks.sections import commit, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
-from dpcompare.backends.base import Backend, State
+from dpcompare.backends.base import Backend
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.study import Arm, Study, open_study
+from dpcompare.models.state import TrainingState
 from dpcompare.results.events import EventLog, EventTail
 from dpcompare.results.result import RunResult, StepSeconds
 from dpcompare.training.loop import train
@@ -110,16 +112,15 @@ class Nothing(Backend):
 
     def setup(self) -> None: ...
     def barrier(self) -> None: ...
-    def synchronize(self) -> None: ...
+    def synchronize(self, *, drain: bool = False) -> None: ...
     def teardown(self) -> None: ...
-    def load_state(self, state: State) -> None: ...
-    def load_optimizer_state(self, slots: State, steps_taken: int) -> None: ...
+    def load_state(self, state: TrainingState) -> None: ...
 
-    def state(self) -> State:
-        return {}
+    def state(self) -> TrainingState:
+        return TrainingState(model={}, optimizer={}, step=0)
 
-    def optimizer_state(self) -> State:
-        return {}
+    def profile(self, path: Path) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
         return prefetch(batches, lambda batch: DeviceBatch(
@@ -134,12 +135,6 @@ class Nothing(Backend):
 
     def read(self, handles: Sequence[Any]) -> Any:
         return np.array(handles, np.float64)
-
-    def logits(self, batch: DeviceBatch, *, training: bool) -> Any:
-        raise NotImplementedError
-
-    def to_host(self, batch: DeviceBatch) -> Any:
-        raise NotImplementedError
 
 
 def run_of(num_steps: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The two ways in which dpcompare says no: a wrong request (nothing was started) and a failed run."""
+"""The two errors of dpcompare: a request that cannot be carried out (nothing was started) and a failed run."""
 
 from __future__ import annotations
 

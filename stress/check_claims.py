@@ -42,14 +42,14 @@ def inject(module):
 SLOW_EXCHANGE = f"""
 def inject(module):
     import contextlib, time
-    exchanging = module.DistributedDataParallel.exchanging
+    gradient_sync = module.DistributedDataParallel.gradient_sync
     @contextlib.contextmanager
-    def delayed(self, gradients):
-        with exchanging(self, gradients):
+    def delayed(self, *, enabled):
+        with gradient_sync(self, enabled=enabled):
             yield
             if self.config.sync_gradients:
                 time.sleep({DELAY_SECONDS})
-    module.DistributedDataParallel.exchanging = delayed
+    module.DistributedDataParallel.gradient_sync = delayed
 """
 
 

@@ -275,7 +275,7 @@ def damage(change: Callable[[bytes], bytes], says: str) -> Callable[[Trial], str
     def break_newest(trial: Trial) -> str:
         newest = checkpoint_paths(trial.run_dir)[0]
         newest.write_bytes(change(newest.read_bytes()))
-        return rf"{newest.name}' cannot be used: .*{says}.*going on from step-"
+        return rf"{newest.name}' cannot be used: .*{says}.*resuming from step-"
 
     return break_newest
 

@@ -16,6 +16,9 @@ import pytest
 from PIL import Image
 
 from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.launch.local import launch
+from tests.support.runs import SharedRuns, turn
+from tests.support.warm import WarmLauncher
 
 SECONDS_TO_BE_GONE = 5
 CLOTHING = Path(__file__).parents[2] / "shared" / "datasets" / "clothing"
@@ -30,6 +33,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} not installed (extra {framework})"))
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+
+
+@pytest.fixture(scope="session")
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of a session share: pytest-xdist gives each of its workers one below it."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(autouse=True)
+def _alone_where_asked(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[None]:
+    """A test marked `alone`, which measures time, has none beside it."""
+    with turn(session_folder, alone=request.node.get_closest_marker("alone") is not None):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,7 +79,37 @@ def _children() -> set[int]:
     found = {os.getpid()}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return found - {os.getpid()}
+    stay = {os.getpid()}.union(*(launcher.pids for launcher in WARM_LAUNCHERS))
+    return found - stay
+
+
+WARM_LAUNCHERS: list[WarmLauncher] = []
+"""Whose own processes last for the session; what forks from them must end."""
+
+
+@pytest.fixture(scope="session")
+def warm_launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmLauncher]:
+    WARM_LAUNCHERS.append(WarmLauncher(tmp_path_factory.mktemp("warm")))
+    yield WARM_LAUNCHERS[0]
+    WARM_LAUNCHERS.pop().close()
+
+
+@pytest.fixture(scope="session")
+def run_once(session_folder: Path) -> SharedRuns:
+    """Runs that are launched as a user's are."""
+    return SharedRuns(session_folder / "launched", launch)
+
+
+@pytest.fixture(scope="session")
+def train_once(session_folder: Path, warm_launcher: WarmLauncher) -> SharedRuns:
+    """Runs of which only what they train is the point; their processes need not import a framework."""
+    return SharedRuns(session_folder / "warm", warm_launcher.launch)
+
+
+@pytest.fixture
+def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process runs is trained in processes that need not import a framework first."""
+    monkeypatch.setattr("dpcompare.launch.run.launch", warm_launcher.launch)
 
 
 def _environment() -> dict[str, str]:

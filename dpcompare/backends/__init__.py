@@ -1,4 +1,4 @@
-"""Backends: each framework's own way of training, behind one door, `load_backend`."""
+"""Backends: the ways in which each framework trains, behind one door, `load_backend`."""
 
 from __future__ import annotations
 

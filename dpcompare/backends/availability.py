@@ -1,4 +1,4 @@
-"""What a mode needs of an environment, and whether it is there."""
+"""The requirements of a mode on its environment: packages, compiler, devices."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.errors import RequestError
+from dpcompare.system.commands import run_command
 
 
 def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
@@ -30,9 +31,8 @@ def _missing(framework: str, packages: Sequence[str], python: str) -> list[str]:
     code = "import sys\nfrom importlib.util import find_spec\nprint(*[p for p in sys.argv[1:] if not find_spec(p)])"
     try:
         # -P: a folder named like a framework in the current directory is not the framework.
-        answer = subprocess.run(
-            [python, "-P", "-c", code, *packages], capture_output=True, text=True, timeout=60, check=True
-        )
+        answer = run_command([python, "-P", "-c", code, *packages], seconds=60)
+        answer.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise RequestError(
             f"the interpreter {python!r} for {framework} cannot be used: {error}; expected the path of a Python 3.11 "
@@ -46,8 +46,8 @@ def require_compiler(tuning: Mapping[str, str]) -> None:
     compiler = os.environ.get("CXX", "g++")  # as torch looks for it
     if tuning.get("compilation") == "torch.compile" and not shutil.which(compiler):
         raise RequestError(
-            f"torch.compile needs a C++ compiler, and {compiler!r} is not found; install one (such as g++, with Python's headers), "
-            "name it in CXX, or do without: --tune compilation=none"
+            f"torch.compile needs a C++ compiler, and {compiler!r} is not found; install one (such as g++, with "
+            "Python's headers), name it in CXX, or do without: --tune compilation=none"
         )
 
 
@@ -69,8 +69,8 @@ def require_mode(framework: str, mode: str, python: str = sys.executable) -> Non
         and not any(Path("/dev").glob("accel*"))
     ):
         raise RequestError(
-            f"{framework} {mode} is not usable: there is no TPU here (no /dev/accel*, and TPU_NAME is not set); expected a TPU "
-            "machine, or the name of a TPU in TPU_NAME"
+            f"{framework} {mode} is not usable: there is no TPU here (no /dev/accel*, and TPU_NAME is not set); "
+            "expected a TPU machine, or the name of a TPU in TPU_NAME"
         )
     if missing := _missing(framework, MODES[framework, mode].packages, python):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""The tensors of a custom model, asked of a process of its own: `python -m dpcompare.backends.custom_model`."""
+"""The shapes of a custom model's tensors, found in a separate process: `python -m dpcompare.backends.custom_model`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from dpcompare.errors import RequestError
 def tensor_shapes(
     model: str, framework: str, python: str, image_size: int, num_classes: int
 ) -> dict[str, tuple[int, ...]]:
-    """Framework-neutral name -> shape of every tensor of an own model, as it is in a framework; asked of a process of its own.
+    """Framework-neutral name -> shape of every tensor of a custom model, as it is in a framework.
+
+    A separate process builds and tries the model, so that this one loads no framework.
+
+    Args:
+        model: `package.module:NAME`.
+        framework: torch or tensorflow.
+        python: the interpreter whose environment holds the framework.
+        image_size: in pixels.
+        num_classes: of the dataset.
 
     Raises:
         RequestError: there is no such model, or it gives something else than logits.
@@ -31,17 +40,17 @@ def tensor_shapes(
     )
     last = (done.stdout.splitlines() or [""])[-1]
     try:
-        told = json.loads(last)
+        described = json.loads(last)
     except ValueError:
         raise RequestError(f"model: {model!r} failed in {framework}:\n{done.stderr.rstrip()[-2000:]}") from None
-    if "error" in told:
-        raise RequestError(told["error"])
-    shapes = {name: tuple(shape) for name, shape in told["shapes"].items()}
+    if "error" in described:
+        raise RequestError(described["error"])
+    shapes = {name: tuple(shape) for name, shape in described["shapes"].items()}
     kinds = (".weight", ".bias", ".running_mean", ".running_var")
     if strange := [name for name, shape in shapes.items() if not name.endswith(kinds) or len(shape) not in (1, 2, 4)]:
         raise RequestError(
-            f"model: {model!r} has tensors for which there is no rule of initial values: {', '.join(strange)}; expected those of "
-            "convolutions of images, dense layers and BatchNorm"
+            f"model: {model!r} has tensors for which there is no rule of initial values: {', '.join(strange)}; "
+            "expected those of convolutions of images, dense layers and BatchNorm"
         )
     return shapes
 

@@ -27,8 +27,10 @@ class Mode:
     spawnable: bool = False
     """Whether its processes may also be started from inside a program, by torch.multiprocessing."""
     process_per: Literal["node", "device"] = "node"
-    split: Literal["in process", "over processes"] | None = None
-    """Whether a replica can be split into stages on several devices, and where they are."""
+    stage_placement: Literal["in process", "over processes"] | None = None
+    """Whether a replica can be split into stages on several devices, and whether one process has them all."""
+    shards_parameters: bool = False
+    """Whether each process keeps a shard of the parameters, for which torch has no fused SGD kernel."""
     multi_device: bool = True
     multi_node: bool = False
     collective: Mapping[str, str] = field(default_factory=dict)
@@ -36,11 +38,11 @@ class Mode:
     sync_batchnorm_on: frozenset[str] = frozenset({"cpu", "gpu"})
     """Device types where BatchNorm can use the batch of all replicas."""
     gradient_sync_separable: bool = True
-    """Whether a step can be made without the exchange of gradients, to measure what it costs."""
+    """Whether a step can be made without gradient sync, to measure what that costs."""
     roles: tuple[str, ...] = ()
     """What the first nodes are where they hold no replica: TensorFlow's names of their tasks."""
-    only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Field of a workload -> the values that it can have, where that is not all."""
+    supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Field of a workload -> the values that it can have, where not all are supported."""
     emulated_on: frozenset[str] = frozenset()
     """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
     device_types: frozenset[str] = frozenset({"cpu", "gpu"})
@@ -54,12 +56,17 @@ class Mode:
     @property
     def default_stages(self) -> int:
         """Devices that a replica is split over where no number was asked for."""
-        return 2 if self.split == "over processes" else 1
+        return 2 if self.is_pipeline else 1
 
     @property
     def default_device(self) -> str | None:
         """The device type of a mode that has but one; None where there is a choice."""
         return next(iter(self.device_types)) if len(self.device_types) == 1 else None
+
+    @property
+    def is_pipeline(self) -> bool:
+        """Whether the stages of each replica are in several processes, which pass micro-batches on."""
+        return self.stage_placement == "over processes"
 
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -85,39 +92,40 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="torch.nn.DataParallel: one process drives the devices of one node",
         collective={"cpu": "threads", "gpu": "nccl"},
         gradient_sync_separable=False,  # gradients of all replicas flow into one model in the backward pass itself
-        sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot meet in their forward pass
+        sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot communicate in their forward pass
         emulated_on=frozenset({"cpu"}),
     ),
     ("torch", "ddp"): _under_torchrun(
         target="torch.ddp:DistributedDataParallel",
         summary="DistributedDataParallel under torchrun: one process per device, any number of nodes",
         spawnable=True,
-        split="in process",
+        stage_placement="in process",
     ),
     ("torch", "fsdp"): _under_torchrun(
         target="torch.fsdp:FullyShardedDataParallel",
         summary="fully_shard (FSDP2) under torchrun: one process per device, which keeps a part of the parameters",
         spawnable=True,
-        gradient_sync_separable=False,  # parts of gradients are all that the optimizer of a process can use
+        shards_parameters=True,
+        gradient_sync_separable=False,  # the optimizer of a process can only use shards of summed gradients
         by_default=False,
     ),
     ("torch", "pipeline"): _under_torchrun(
         target="torch.pipeline:Pipeline",
         summary="torch.distributed.pipelining: each replica's layers in several processes, micro-batches passed along",
         spawnable=True,
-        split="over processes",
-        gradient_sync_separable=False,  # what stages send each other is the training itself
+        stage_placement="over processes",
+        gradient_sync_separable=False,  # what stages send each other is part of training itself
         by_default=False,
     ),
     ("torch", "fabric"): _under_torchrun(
         target="torch.fabric:Fabric",
-        summary="Lightning Fabric around DistributedDataParallel: the same, to tell what the wrapper costs",
+        summary="Lightning Fabric around DistributedDataParallel: the same, to measure what the wrapper costs",
         by_default=False,
         packages=("lightning",),
     ),
     ("torch", "accelerate"): _under_torchrun(
         target="torch.accelerate:Accelerate",
-        summary="Hugging Face Accelerate around DistributedDataParallel: the same, to tell what the wrapper costs",
+        summary="Hugging Face Accelerate around DistributedDataParallel: the same, to measure what the wrapper costs",
         by_default=False,
         packages=("accelerate",),
     ),
@@ -144,16 +152,16 @@ MODES: dict[tuple[str, str], Mode] = {
         launch="tf_config",
         multi_node=True,
         roles=("chief", "ps"),
-        only={"accumulate": (1,), "batchnorm": ("local",)},
+        supported_values={"accumulate": (1,), "batchnorm": ("local",)},
         collective={"cpu": "grpc", "gpu": "grpc"},
         gradient_sync_separable=False,  # the parameters are elsewhere
         by_default=False,
     ),
     ("tensorflow", "keras-fit"): Mode(
         target="tensorflow.keras_fit:KerasFit",
-        summary="Keras's own fit under MirroredStrategy, to tell what it costs",
-        # Keras keeps the learning rate inside SGD's momentum, and adds up micro-batches by a rule of its own.
-        only={"optimizer": ("adam",), "accumulate": (1,)},
+        summary="Keras's own fit under MirroredStrategy, to measure what it costs",
+        # Keras keeps the learning rate inside SGD's momentum, and accumulates micro-batches by another rule.
+        supported_values={"optimizer": ("adam",), "accumulate": (1,)},
         collective={"cpu": "ring", "gpu": "nccl"},
         gradient_sync_separable=False,
         unverifiable="Keras rounds the constants of its optimizers to float32, also in a float64 run",
@@ -162,7 +170,7 @@ MODES: dict[tuple[str, str], Mode] = {
     ("tensorflow", "tpu"): Mode(
         target="tensorflow.tpu:Tpu",
         summary="TPUStrategy: one process that drives the cores of a TPU; never run by dpcompare's authors",
-        only={"precision": ("float32", "bfloat16")},
+        supported_values={"precision": ("float32", "bfloat16")},
         device_types=frozenset({"tpu"}),
         collective={"tpu": "interconnect"},
         sync_batchnorm_on=frozenset({"tpu"}),
@@ -174,5 +182,5 @@ MODES: dict[tuple[str, str], Mode] = {
 
 
 def modes_by_default() -> list[tuple[str, str]]:
-    """(framework, mode) of those that are taken where none is named."""
+    """(framework, mode) of the modes that `compare` takes where none is named."""
     return [key for key, row in MODES.items() if row.by_default]

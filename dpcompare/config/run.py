@@ -173,19 +173,20 @@ def _roles(config: RunConfig) -> Iterator[str]:
 
 def _stages(config: RunConfig) -> Iterator[str]:
     row, stages, model = config.mode_row, config.stages, config.workload.model
-    over_processes = row.split == "over processes"
-    if config.pipeline_schedule and not over_processes:
+    if config.pipeline_schedule and not row.is_pipeline:
         yield (
             f"pipeline_schedule: received {config.pipeline_schedule} with {config.framework} {config.mode}; "
             "expected torch pipeline"
         )
         return
     if stages == 1:
-        if over_processes:
+        if row.is_pipeline:
             yield f"stages: received 1 with mode {config.mode}; expected at least 2"
         return
-    if row.split is None:
-        splitting = ", ".join(f"{framework} {mode}" for (framework, mode), other in MODES.items() if other.split)
+    if row.stage_placement is None:
+        splitting = ", ".join(
+            f"{framework} {mode}" for (framework, mode), other in MODES.items() if other.stage_placement
+        )
         yield (
             f"stages: received {stages} with {config.framework} {config.mode}; "
             f"expected 1, or one of the modes {splitting}"
@@ -228,12 +229,15 @@ def _devices(config: RunConfig) -> Iterator[str]:
 def _settings(config: RunConfig) -> Iterator[str]:
     row, workload = config.mode_row, config.workload
     yield from problems_of(config.framework, config.mode, workload.profile, config.tune)
-    for name, values in row.only.items():
+    for name, values in row.supported_values.items():
         if (received := getattr(workload, name)) not in values:
             expected = " or ".join(map(str, values))
             yield f"{name}: received {received} with mode {config.mode}, which can have {expected} only"
-    if config.mode == "fsdp" and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
-        yield "tune: received optimizer_kernels=fused with mode fsdp and sgd, for whose shared tensors torch has none; expected foreach"
+    if row.shards_parameters and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
+        yield (
+            f"tune: received optimizer_kernels=fused with mode {config.mode} and sgd, for whose sharded tensors torch has "
+            "none; expected foreach"
+        )
     if workload.batchnorm == "sync" and config.cluster.device_type not in row.sync_batchnorm_on:
         yield (
             f"batchnorm: received sync, which mode {config.mode} of {config.framework} cannot do on "

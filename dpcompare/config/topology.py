@@ -23,7 +23,7 @@ class Topology:
         """Processes that each node runs: one, or one per device, or one per replica that has its devices in process."""
         if self.mode.process_per == "node":
             return 1
-        return self.cluster.devices_per_node // (self.stages if self.mode.split == "in process" else 1)
+        return self.cluster.devices_per_node // (self.stages if self.mode.stage_placement == "in process" else 1)
 
     @property
     def num_processes(self) -> int:

@@ -375,7 +375,7 @@ def _rounds_shown(arm: ArmRuns) -> list[Round]:
 
 def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
     """Name of each arm's pipeline: the same where arms differ in their micro-batches alone; None: it has none."""
-    piped = [arm for arm in arms if arm.config.mode_row.split == "over processes"]
+    piped = [arm for arm in arms if arm.config.mode_row.is_pipeline]
     called: dict[str, str] = {}
     for arm in piped:
         config = arm.config

@@ -121,7 +121,7 @@ def _topologies(
 
 def _default_topology(request: ArmRequest) -> tuple[int, int]:
     mode = MODES[request.framework, request.mode]
-    if mode.split == "over processes":
+    if mode.is_pipeline:
         return 1, request.stages or mode.default_stages
     replicas = DEFAULT_REPLICAS
     if request.device != "cpu" and (gpus := visible_gpus(installed_gpus())):

@@ -71,9 +71,7 @@ def known_modes(model: str) -> list[str]:
     """All that can be verified with a model; a custom one cannot be split into stages."""
     unsplit_only = is_custom(model)
     modes = [
-        mode
-        for (_, mode), row in MODES.items()
-        if not row.unverifiable and not (unsplit_only and row.split == "over processes")
+        mode for (_, mode), row in MODES.items() if not row.unverifiable and not (unsplit_only and row.is_pipeline)
     ]
     variants = [name for name, variant in VARIANTS.items() if not (unsplit_only and variant.stages > 1)]
     return [*dict.fromkeys(modes), *variants]
@@ -149,7 +147,7 @@ def usable_contenders(frameworks: Sequence[str], modes: Sequence[str], num_repli
 def _variants() -> Iterator[tuple[str, str, Variant]]:
     """Framework and name of each mode and variant; a mode itself is the variant that has the mode's name."""
     for (framework, mode), row in MODES.items():
-        yield framework, mode, Variant(mode=mode, stages=2 if row.split == "over processes" else 1)
+        yield framework, mode, Variant(mode=mode, stages=2 if row.is_pipeline else 1)
         for name, variant in VARIANTS.items():
             if variant.mode == mode:
                 yield framework, name, variant
@@ -234,7 +232,7 @@ def _accumulation(frameworks: Sequence[str], modes: Sequence[str], replicas: Seq
     """One batch, the same in 2 micro-batches, and on 2 replicas, with a model without BatchNorm."""
     workload = _workload("mlp", "sgd", precision, quick=False)
     singles = usable_contenders(frameworks, modes, 1)
-    accumulating = [one for one in singles if "accumulate" not in MODES[one.framework, one.mode].only]
+    accumulating = [one for one in singles if "accumulate" not in MODES[one.framework, one.mode].supported_values]
     in_parts = tuple(replace(one, accumulate=2) for one in accumulating)
     several = usable_contenders(frameworks, modes, 2) if 2 in replicas else ()
     return Group(workload=workload, contenders=(*singles, *in_parts, *several), kind="accumulation")

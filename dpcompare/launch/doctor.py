@@ -1,4 +1,4 @@
-"""`dpcompare doctor`: what of this machine and its environments would break a run, and what belongs into a bug report."""
+"""The diagnosis of `dpcompare doctor`: what would break a run on this machine, and what belongs in a bug report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -25,6 +24,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.run import run
 from dpcompare.system.commands import run_command
+from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
 
@@ -50,7 +50,7 @@ class Finding:
 
 
 def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> Iterator[Finding]:
-    """Everything that can be told without a run, then a tiny run of every mode.
+    """Everything that can be found without a run, then a tiny run of every mode.
 
     Args:
         interpreters: framework -> interpreter of its environment, where it is not this one.
@@ -78,7 +78,7 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
             for pair in combinations(gpus, 2) if len(gpus) > 2 else ():
                 cluster = Cluster.partition(1, 2, gpus=list(pair))
                 yield trial(
-                    "torch", "ddp", cluster, interpreters, name=f"exchange between GPUs {pair[0]} and {pair[1]}"
+                    "torch", "ddp", cluster, interpreters, name=f"all-reduce between GPUs {pair[0]} and {pair[1]}"
                 )
 
 
@@ -142,7 +142,7 @@ def _framework(framework: str, python: str) -> Iterator[Finding]:
     try:
         answer = run_command([python, "-P", "-c", _ASK, *packages], seconds=60)
         answer.check_returncode()
-        told = json.loads(answer.stdout)
+        reported = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield Finding(
             name=framework,
@@ -151,14 +151,14 @@ def _framework(framework: str, python: str) -> Iterator[Finding]:
             remedy=f"name one that holds dpcompare[{framework}] with --python {framework}=PATH",
         )
         return
-    yield from judge_versions(framework, packages, told["versions"], python)
-    if told["claimed_twice"]:
+    yield from judge_versions(framework, packages, reported["versions"], python)
+    if reported["claimed_twice"]:
         yield Finding(
             name=f"{framework} CUDA wheels",
             status="problem",
-            found=f"the same files belong to {'; '.join(told['claimed_twice'])}",
-            remedy="the one installed last has overwritten the other: give each framework an environment of its own and "
-            "name it with --python FRAMEWORK=PATH",
+            found=f"the same files belong to {'; '.join(reported['claimed_twice'])}",
+            remedy="the one installed last has overwritten the other: give each framework an environment of its own "
+            "and name it with --python FRAMEWORK=PATH",
         )
 
 
@@ -196,7 +196,7 @@ def _gpus(gpus: Sequence[str]) -> Iterator[Finding]:
         listing = run_command(command, seconds=30)
         listing.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
-        yield Finding(name="GPUs in use", status="note", found=f"cannot be told: {error}")
+        yield Finding(name="GPUs in use", status="note", found=f"unknown: {error}")
         return
     if answer := listing.stdout.strip():
         yield Finding(
@@ -208,7 +208,7 @@ def _gpus(gpus: Sequence[str]) -> Iterator[Finding]:
 
 
 def _two_replicas(framework: str, mode: str, device: str, gpus: Sequence[str]) -> Cluster:
-    """The smallest cluster on which a mode exchanges anything; one replica where there is one GPU, or for `single`."""
+    """The smallest cluster on which a mode communicates; one replica where there is one GPU, or for `single`."""
     row = MODES[framework, mode]
     replicas = min(2, len(gpus) or 2) if row.multi_device else 1
     nodes = replicas if row.multi_node else 1
@@ -218,10 +218,10 @@ def _two_replicas(framework: str, mode: str, device: str, gpus: Sequence[str]) -
 def trial(
     framework: str, mode: str, cluster: Cluster, interpreters: Mapping[str, str], *, name: str | None = None
 ) -> Finding:
-    """Two steps of a tiny model, gradients exchanged by all-reduce, with a time limit."""
+    """Two steps of a tiny model, gradients synchronized where there are several replicas, with a time limit."""
     name = name or f"{framework} {mode}"
     chosen = {"python": interpreters[framework]} if framework in interpreters else {}
-    deadline = time.monotonic() + TRIAL_SECONDS
+    deadline = Deadline(TRIAL_SECONDS)
     too_long = f"no end after {TRIAL_SECONDS} s"
     with tempfile.TemporaryDirectory(prefix="dpcompare-doctor-") as folder:
         try:
@@ -232,26 +232,22 @@ def trial(
                 cluster=cluster,
                 **chosen,
             )
-            result = run(
-                config, Path(folder) / "run", stopped_by=lambda: too_long if time.monotonic() > deadline else None
-            )
+            result = run(config, Path(folder) / "run", stopped_by=lambda: too_long if deadline.passed else None)
         except (RunFailedError, RequestError) as error:
-            if time.monotonic() > deadline:
-                return Finding(
-                    name=name,
-                    status="problem",
-                    found=too_long,
-                    remedy="the processes start but do not reach each other: look for a firewall on 127.0.0.1",
+            if deadline.passed:
+                found = too_long
+                remedy = "the processes start but do not reach each other: look for a firewall on 127.0.0.1"
+            else:
+                found = "; ".join(str(error).strip().splitlines()[-3:])
+                remedy = (
+                    f"dpcompare run --framework {framework} --mode {mode} --model mlp --image-size 8 --steps 2 "
+                    "--warmup-steps 0 keeps all logs"
                 )
-            lines = str(error).strip().splitlines()
-            return Finding(
-                name=name, status="problem", found="; ".join(lines[-3:]), remedy=f"dpcompare run --framework {framework} "
-                f"--mode {mode} --model mlp --image-size 8 --steps 2 --warmup-steps 0 keeps all logs"
-            )  # fmt: skip
+            return Finding(name=name, status="problem", found=found, remedy=remedy)
     how = " (emulated)" if result.emulated else ""
     return Finding(
         name=name,
         status="ok",
-        found=f"works on {result.num_replicas} {result.device_type} replicas{how}, exchange {result.collective}, "
+        found=f"works on {result.num_replicas} {result.device_type} replicas{how}, collectives by {result.collective}, "
         f"{result.wall_seconds:.0f} s",
     )

@@ -1,110 +1,160 @@
-"""Why a run failed, in words: which process, how it ended, what it said last, and how far each had come."""
+"""The diagnosis of a failed run: which process, how it ended, its last messages, and how far each had come."""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from dpcompare.config.run import RunConfig
-from dpcompare.launch.outcome import LaunchOutcome, Stall
-from dpcompare.results.events import EventTail, Failed, StepsTrained, Stopped
+from dpcompare.launch.outcome import LaunchOutcome
+from dpcompare.results.events import Event, EventTail, Failed, StepsTrained, Stopped
 from dpcompare.results.result import History
 from dpcompare.results.run_dir import end_of, log_path, node_log_path
 from dpcompare.system.processes import SIGNALED
 
 AGENTS = {"torchrun": "the torchrun agent", "spawn": "the program that spawned the processes"}
-"""What the node processes are that start training processes."""
+"""The node processes that start training processes, by the launch that uses them."""
 FULL = 1 - 1e-3
-"""Share of a disk in use from which on it counts as full."""
+"""Fraction of a disk in use from which it counts as full."""
 
 
-def why_it_failed(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> str:
-    """The first failure: a process that hung, was killed or crashed, else the first traceback, else how the nodes ended."""
+E = TypeVar("E", bound=Event)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known of a launch that failed."""
+
+    config: RunConfig
+    run_dir: Path
+    outcome: LaunchOutcome
+    events: Sequence[Event]
+    """Of all training processes."""
+
+    def events_of(self, kind: type[E]) -> list[E]:
+        """The events of one kind, of all training processes."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def end_of_log(self, rank: int) -> str:
+        """The last lines that a training process wrote."""
+        return end_of(log_path(self.run_dir, *self.node_and_local_rank(rank)))
+
+    def node_and_local_rank(self, rank: int) -> tuple[int, int]:
+        """Where a training process runs."""
+        return divmod(rank, self.config.topology.processes_per_node)
+
+
+def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> str:
+    """The cause in the first line, how far each process had come in the second, and the details below."""
     tail = EventTail(run_dir, range(config.topology.num_processes))
-    events = list(tail.new_events())
-    # The others may be waiting for one that was stopped.
-    stalled = sorted(ended.stalled, key=lambda stall: stall.state != "stopped by a signal")
-    parts = [_stalled(config, run_dir, stall) for stall in stalled]
-    parts += _killed_agents(config, run_dir, ended)
-    parts += _vanished(config, run_dir, ended)
-    errors = sorted((event for event in events if isinstance(event, Failed)), key=lambda event: event.time)
-    for failed in errors[:1]:
-        rank = failed.process_rank
-        node, local = divmod(rank, config.topology.processes_per_node)
-        lead = "then " if parts else ""
-        parts.append(
-            f"{lead}process {rank} (node {node}, local rank {local}, {log_path(run_dir, node, local)}):\n"
-            f"{failed.traceback.rstrip()}"
-        )
-    if not parts:
-        for stopped in (event for event in events if isinstance(event, Stopped)):
-            node, local = divmod(stopped.process_rank, config.topology.processes_per_node)
-            if ended.nodes.get(node, 0) > 0:  # it ended by itself; the others were told to by this process
-                parts.append(
-                    f"process {stopped.process_rank} (node {node}, local rank {local}) was told to end by SIGTERM"
-                )
-    if not parts:
-        for node, code in sorted(ended.nodes.items()):
-            if code:
-                parts.append(
-                    f"node {node} ended before its work was done{_in_words(code)}\n{end_of(node_log_path(run_dir, node))}"
-                )
-    parts += [reason for reason in ended.others if reason not in parts]
-    parts += [f"what process {rank} told is damaged from some point on: its event file" for rank in tail.damaged]
-    steps = dict.fromkeys(range(config.topology.num_trainers), len(History.load(run_dir).losses))
-    for event in events:
-        if isinstance(event, StepsTrained):
-            steps[event.process_rank] = event.step
-    reached = ", ".join(f"process {rank}: {step}" for rank, step in steps.items())
-    what, *rest = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
-    return "\n".join([what, f"last steps: {reached}", *rest])
+    evidence = Evidence(config=config, run_dir=run_dir, outcome=outcome, events=list(tail.new_events()))
+    parts = next((answer for diagnose in DIAGNOSERS if (answer := list(diagnose(evidence)))), [])
+    parts += [reason for reason in outcome.reasons if reason not in parts]
+    parts += [f"what process {rank} wrote is damaged from some point on: its event file" for rank in tail.damaged]
+    cause, *details = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
+    return "\n".join([cause, _last_steps(evidence), *details])
 
 
-def _stalled(config: RunConfig, run_dir: Path, stall: Stall) -> str:
-    node, local = divmod(stall.process_rank, config.topology.processes_per_node)
-    return (
-        f"process {stall.process_rank} (node {node}, local rank {local}) showed no progress for {stall.seconds:.0f} s; it "
-        f"was {stall.state}. Allow more with --start-timeout or --progress-timeout\n"
-        f"{end_of(log_path(run_dir, node, local))}"
-    )
+def _last_steps(evidence: Evidence) -> str:
+    steps = dict.fromkeys(range(evidence.config.topology.num_trainers), len(History.load(evidence.run_dir).losses))
+    for event in evidence.events_of(StepsTrained):
+        steps[event.process_rank] = event.step
+    return "last steps: " + ", ".join(f"process {rank}: {step}" for rank, step in steps.items())
 
 
-def _killed_agents(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> Iterator[str]:
-    """An agent that a signal ended takes its training processes with it."""
-    if config.launch in AGENTS:
-        for node, code in sorted(ended.nodes.items()):
-            if code < 0:
-                yield (
-                    f"{AGENTS[config.launch]} of node {node} ended{_in_words(code)}, and its training processes with it: it was "
-                    f"killed, or crashed\n{end_of(node_log_path(run_dir, node))}"
-                )
-
-
-def _vanished(config: RunConfig, run_dir: Path, ended: LaunchOutcome) -> Iterator[str]:
-    """Training processes that ended without a last word, by themselves."""
-    has_agents = config.launch in AGENTS
-    for rank in ended.vanished:
-        node, local = divmod(rank, config.topology.processes_per_node)
-        code = ended.nodes.get(node, 0)
-        if has_agents and code < 0:
-            continue
-        if has_agents and code > SIGNALED:  # the agent's, which tells of the first that failed
-            code = SIGNALED - code
-        if ended.out_of_memory:
-            cause = "the kernel has just killed a process for want of memory, and most likely this one"
-        elif code == -signal.SIGBUS:
-            cause = "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"
-        elif _is_full(run_dir):
-            cause = "no space left on the disk of the run directory, so it could not say more"
-        else:
-            cause = "it was killed (by a signal, or by the kernel for want of memory) or crashed"
+def _first_failure(evidence: Evidence) -> Iterator[str]:
+    """Processes that hung, were killed or crashed, and the first traceback: one may have caused the other."""
+    deaths = [*_stalled(evidence), *_killed_agents(evidence), *_vanished(evidence)]
+    yield from deaths
+    if errors := evidence.events_of(Failed):
+        event = min(errors, key=lambda event: event.time)
+        rank = event.process_rank
+        node, local = evidence.node_and_local_rank(rank)
         yield (
-            f"process {rank} (node {node}, local rank {local}) ended without a message{_in_words(code)}: {cause}\n"
-            f"{end_of(log_path(run_dir, node, local))}"
+            f"{'then ' if deaths else ''}process {rank} (node {node}, local rank {local}, "
+            f"{log_path(evidence.run_dir, node, local)}):\n{event.traceback.rstrip()}"
         )
+
+
+def _stalled(evidence: Evidence) -> Iterator[str]:
+    # The others may be waiting for one that was stopped.
+    for stall in sorted(evidence.outcome.stalled, key=lambda stall: stall.state != "stopped by a signal"):
+        yield (
+            f"{_name(evidence, stall.process_rank)} showed no progress for {stall.seconds:.0f} s; it was "
+            f"{stall.state}. Allow more with --start-timeout or --progress-timeout\n"
+            f"{evidence.end_of_log(stall.process_rank)}"
+        )
+
+
+def _killed_agents(evidence: Evidence) -> Iterator[str]:
+    """Agents that a signal ended, which takes their training processes with them."""
+    if evidence.config.launch not in AGENTS:
+        return
+    for node, status in sorted(evidence.outcome.nodes.items()):
+        if status < 0:
+            yield (
+                f"{AGENTS[evidence.config.launch]} of node {node} ended{_in_words(status)}, and its training processes "
+                f"with it: it was killed, or crashed\n{end_of(node_log_path(evidence.run_dir, node))}"
+            )
+
+
+def _vanished(evidence: Evidence) -> Iterator[str]:
+    """Training processes that ended without a last event, by themselves."""
+    has_agents = evidence.config.launch in AGENTS
+    for rank in evidence.outcome.vanished:
+        node, _ = evidence.node_and_local_rank(rank)
+        status = evidence.outcome.nodes.get(node, 0)
+        if has_agents and status < 0:
+            continue
+        if has_agents and status > SIGNALED:  # the agent's, which stands for that of the first process that failed
+            status = SIGNALED - status
+        yield (
+            f"{_name(evidence, rank)} ended without a message{_in_words(status)}: {_cause_of_death(evidence, status)}\n"
+            f"{evidence.end_of_log(rank)}"
+        )
+
+
+def _cause_of_death(evidence: Evidence, status: int) -> str:
+    if evidence.outcome.out_of_memory:
+        return "the kernel has just killed a process for want of memory, and most likely this one"
+    if status == -signal.SIGBUS:
+        return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"
+    if _is_full(evidence.run_dir):
+        return "no space left on the disk of the run directory, so it could not say more"
+    return "it was killed (by a signal, or by the kernel for want of memory) or crashed"
+
+
+def _terminated(evidence: Evidence) -> Iterator[str]:
+    """Training processes that somebody else ended by SIGTERM."""
+    for event in evidence.events_of(Stopped):
+        rank = event.process_rank
+        node, _ = evidence.node_and_local_rank(rank)
+        if evidence.outcome.nodes.get(node, 0) > 0:  # it ended by itself; the others were stopped by the launcher
+            yield f"{_name(evidence, rank)} was ended by SIGTERM"
+
+
+def _failed_nodes(evidence: Evidence) -> Iterator[str]:
+    """Node processes that failed, of which nothing more is known."""
+    for node, status in sorted(evidence.outcome.nodes.items()):
+        if status:
+            yield (
+                f"node {node} ended before its work was done{_in_words(status)}\n"
+                f"{end_of(node_log_path(evidence.run_dir, node))}"
+            )
+
+
+DIAGNOSERS: tuple[Callable[[Evidence], Iterator[str]], ...] = (_first_failure, _terminated, _failed_nodes)
+"""The first that has an answer gives the cause: what says most about it comes first."""
+
+
+def _name(evidence: Evidence, rank: int) -> str:
+    node, local = evidence.node_and_local_rank(rank)
+    return f"process {rank} (node {node}, local rank {local})"
 
 
 def _is_full(folder: Path) -> bool:
@@ -114,9 +164,9 @@ def _is_full(folder: Path) -> bool:
     return False
 
 
-def _in_words(code: int) -> str:
+def _in_words(status: int) -> str:
     """How a process ended, by its exit status; nothing where that says nothing."""
-    if code >= 0:
-        return f" (exit status {code})" if code > 1 else ""
+    if status >= 0:
+        return f" (exit status {status})" if status > 1 else ""
     names = {number.value: number.name for number in signal.Signals}
-    return f" ({names.get(-code, f'signal {-code}')})"
+    return f" ({names.get(-status, f'signal {-status}')})"

@@ -1,4 +1,4 @@
-"""What a run reads: the prepared dataset and the initial weights, made once and kept in a cache."""
+"""The inputs of a run: the prepared dataset and the initial weights, made once and kept in a cache."""
 
 from __future__ import annotations
 
@@ -35,22 +35,7 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
     # Before a dataset is prepared, which can take long.
     source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
     store = _store(workload, progress)
-    num_steps = workload.total_steps(store.manifest.splits["train"].count)
-    if workload.warmup_steps >= num_steps:
-        raise RequestError(
-            f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
-            "no step to measure; expected fewer warm-up steps, or more epochs"
-        )
-    if workload.lr_warmup_steps > num_steps:
-        raise RequestError(
-            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
-            "at most as many, or more epochs"
-        )
-    if config.profile_steps and config.profile_steps[1] > num_steps:
-        raise RequestError(
-            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
-            "steps only; expected steps of the run"
-        )
+    _check_steps(config, workload.total_steps(store.manifest.splits["train"].count))
     num_classes = len(store.manifest.classes)
     custom_shapes = None
     if is_custom(workload.model):
@@ -70,6 +55,26 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
         num_skipped=len(store.manifest.skipped),
     )
     return config.model_copy(update={"inputs": inputs})
+
+
+def _check_steps(config: RunConfig, num_steps: int) -> None:
+    """Refuse what does not fit into the length of the run, which only the dataset tells."""
+    workload = config.workload
+    if workload.warmup_steps >= num_steps:
+        raise RequestError(
+            f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
+            "no step to measure; expected fewer warm-up steps, or more epochs"
+        )
+    if workload.lr_warmup_steps > num_steps:
+        raise RequestError(
+            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
+            "at most as many, or more epochs"
+        )
+    if config.profile_steps and config.profile_steps[1] > num_steps:
+        raise RequestError(
+            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
+            "steps only; expected steps of the run"
+        )
 
 
 def num_training_images(config: RunConfig) -> int:
@@ -109,10 +114,10 @@ def _store(workload: Workload, progress: Progress | None) -> Store:
 
 @cache
 def _custom_store(name: str, image_size: int, progress: Progress | None) -> Store:
-    """Prepared anew by every command, since nobody knows what a user's code gives, and kept by what it gave."""
+    """Prepared again by every command, since a user's code may give something else each time; kept by its content."""
     folder = cache_dir() / "stores"
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".own-") as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".custom-") as temporary:
         store = prepare(name, Path(temporary) / "store", image_size, progress=progress)
         kept = folder / f"{name.replace(':', '.')}-{image_size}px-{store.manifest.sha256[:16]}"
         if (found := _sound_store(kept)) is not None:
@@ -126,7 +131,7 @@ def _custom_store(name: str, image_size: int, progress: Progress | None) -> Stor
 
 
 def _sound_store(path: Path) -> Store | None:
-    """The cached store; a damaged one is removed, since it is ours to make again and no error of the user's."""
+    """The cached store; a damaged one is removed, since it can be prepared again."""
     if not is_store(path):
         return None
     try:

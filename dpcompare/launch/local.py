@@ -1,4 +1,4 @@
-"""Starts the node processes of a plan on this machine, watches them, and leaves none of them behind."""
+"""The local launcher: it starts the node processes of a plan on this machine, watches them and leaves none behind."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer, Stall
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
 from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrained
 from dpcompare.results.run_dir import node_log_path
+from dpcompare.system.deadline import Deadline
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import (
     PROCESS_POLL_SECONDS,
@@ -27,10 +28,10 @@ from dpcompare.system.processes import (
 )
 from dpcompare.system.signals import HeldSignals, signals_held
 
-SECONDS_TO_END = 3.0
-"""How long a process that was told to end (SIGTERM) may take before it is killed."""
-SECONDS_TO_TELL = 1.0
-"""How long a torchrun agent may take to end, and to tell by that how its training process did."""
+SIGTERM_SECONDS = 3.0
+"""How long a process that got SIGTERM may take to end before it is killed."""
+AGENT_EXIT_SECONDS = 1.0
+"""How long a torchrun agent may take to end after its training process, whose exit status it passes on."""
 
 
 def launch(
@@ -41,7 +42,7 @@ def launch(
     *,
     isolate: bool = False,
     stopped_by: Callable[[], str | None] = lambda: None,
-    ended: LaunchOutcome | None = None,
+    outcome: LaunchOutcome | None = None,
 ) -> LaunchOutcome:
     """Start node processes and wait until they have ended; the first failure or deadline stops the others.
 
@@ -50,17 +51,18 @@ def launch(
         run_dir: holds config.json; gets the logs.
         deadlines: how long processes may be silent.
         observe: called with every event of the training processes, soon after it was written.
-        isolate: whether they get a network of their own.
-        stopped_by: says what else is to stop them, as soon as there is something.
-        ended: what is returned, filled as it happens, for who wants to know it after an interruption too.
+        isolate: whether they get a network namespace without a way out.
+        stopped_by: asked several times a second; a reason that it returns stops them all.
+        outcome: what is returned, filled as it happens, for a caller that needs it after an interruption too.
 
     Raises:
-        RequestError: they cannot have one.
+        RequestError: this machine permits no network namespace.
+        KeyboardInterrupt: it was interrupted, and all processes have ended.
     """
-    ended = LaunchOutcome() if ended is None else ended
+    outcome = LaunchOutcome() if outcome is None else outcome
     node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
     trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
-    watch = _Watch(EventTail(run_dir, node_of), trainers, deadlines, observe)
+    watch = ProcessWatch(EventTail(run_dir, node_of), trainers, deadlines, observe)
     kills_before = oom_kills()
     with signals_held() as signals, ExitStack() as stack:
         enter = stack.enter_context(isolated()).enter if isolate else None
@@ -70,40 +72,37 @@ def launch(
             signals.deliver()
             running[node.node_rank] = _start(node, run_dir, enter)
         try:
-            while running and not ended.failed:
+            while running and not outcome.failed:
                 signals.deliver()
                 time.sleep(PROCESS_POLL_SECONDS)
-                ended.vanished += watch.look()
-                ended.stalled = watch.stalled()
-                ended.nodes |= _reap(running)
-                if running and not ended.failed and (reason := stopped_by()):
-                    ended.others.append(reason)
-        finally:  # also where a signal ends this process: another node may have failed sooner, by what has happened here
-            ended.vanished += watch.look()
-            deadline = time.monotonic() + SECONDS_TO_TELL
-            while any(node_of[rank] in running for rank in ended.vanished) and time.monotonic() < deadline:
-                time.sleep(PROCESS_POLL_SECONDS)
-                ended.nodes |= _reap(running)
-            ended.out_of_memory = oom_kills() > kills_before
+                outcome.vanished += watch.look()
+                outcome.stalled = watch.stalled()
+                outcome.nodes |= _reap(running)
+                if running and not outcome.failed and (reason := stopped_by()):
+                    outcome.reasons.append(reason)
+        finally:  # also after an interruption: another node may have failed sooner, because of what has happened here
+            outcome.vanished += watch.look()
+            _wait_for_agents({node_of[rank] for rank in outcome.vanished}, running, outcome)
+            outcome.out_of_memory = oom_kills() > kills_before
     watch.look()
-    return ended
+    return outcome
 
 
-class _Watch:
-    """Passes events on, and notices training processes that end without their last one or fall silent."""
+class ProcessWatch:
+    """A watch on training processes: it passes their events on, and notices those that vanish or fall silent."""
 
     def __init__(self, events: EventTail, ranks: Sequence[int], deadlines: Deadlines, observe: Observer) -> None:
         self._events = events
         self._observe = observe
         self._deadlines = deadlines
         self._pids: dict[int, int] = {}
-        # By this process's own steady clock: the computer's may be set.
+        # By the steady clock: the other may be set meanwhile.
         self._heard = dict.fromkeys(ranks, time.monotonic())
         self._started: set[int] = set()
 
     def look(self) -> list[int]:
-        """Ranks that have vanished since the last look."""
-        # First who is gone, then what they wrote before: in the other order a last word could be missed.
+        """Pass new events on; returns the ranks that have vanished since the last look."""
+        # First who is gone, then what they wrote before: in the other order a last event could be missed.
         gone = [rank for rank, pid in self._pids.items() if not is_alive(pid)]
         for event in self._events.new_events():
             rank = event.process_rank
@@ -164,10 +163,18 @@ def _reap(running: dict[int, subprocess.Popen[bytes]]) -> dict[int, int]:
     return statuses
 
 
+def _wait_for_agents(nodes: Set[int], running: dict[int, subprocess.Popen[bytes]], outcome: LaunchOutcome) -> None:
+    """Give the agents of processes that have vanished the time to pass on how."""
+    deadline = Deadline(AGENT_EXIT_SECONDS)
+    while nodes & running.keys() and not deadline.passed:
+        time.sleep(PROCESS_POLL_SECONDS)
+        outcome.nodes |= _reap(running)
+
+
 def _stop(running: dict[int, subprocess.Popen[bytes]], signals: HeldSignals) -> None:
     """End what is still running: SIGTERM to each group, SIGKILL to what is left (TensorFlow catches SIGTERM)."""
     processes = list(running.values())
     for process in processes:
         signal_group(process.pid, signal.SIGTERM)
-    wait_for_exit(processes, SECONDS_TO_END, signals)
+    wait_for_exit(processes, SIGTERM_SECONDS, signals)
     kill_groups(processes)

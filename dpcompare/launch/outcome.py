@@ -1,4 +1,4 @@
-"""Outcomes: how the processes of a launch ended."""
+"""Outcomes: how the processes of one node, and of a whole launch, ended."""
 
 from __future__ import annotations
 
@@ -10,53 +10,58 @@ from pydantic import BaseModel, ConfigDict
 from dpcompare.results.events import Event
 
 Observer = Callable[[Event], None]
+"""Called with every event of the training processes, soon after it was written."""
+
+Report = Callable[[str], None]
+"""Called with a line for a person, without a line break: what happens, in a terminal or a log."""
 
 
 @dataclass
 class LaunchOutcome:
-    """How the processes of a run ended by themselves; those that were stopped are left out."""
+    """How the processes of a launch ended by themselves; those that were stopped are left out. Filled as it happens."""
 
     nodes: dict[int, int] = field(default_factory=dict)
     """node_rank -> exit status (negative: the signal) of its node process."""
     vanished: list[int] = field(default_factory=list)
-    """Ranks of training processes that ended without a last word: killed, or crashed in native code."""
+    """Ranks of training processes that ended without a last event: killed, or crashed in native code."""
     stalled: list[Stall] = field(default_factory=list)
     """Training processes that showed no progress for too long."""
     out_of_memory: bool = False
     """Whether the kernel killed a process of this machine for want of memory meanwhile."""
-    began_at: float | None = None
-    """Where the nodes had to meet first: when they had, seconds since the epoch."""
-    others: list[str] = field(default_factory=list)
-    """What ended it from outside: another machine, or who started the nodes."""
+    started_at: float | None = None
+    """When all nodes had joined, seconds since the epoch; None where they share a machine and need not wait."""
+    reasons: list[str] = field(default_factory=list)
+    """What ended it from outside: another machine, the engine, or `stopped_by`."""
 
     @property
     def failed(self) -> bool:
-        return any(self.nodes.values()) or bool(self.stalled) or bool(self.others)
+        """Whether anything has gone wrong so far."""
+        return any(self.nodes.values()) or bool(self.stalled) or bool(self.reasons)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """A process that showed no progress."""
+    """A training process that showed no progress within its deadline."""
 
     process_rank: int
     seconds: float
-    """For which it had shown none."""
+    """How long it had shown none."""
     state: str
-    """What it was doing then, as the kernel says."""
+    """What it was doing then, in words, see `dpcompare.system.processes.process_state`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadlines:
-    """Seconds without a sign of life after which a run is stopped."""
+    """Seconds without progress of a training process after which the launch is stopped."""
 
     start: float
-    """From the launch until a process has made its first step."""
+    """From the launch until the process has made its first step."""
     progress: float
-    """Between two signs of progress after that."""
+    """Between two events of the process after that."""
 
 
 class NodeOutcome(BaseModel):
-    """outcome-<rank>.json: how the part of a node ended."""
+    """outcome-<rank>.json: how the processes of one node ended."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -72,26 +77,28 @@ class NodeOutcome(BaseModel):
     message: str | None = None
     """Why it was never started."""
     stopped: bool = False
-    """Whether it was stopped for another's sake."""
+    """Whether it was stopped because of another node, or from outside."""
 
     @property
     def failed(self) -> bool:
+        """Whether it went wrong on this node, rather than being stopped."""
         return bool(self.status or self.stalled or self.message)
 
     @property
-    def well(self) -> bool:
+    def succeeded(self) -> bool:
+        """Whether its node process ran to its end."""
         return self.status == 0 and not self.failed
 
 
-def merge_outcomes(ends: Sequence[NodeOutcome]) -> LaunchOutcome:
-    """How the processes of all nodes ended, as if they had been started on one machine."""
-    ended = LaunchOutcome()
-    for end in sorted(ends, key=lambda each: each.time):
-        if end.status is not None:
-            ended.nodes[end.node_rank] = end.status
-        ended.vanished += end.vanished
-        ended.stalled += end.stalled
-        ended.out_of_memory |= end.out_of_memory
-        if end.message and end.message not in ended.others:
-            ended.others.append(end.message)
-    return ended
+def merge_outcomes(outcomes: Sequence[NodeOutcome]) -> LaunchOutcome:
+    """How the processes of all nodes ended, as if they had been started on one machine; the earliest first."""
+    merged = LaunchOutcome()
+    for outcome in sorted(outcomes, key=lambda each: each.time):
+        if outcome.status is not None:
+            merged.nodes[outcome.node_rank] = outcome.status
+        merged.vanished += outcome.vanished
+        merged.stalled += outcome.stalled
+        merged.out_of_memory |= outcome.out_of_memory
+        if outcome.message and outcome.message not in merged.reasons:
+            merged.reasons.append(outcome.message)
+    return merged

@@ -1,4 +1,4 @@
-"""From a run config to one node process per node: what to start, as data. Pure: reads and starts nothing."""
+"""The plan of a run: one node process per node, as data. Pure: it reads and starts nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ KEPT_MEMORY = {
     "MALLOC_TOP_PAD_": str(64 << 20),
 }
 """Have glibc keep what a process frees (mallopt(3)): with its defaults large arrays go back to the kernel after every
-operation and come back page by page. EfficientNet-B2 on 2 CPU cores: multiworker 1.08 and 1.14, mirrored 1.02 times as fast."""
+operation and come back page by page. EfficientNet-B2 on 2 CPU cores: multiworker 1.08 and 1.14, mirrored 1.02 times as
+fast."""
 
 INHERITED_TO_DROP = (
     AGENT_PID,
@@ -46,7 +47,7 @@ class TrainingProcess(BaseModel):
     local_rank: int
     devices: tuple[str, ...]
     trains: bool = True
-    """Whether it runs the loop, or serves those that do."""
+    """Whether it runs the training loop, or is a server of those that do."""
 
 
 class NodeProcess(BaseModel):
@@ -72,9 +73,10 @@ class Endpoints(NamedTuple):
     ports: Sequence[int]
     """One that torchrun's first node listens on, or one for each TensorFlow worker; see `num_ports`."""
     addresses: Sequence[str] = ()
-    """Of the nodes, where they are machines of their own."""
+    """Of the nodes, where they are separate machines."""
 
     def address(self, node_rank: int) -> str:
+        """Of one node; loopback where all are this machine."""
         return self.addresses[node_rank] if self.addresses else LOOPBACK
 
 
@@ -102,12 +104,12 @@ def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodePro
 
 
 def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess, ...]:
-    share = config.topology.devices_per_process
+    num_devices = config.topology.devices_per_process
     return tuple(
         TrainingProcess(
             process_rank=node.rank * config.topology.processes_per_node + local_rank,
             local_rank=local_rank,
-            devices=node.devices[local_rank * share : (local_rank + 1) * share],
+            devices=node.devices[local_rank * num_devices : (local_rank + 1) * num_devices],
             trains=node.rank * config.topology.processes_per_node + local_rank < config.topology.num_trainers,
         )
         for local_rank in range(config.topology.processes_per_node)
@@ -115,7 +117,7 @@ def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess,
 
 
 def _environment(config: RunConfig, node: Node) -> dict[str, str]:
-    """What every node process gets, whatever starts it."""
+    """The environment of every node process, whatever starts it."""
     on_gpu = config.cluster.device_type == "gpu"
     threads = str(config.topology.threads_per_process)
     # torch's pool of compilers would outlive a training process that is killed.
@@ -172,19 +174,19 @@ def _world(config: RunConfig, endpoints: Endpoints) -> list[str]:
 
 
 def _interface(endpoints: Endpoints) -> dict[str, str]:
-    """All simulated nodes are this machine, whatever its host name resolves to. Where they are not, each knows its own."""
+    """Simulated nodes are all this machine, whatever its name resolves to; others find their network themselves."""
     return {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
 
 
 def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
-    """One TensorFlow task per node, each with a port of its own since nodes may share a machine; workers, but for `roles`."""
+    """One TensorFlow task per node, on different ports since nodes may share a machine; workers, but for `roles`."""
     roles = config.mode_row.roles
     tasks: dict[str, list[str]] = {}
     for rank, port in enumerate(endpoints.ports):
         tasks.setdefault(roles[rank] if rank < len(roles) else "worker", []).append(f"{endpoints.address(rank)}:{port}")
-    own = roles[node.rank] if node.rank < len(roles) else "worker"
-    index = tasks[own].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
-    content = {"cluster": tasks, "task": {"type": own, "index": index}}
+    role = roles[node.rank] if node.rank < len(roles) else "worker"
+    index = tasks[role].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
+    content = {"cluster": tasks, "task": {"type": role, "index": index}}
     return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)}
 
 

@@ -1,4 +1,4 @@
-"""How the nodes of a run find each other where each is a machine of its own: by files in the run directory, which they share."""
+"""The rendezvous of nodes that are separate machines: files in the run directory, which they share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -14,24 +14,27 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
-from dpcompare.launch.outcome import NodeOutcome
+from dpcompare.launch.outcome import NodeOutcome, Report
+from dpcompare.system.deadline import Deadline
 from dpcompare.system.json_files import read_document, write_document
 
 NODES_DIR = "nodes"
 ATTEMPT_FILE = "attempt.json"
 STOP_FILE = "stop"
 ALIVE_FILE = "alive"
-SECONDS_BETWEEN_BEATS = 10.0
-SECONDS_WITHOUT_BEAT = 180.0
-"""After which the nodes take it that who began the run is gone. A shared disk may show a change a minute late."""
-SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_BETWEEN_WORDS = 10.0
-SECONDS_TO_CONNECT = 10.0
+BEAT_SECONDS = 10.0
+"""How often the process that started the run shows that it is there."""
+LOST_BEAT_SECONDS = 180.0
+"""After which the nodes assume that it is gone. A shared disk may show a change a minute late."""
+JOIN_POLL_SECONDS = 0.2
+WAITING_REPORT_SECONDS = 10.0
+"""How often a waiting node says whom it waits for."""
+CONNECT_SECONDS = 10.0
 _GREETING = b"dpcompare"
 
 
 class RendezvousError(RuntimeError):
-    """The nodes do not come together; nothing was trained. The message says who was waited for."""
+    """The nodes cannot join each other; nothing was trained. The message says which node is missing, and why."""
 
 
 class AttemptInfo(BaseModel):
@@ -40,25 +43,28 @@ class AttemptInfo(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     id: str
-    """Names the folder of its files: a node that is left of an attempt before writes elsewhere."""
+    """Names the folder of its files: a node that is left over from an earlier attempt writes elsewhere."""
     dpcompare: str
-    """The release that began it."""
+    """The release that started it."""
 
 
 class NodeInfo(BaseModel):
-    """node-<rank>.json: what a node tells the others of itself."""
+    """node-<rank>.json: what the other nodes need to know of a node."""
 
     model_config = ConfigDict(frozen=True)
 
     node_rank: int
     host: str
-    """Its own name."""
+    """Its name for itself."""
     address: str
     """By which the others reach it."""
     port: int
-    """Free there, for the processes of the framework."""
+    """A free one, for the processes of the framework."""
     versions: dict[str, str]
     """Of dpcompare and of the framework's packages."""
+
+    def __str__(self) -> str:
+        return f"node {self.node_rank} ({self.host})"
 
 
 Document = TypeVar("Document", bound=BaseModel)
@@ -73,11 +79,11 @@ class Rendezvous:
         self.num_nodes = num_nodes
         self._folder = run_dir / NODES_DIR / attempt.id
         self._beat: tuple[float, float] | None = None
-        """When the beat was made, by the disk, and first seen, by this machine's own clock."""
+        """When the last beat was made, by the disk's clock, and first seen, by this machine's."""
 
     @classmethod
     def open(cls, run_dir: Path, num_nodes: int) -> Rendezvous:
-        """Begin an attempt; nodes that are left of one before end."""
+        """Start an attempt; nodes that are left over from an earlier one end."""
         rendezvous = cls(run_dir, AttemptInfo(id=secrets.token_hex(4), dpcompare=__version__), num_nodes)
         rendezvous._folder.mkdir(parents=True)
         rendezvous.beat()
@@ -85,7 +91,7 @@ class Rendezvous:
         return rendezvous
 
     def beat(self) -> None:
-        """Show the nodes that who began the run is there."""
+        """Show the nodes that the process that started the run is there."""
         (self._folder / ALIVE_FILE).write_text(str(time.time()))
 
     def stop(self) -> None:
@@ -93,38 +99,44 @@ class Rendezvous:
         (self._folder / STOP_FILE).touch()
 
     def write_node_info(self, node_info: NodeInfo) -> None:
+        """Show the other nodes that this one is there."""
         write_document(node_info, self._folder / f"node-{node_info.node_rank}.json")
 
-    def write_outcome(self, end: NodeOutcome) -> None:
-        write_document(end, self._folder / f"outcome-{end.node_rank}.json")
+    def write_outcome(self, outcome: NodeOutcome) -> None:
+        """Write how this node ended."""
+        write_document(outcome, self._folder / f"outcome-{outcome.node_rank}.json")
 
     def write_reached(self, node_rank: int) -> None:
+        """Write that this node has reached all others."""
         (self._folder / f"reached-{node_rank}").touch()
 
     def node_infos(self) -> dict[int, NodeInfo]:
+        """The nodes that have joined, by rank."""
         return self._read(NodeInfo, "node")
 
-    def ends(self) -> dict[int, NodeOutcome]:
+    def outcomes(self) -> dict[int, NodeOutcome]:
+        """The outcomes of the nodes that have ended, by rank."""
         return self._read(NodeOutcome, "outcome")
 
     def reached(self) -> list[int]:
+        """Ranks of the nodes that have reached all others."""
         names = self._names()
         return [rank for rank in range(self.num_nodes) if f"reached-{rank}" in names]
 
     def why_stopped(self, node_rank: int) -> str | None:
-        """What is to end this node: who began all, or another node that has failed or was ended."""
+        """Why this node is to stop, such as the failure of another node; None where it is to go on."""
         if STOP_FILE in self._names():
-            return "all nodes were told to stop"
-        for rank, end in self.ends().items():
-            if rank != node_rank and not end.well:
-                return f"node {rank} ({end.host}) has failed" if end.failed else f"node {rank} ({end.host}) was ended"
+            return "all nodes were stopped"
+        for rank, outcome in self.outcomes().items():
+            if rank != node_rank and not outcome.succeeded:
+                return f"node {rank} ({outcome.host}) {'has failed' if outcome.failed else 'was stopped'}"
         if read_attempt(self._run_dir).id != self.attempt.id:
-            return "another attempt of this run has begun"
+            return "another attempt of this run has started"
         beat, now = (self._folder / ALIVE_FILE).stat().st_mtime, time.monotonic()
         if self._beat is None or self._beat[0] != beat:
             self._beat = beat, now
-        if now - self._beat[1] > SECONDS_WITHOUT_BEAT:
-            return f"nothing was heard for {SECONDS_WITHOUT_BEAT:.0f} s of the process that began the run"
+        if now - self._beat[1] > LOST_BEAT_SECONDS:
+            return f"nothing was heard for {LOST_BEAT_SECONDS:.0f} s of the process that started the run"
         return None
 
     def _names(self) -> set[str]:
@@ -152,8 +164,8 @@ def read_attempt(run_dir: Path) -> AttemptInfo:
         AttemptInfo,
         run_dir / NODES_DIR / ATTEMPT_FILE,
         kind="an attempt of a run",
-        expected="the directory of a run that `dpcompare run --engine hosts` or `--engine slurm` waits in, on a disk that all its hosts "
-        "share",
+        expected="the directory of a run that `dpcompare run --engine hosts` or `--engine slurm` waits in, on a disk "
+        "that all its hosts share",
     )
 
 
@@ -170,8 +182,8 @@ def listening(address: str) -> Iterator[socket.socket]:
             listener.bind((address, 0))
         except OSError as error:
             raise RendezvousError(
-                f"{address} is to be this machine, and is no address of {socket.gethostname()} ({error.strerror}); expected this "
-                "command on the host of that rank"
+                f"{address} is to be this machine, and is no address of {socket.gethostname()} ({error.strerror}); "
+                "expected this command on the host of that rank"
             ) from None
         listener.listen(128)
         threading.Thread(target=_greet, args=(listener,), name="greeting", daemon=True).start()
@@ -186,7 +198,7 @@ def _greet(listener: socket.socket) -> None:
         except OSError:  # closed: all have met
             return
         with connection:
-            connection.settimeout(SECONDS_TO_CONNECT)
+            connection.settimeout(CONNECT_SECONDS)
             try:
                 connection.sendall(_GREETING)
                 connection.recv(1)  # the other side closes first, or this port would stay in TIME_WAIT
@@ -195,84 +207,74 @@ def _greet(listener: socket.socket) -> None:
 
 
 def join(
-    rendezvous: Rendezvous, own: NodeInfo, seconds: float, report: Callable[[str], None] = lambda line: None
+    rendezvous: Rendezvous, local: NodeInfo, seconds: float, report: Report = lambda line: None
 ) -> Sequence[NodeInfo]:
-    """Wait until all nodes are here and reach each other; returns their cards in the order of the ranks.
+    """Wait until all nodes are here and reach each other; returns what is known of each, in the order of the ranks.
 
     Args:
-        own: this node's; its port listens, see `listening`.
+        rendezvous: of the attempt.
+        local: this node's; its port listens, see `listening`.
         seconds: how long to wait for the others.
-        tell: called with a line while it waits.
+        report: called with a line while it waits.
 
     Raises:
         RendezvousError: a node has not come, has failed, cannot be reached, or has another release of dpcompare.
     """
-    rendezvous.write_node_info(own)
-    node_infos = _wait(rendezvous, own, seconds, report, "to begin", rendezvous.node_infos)
-    releases = {node_info.versions["dpcompare"] for node_info in node_infos.values()}
-    if len(releases) > 1:
-        each = ", ".join(
-            f"node {node_info.node_rank} ({node_info.host}) {node_info.versions['dpcompare']}"
-            for node_info in node_infos.values()
-        )
-        raise RendezvousError(f"the nodes have different releases of dpcompare: {each}; install the same on all")
+    rendezvous.write_node_info(local)
+    node_infos = _wait(rendezvous, local, seconds, report, "to start", rendezvous.node_infos)
+    _require_one_release(node_infos.values())
     for node_info in node_infos.values():
-        if node_info.node_rank != own.node_rank:
-            _reach(own, node_info)
-    rendezvous.write_reached(own.node_rank)
-    _wait(
-        rendezvous,
-        own,
-        SECONDS_TO_CONNECT * rendezvous.num_nodes + seconds,
-        report,
-        "to reach the others",
-        rendezvous.reached,
-    )
+        if node_info.node_rank != local.node_rank:
+            _reach(local, node_info)
+    rendezvous.write_reached(local.node_rank)
+    seconds += CONNECT_SECONDS * rendezvous.num_nodes
+    _wait(rendezvous, local, seconds, report, "to reach the others", rendezvous.reached)
     return [node_infos[rank] for rank in range(rendezvous.num_nodes)]
+
+
+def _require_one_release(node_infos: Iterable[NodeInfo]) -> None:
+    releases = {f"{node_info}": node_info.versions["dpcompare"] for node_info in node_infos}
+    if len(set(releases.values())) > 1:
+        each = ", ".join(f"{name} {release}" for name, release in releases.items())
+        raise RendezvousError(f"the nodes have different releases of dpcompare: {each}; install the same on all")
 
 
 Found = TypeVar("Found", dict[int, NodeInfo], list[int])
 
 
 def _wait(
-    rendezvous: Rendezvous,
-    own: NodeInfo,
-    seconds: float,
-    report: Callable[[str], None],
-    what: str,
-    look: Callable[[], Found],
+    rendezvous: Rendezvous, local: NodeInfo, seconds: float, report: Report, what: str, look: Callable[[], Found]
 ) -> Found:
-    begun = told = time.monotonic()
+    """Wait until `look` finds all ranks."""
+    deadline, next_report = Deadline(seconds), Deadline(WAITING_REPORT_SECONDS)
     while True:
         found = look()
         missing = [rank for rank in range(rendezvous.num_nodes) if rank not in found]
         if not missing:
             return found
-        if reason := rendezvous.why_stopped(own.node_rank):
+        if reason := rendezvous.why_stopped(local.node_rank):
             raise RendezvousError(reason)
         names = ", ".join(f"node {rank}" for rank in missing)
-        now = time.monotonic()
-        if now - begun > seconds:
+        if deadline.passed:
             raise RendezvousError(
-                f"node {own.node_rank} ({own.host}) has waited {seconds:.0f} s for {names} {what}. Either nothing was started there, "
-                "or the run directory is not the same folder there and here: the nodes need one that they share. Allow more with "
+                f"{local} has waited {seconds:.0f} s for {names} {what}. Either nothing was started there, or the run "
+                "directory is not the same folder there and here: the nodes need one that they share. Allow more with "
                 "--start-timeout"
             )
-        if now - told > SECONDS_BETWEEN_WORDS:
-            report(f"node {own.node_rank} ({own.host}) waits for {names} {what}")
-            told = now
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        if next_report.passed:
+            report(f"{local} waits for {names} {what}")
+            next_report.restart()
+        time.sleep(JOIN_POLL_SECONDS)
 
 
-def _reach(own: NodeInfo, other: NodeInfo) -> None:
+def _reach(local: NodeInfo, other: NodeInfo) -> None:
     try:
-        with socket.create_connection((other.address, other.port), timeout=SECONDS_TO_CONNECT) as connection:
-            connection.settimeout(SECONDS_TO_CONNECT)
+        with socket.create_connection((other.address, other.port), timeout=CONNECT_SECONDS) as connection:
+            connection.settimeout(CONNECT_SECONDS)
             if connection.recv(len(_GREETING)) != _GREETING:
                 raise ConnectionError("something else answers there")
     except OSError as error:
         raise RendezvousError(
-            f"node {own.node_rank} ({own.host}) cannot reach node {other.node_rank} ({other.host}) at {other.address}:{other.port}: "
-            f"{error}. The nodes must reach each other on all ports from 1024 on: open them between the hosts, or name "
-            "addresses by which they do"
+            f"{local} cannot reach {other} at {other.address}:{other.port}: {error}. The nodes must reach each other "
+            "on all ports from 1024 on: open them between the hosts, or name addresses by which they do"
         ) from None

@@ -1,4 +1,4 @@
-"""A whole run: check, prepare, plan, launch, collect, and go on where one ended. Also the steps of a plan's shell script, one by one."""
+"""A whole run: check, prepare, plan, launch, collect and resume; also its steps as commands for a shell script."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run(
     report: Callable[[str], None] = lambda line: None,
     stopped_by: Callable[[], str | None] = lambda: None,
 ) -> RunResult:
-    """Train one config in processes of its own, here or where its placement says, and return what was measured.
+    """Train one config in separate processes, here or where its placement says, and return what was measured.
 
     Args:
         config: what to run.
@@ -86,7 +86,7 @@ def resume(
     observe: Callable[[Event], None] = lambda event: None,
     report: Callable[[str], None] = lambda line: None,
 ) -> RunResult:
-    """Go on with a run from its newest checkpoint that can be used, in the same directory.
+    """Resume a run from its newest checkpoint that can be used, in the same directory.
 
     Args:
         run_dir: the run, which has ended or was killed.
@@ -95,7 +95,7 @@ def resume(
         report: called with a line for every checkpoint that cannot be used, and for the one that is.
 
     Raises:
-        RequestError: there is nothing to go on from; nothing was started.
+        RequestError: there is nothing to resume from; nothing was started.
         RunFailedError, KeyboardInterrupt: as for `run`.
     """
     directory = Path(run_dir)
@@ -110,16 +110,16 @@ def resume(
             num_steps = config.workload.total_steps(config.inputs.num_train)
             if path is None:
                 raise RequestError(
-                    f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was made with "
-                    "--checkpoint-every N. " + "; ".join(problems)
+                    f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was "
+                    "made with --checkpoint-every N. " + "; ".join(problems)
                 )
-            # One that failed after its last checkpoint has still to be brought to its end.
+            # A run that failed after its last checkpoint still lacks its evaluation or its result.
             if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
                 raise RequestError(
-                    f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have {num_steps} "
-                    "steps; ask for more with --steps or --epochs"
+                    f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have "
+                    f"{num_steps} steps; ask for more with --steps or --epochs"
                 )
-            report(f"going on from {path.name}, after step {step} of {num_steps}")
+            report(f"resuming from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
             return _train(config, directory, observe, report)
@@ -163,11 +163,11 @@ def _train(
             )
         with signals_held():
             path, step, problems = newest_checkpoint(run_dir, training=training_id(config))
-            if problems and path is None:  # beginning again would throw away what they may still hold
+            if problems and path is None:  # a new start would throw away what they may still hold
                 raise RunFailedError(f"{result.error}\nno restart: {'; '.join(problems)}", str(run_dir))
             config = config.model_copy(update={"resume": path.resolve() if path else None})
             close_attempt(run_dir, config, step=step)
-        for line in [*problems, f"failed; beginning again after step {step}"]:
+        for line in [*problems, f"failed; restarting after step {step}"]:
             report(line)
 
 
@@ -196,12 +196,12 @@ def _attempt(
     try:
         if config.placement.engine == "local":
             node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
-            ended = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped_by)
+            outcome = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped_by)
         else:
-            ended = follow(config, run_dir.resolve(), deadlines, observe, report, stopped_by)
-        started_at = ended.began_at or started_at  # not the time in a queue
-        status = "failed" if ended.failed else "completed"
-        error = why_it_failed(config, run_dir, ended) if ended.failed else None
+            outcome = follow(config, run_dir.resolve(), deadlines, observe, report, stopped_by)
+        started_at = outcome.started_at or started_at  # not the time in a queue
+        status = "failed" if outcome.failed else "completed"
+        error = why_it_failed(config, run_dir, outcome) if outcome.failed else None
     except BaseException as raised:
         # Where this process had no memory, disk or file left, a study makes the run again.
         status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
@@ -222,7 +222,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
     _require_machine(config)
     prepared = prepare_inputs(config, data_progress)
     try:
-        (run_dir / LOGS_DIR).mkdir(parents=True)  # fails where another run has just begun here
+        (run_dir / LOGS_DIR).mkdir(parents=True)  # fails where another run has just started here
         prepared.save(run_dir / CONFIG_FILE)
     except OSError as error:
         raise RequestError(
@@ -258,15 +258,15 @@ def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | No
             raise KeyboardInterrupt from unwritten
         raise RunFailedError(
             f"{config.framework} {config.mode} failed.\n{result.error or 'It trained to its end.'}\n"
-            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint it goes on, or is brought "
-            f"to its end, when that is mended: dpcompare run --resume {run_dir}",
+            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint the run can "
+            f"be resumed when that is mended: dpcompare run --resume {run_dir}",
             str(run_dir),
         ) from unwritten
     return result
 
 
 def main() -> None:
-    """`python -m dpcompare.launch.run prepare|run RUN_DIR < config.json` and `... collect RUN_DIR STARTED_AT STATUS`."""
+    """`python -m dpcompare.launch.run prepare|run RUN_DIR < config.json`, `... collect RUN_DIR STARTED_AT STATUS`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     prepare_command = commands.add_parser("prepare", help="write the run directory of a config read from stdin")

@@ -1,4 +1,4 @@
-"""Follows a run whose nodes are machines of their own, from the one that asked for it, until all have ended."""
+"""The supervisor of a run on several machines: it has an engine start the nodes and follows them to their end."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from enum import Enum, auto
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.launch.engines import PollExit, load_engine
-from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome, Observer, merge_outcomes
-from dpcompare.launch.rendezvous import SECONDS_BETWEEN_BEATS, Rendezvous
+from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome, Observer, Report, merge_outcomes
+from dpcompare.launch.rendezvous import BEAT_SECONDS, Rendezvous
 from dpcompare.results.events import EventTail
+from dpcompare.system.deadline import Deadline
 from dpcompare.system.signals import signals_held
 
-SECONDS_BETWEEN_LOOKS = 0.2
-SECONDS_TO_END = 20.0
-"""For the other nodes, after one has failed: they stop by themselves."""
-SECONDS_TO_SAY = 5.0
+NODES_POLL_SECONDS = 0.2
+NODES_STOP_SECONDS = 20.0
+"""How long the other nodes may take to end after one has failed: they stop by themselves."""
+LAST_WRITE_SECONDS = 5.0
 """How long what a node wrote may take to be seen here, through a shared disk, after it has ended."""
-SECONDS_MORE = 60.0
-"""Than a node may be silent: its own deadlines come first, and can say more."""
+EXTRA_SILENCE_SECONDS = 60.0
+"""How much longer than its deadlines a node may be silent: these come first on the node, which can say more."""
 
 
 def follow(
@@ -29,7 +31,7 @@ def follow(
     run_dir: Path,
     deadlines: Deadlines,
     observe: Observer,
-    report: Callable[[str], None],
+    report: Report,
     stopped_by: Callable[[], str | None] = lambda: None,
 ) -> LaunchOutcome:
     """Have an engine start the nodes and wait until they have ended; the first failure stops the others.
@@ -39,22 +41,23 @@ def follow(
         run_dir: shared with the nodes; holds config.json.
         deadlines: how long the nodes may be silent.
         observe: called with every event of the training processes, soon after it was written.
-        report: called with a line for whatever the engine says.
-        stopped_by: returns what else ends the run, as soon as there is something.
+        report: called with a line for whatever the engine has to say.
+        stopped_by: asked several times a second; a reason that it returns ends the run.
 
     Raises:
         RequestError: the engine will never carry it out.
+        KeyboardInterrupt: it was interrupted; the nodes have been stopped.
     """
     engine = load_engine(config.placement.engine)
     rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.topology.num_processes))
-    watch = _Watch(rendezvous, deadlines, queues=engine.MAY_QUEUE)
+    watch = NodesWatch(rendezvous, deadlines, may_queue=engine.MAY_QUEUE)
     with signals_held() as signals, ExitStack() as nodes:
         try:
             poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, report))
-            while not watch.over():
+            while not watch.is_over():
                 signals.deliver()
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                time.sleep(NODES_POLL_SECONDS)
                 for event in tail.new_events():
                     watch.hear()
                     observe(event)
@@ -62,82 +65,115 @@ def follow(
         except BaseException:
             rendezvous.stop()
             raise
-        if not all(end.well for end in watch.ends.values()) or len(watch.ends) < rendezvous.num_nodes:
+        if not watch.succeeded:
             rendezvous.stop()
     for event in tail.new_events():
         observe(event)
-    return watch.ended()
+    return watch.outcome()
 
 
-class _Watch:
+class State(Enum):
+    """How far a run on several machines has come."""
+
+    WAITING = auto()
+    """No node has joined."""
+    RUNNING = auto()
+    STOPPING = auto()
+    """Something has failed or ended; what the nodes still write is waited for."""
+
+
+class NodesWatch:
     """What is known of the nodes, and whether to wait any longer."""
 
-    def __init__(self, rendezvous: Rendezvous, deadlines: Deadlines, *, queues: bool) -> None:
-        self._room, self._deadlines, self._queues = rendezvous, deadlines, queues
-        self.ends: dict[int, NodeOutcome] = {}
-        self._begun: tuple[int, int] = (0, 0)
-        self._began_at: float | None = None
+    def __init__(self, rendezvous: Rendezvous, deadlines: Deadlines, *, may_queue: bool) -> None:
+        self._rendezvous, self._deadlines = rendezvous, deadlines
+        self._state = State.WAITING
+        self._num_joined = self._num_reached = 0
+        self._outcomes: dict[int, NodeOutcome] = {}
+        self._started_at: float | None = None
         self._cause: str | None = None
-        self._heard = self._beaten = time.monotonic()
-        self._until = math.inf
+        self._next_beat = Deadline(BEAT_SECONDS)
+        self._silence = Deadline(math.inf if may_queue else deadlines.start)
+        self._end = Deadline(math.inf)
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether every node has ended, and well."""
+        return len(self._outcomes) == self._rendezvous.num_nodes and not self._any_unsuccessful()
 
     def hear(self) -> None:
-        self._heard = time.monotonic()
+        """Note a sign of life."""
+        self._silence.restart()
 
-    def over(self) -> bool:
-        if time.monotonic() >= self._until:
+    def is_over(self) -> bool:
+        """Whether there is nothing more to wait for."""
+        if self._end.passed:
             return True
-        ended = len(self.ends) == self._room.num_nodes
-        # Nodes that were told to end do not know by whom; the engine may.
-        unexplained = any(end.stopped for end in self.ends.values()) and not any(
-            end.failed for end in self.ends.values()
-        )
-        return ended and (not unexplained or self._cause is not None)
+        outcomes = self._outcomes.values()
+        # Nodes that were stopped from outside do not know by whom; the engine may.
+        unexplained = any(each.stopped for each in outcomes) and not any(each.failed for each in outcomes)
+        return len(outcomes) == self._rendezvous.num_nodes and (not unexplained or self._cause is not None)
 
     def look(self, poll_exit: PollExit) -> None:
-        now = time.monotonic()
-        if now - self._beaten > SECONDS_BETWEEN_BEATS:
-            self._beaten = now
-            self._room.beat()
-        self.ends = self._room.ends()
-        begun = (len(self._room.node_infos()), len(self._room.reached()))
-        if begun != self._begun:
-            self._begun = begun
-            self.hear()
-        if begun[1] == self._room.num_nodes and self._began_at is None:
-            self._began_at = time.time()
-        if not all(end.well for end in self.ends.values()):
-            # Those that have begun end by themselves; others will not begin any more.
-            seconds = SECONDS_TO_SAY if len(self.ends) >= self._begun[0] else SECONDS_TO_END
-            self._until = min(self._until, now + seconds)
+        """Read what the nodes have written, and ask whether they still run."""
+        if self._next_beat.passed:
+            self._rendezvous.beat()
+            self._next_beat.restart()
+        self._outcomes = self._rendezvous.outcomes()
+        self._count_nodes()
+        if self._any_unsuccessful():
+            # Nodes that have joined end by themselves; others will not join any more.
+            everyone = len(self._outcomes) >= self._num_joined
+            self._stop_within(LAST_WRITE_SECONDS if everyone else NODES_STOP_SECONDS)
         if self._cause is None:
-            self._ask(poll_exit, now)
+            self._find_cause(poll_exit)
 
-    def _ask(self, poll_exit: PollExit, now: float) -> None:
-        limit = max(self._deadlines.start, self._deadlines.progress) + SECONDS_MORE
+    def _any_unsuccessful(self) -> bool:
+        return not all(outcome.succeeded for outcome in self._outcomes.values())
+
+    def _count_nodes(self) -> None:
+        num_joined, num_reached = len(self._rendezvous.node_infos()), len(self._rendezvous.reached())
+        if (num_joined, num_reached) != (self._num_joined, self._num_reached):
+            self._num_joined, self._num_reached = num_joined, num_reached
+            self.hear()
+        if self._state is State.WAITING and num_joined:
+            self._state = State.RUNNING
+            self._silence = Deadline(max(self._deadlines.start, self._deadlines.progress) + EXTRA_SILENCE_SECONDS)
+        if num_reached == self._rendezvous.num_nodes and self._started_at is None:
+            self._started_at = time.time()
+
+    def _find_cause(self, poll_exit: PollExit) -> None:
         self._cause = poll_exit()
         if self._cause:
-            self._until = min(self._until, now + SECONDS_TO_SAY)
-        elif not self._begun[0] and not self._queues and now - self._heard > self._deadlines.start:
-            self._cause, self._until = f"no host has begun within {self._deadlines.start:.0f} s", now
-        elif self._begun[0] and now - self._heard > limit:
-            self._cause, self._until = f"nothing was heard of any node for {limit:.0f} s", now
+            self._stop_within(LAST_WRITE_SECONDS)
+        elif self._silence.passed and self._state is not State.STOPPING:
+            self._cause = (
+                f"no host has joined within {self._silence.seconds:.0f} s"
+                if self._state is State.WAITING
+                else f"nothing was heard of any node for {self._silence.seconds:.0f} s"
+            )
+            self._stop_within(0)
 
-    def ended(self) -> LaunchOutcome:
+    def _stop_within(self, seconds: float) -> None:
+        self._state = State.STOPPING
+        self._end.bring_forward(seconds)
+
+    def outcome(self) -> LaunchOutcome:
         """How the processes of all nodes ended, as if they had been started on one machine."""
-        self.ends = self._room.ends()
-        ended = merge_outcomes(list(self.ends.values()))
-        ended.began_at = self._began_at
-        missing = [f"node {rank}" for rank in range(self._room.num_nodes) if rank not in self.ends]
+        self._outcomes = self._rendezvous.outcomes()
+        outcome = merge_outcomes(list(self._outcomes.values()))
+        outcome.started_at = self._started_at
+        missing = [f"node {rank}" for rank in range(self._rendezvous.num_nodes) if rank not in self._outcomes]
         if missing:
-            ended.others.append(f"{', '.join(missing)} did not say how it ended")
-            if not self._begun[0]:
-                ended.others.append(
-                    "No node wrote anything into the run directory: is it on a disk that the nodes share? Choose one with --run-dir"
+            outcome.reasons.append(f"{', '.join(missing)} did not say how it ended")
+            if not self._num_joined:
+                outcome.reasons.append(
+                    "No node wrote anything into the run directory: is it on a disk that the nodes share? "
+                    "Choose one with --run-dir"
                 )
-        stopped = [end for end in self.ends.values() if end.stopped]
-        if stopped and not ended.failed:
-            ended.others.append(", ".join(f"node {end.node_rank} ({end.host}) was told to end" for end in stopped))
-        if ended.failed and self._cause and (missing or stopped):
-            ended.others.append(self._cause)
-        return ended
+        stopped = [each for each in self._outcomes.values() if each.stopped]
+        if stopped and not outcome.failed:
+            outcome.reasons.append(", ".join(f"node {each.node_rank} ({each.host}) was stopped" for each in stopped))
+        if outcome.failed and self._cause and (missing or stopped):
+            outcome.reasons.append(self._cause)
+        return outcome

@@ -57,8 +57,8 @@ class Model:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
-    """One row of the EfficientNet-B0 table (Tan and Le 2019, table 1), before scaling."""
+class BlockGroup:
+    """One row of the EfficientNet-B0 table (Tan and Le 2019, table 1, "stage"), before scaling."""
 
     repeats: int
     channels: int
@@ -66,14 +66,14 @@ class Stage:
     expansion: int
 
 
-B0_STAGES = (
-    Stage(repeats=1, channels=16, kernel_size=3, expansion=1),
-    Stage(repeats=2, channels=24, kernel_size=3, expansion=6),
-    Stage(repeats=2, channels=40, kernel_size=5, expansion=6),
-    Stage(repeats=3, channels=80, kernel_size=3, expansion=6),
-    Stage(repeats=3, channels=112, kernel_size=5, expansion=6),
-    Stage(repeats=4, channels=192, kernel_size=5, expansion=6),
-    Stage(repeats=1, channels=320, kernel_size=3, expansion=6),
+B0_BLOCK_GROUPS = (
+    BlockGroup(repeats=1, channels=16, kernel_size=3, expansion=1),
+    BlockGroup(repeats=2, channels=24, kernel_size=3, expansion=6),
+    BlockGroup(repeats=2, channels=40, kernel_size=5, expansion=6),
+    BlockGroup(repeats=3, channels=80, kernel_size=3, expansion=6),
+    BlockGroup(repeats=3, channels=112, kernel_size=5, expansion=6),
+    BlockGroup(repeats=4, channels=192, kernel_size=5, expansion=6),
+    BlockGroup(repeats=1, channels=320, kernel_size=3, expansion=6),
 )
 B0_STEM_CHANNELS = 32
 B0_HEAD_CHANNELS = 1280
@@ -131,11 +131,11 @@ def _efficientnet(width: float, depth: float, num_classes: int) -> Iterator[tupl
     channels = _scaled_channels(B0_STEM_CHANNELS, width)
     yield "conv_stem.weight", (channels, IMAGE_CHANNELS, 3, 3)
     yield from _batch_norm("bn1", channels)
-    for i, stage in enumerate(B0_STAGES):
-        channels_out = _scaled_channels(stage.channels, width)
-        for j in range(math.ceil(stage.repeats * depth)):
+    for i, group in enumerate(B0_BLOCK_GROUPS):
+        channels_out = _scaled_channels(group.channels, width)
+        for j in range(math.ceil(group.repeats * depth)):
             yield from _efficientnet_block(
-                f"blocks.{i}.{j}", channels, channels_out, stage.kernel_size, stage.expansion
+                f"blocks.{i}.{j}", channels, channels_out, group.kernel_size, group.expansion
             )
             channels = channels_out
     head = _scaled_channels(B0_HEAD_CHANNELS, width)
@@ -146,8 +146,8 @@ def _efficientnet(width: float, depth: float, num_classes: int) -> Iterator[tupl
 
 def _efficientnet_layers(depth: float) -> Iterator[tuple[str, ...]]:
     yield "conv_stem", "bn1"
-    for i, stage in enumerate(B0_STAGES):
-        yield from ((f"blocks.{i}.{j}",) for j in range(math.ceil(stage.repeats * depth)))
+    for i, group in enumerate(B0_BLOCK_GROUPS):
+        yield from ((f"blocks.{i}.{j}",) for j in range(math.ceil(group.repeats * depth)))
     yield "conv_head", "bn2"
     yield ("classifier",)
 
@@ -155,11 +155,11 @@ def _efficientnet_layers(depth: float) -> Iterator[tuple[str, ...]]:
 def _efficientnet_drops(width: float, depth: float, dropout_rate: float) -> Iterator[Drop]:
     """Stochastic depth in every block with a residual, and dropout before the classifier.
 
-    The rate of block b of n is 0.2 * b / n, b counted from 0 over all blocks, as in both frameworks' own models.
+    The rate of block b of n is 0.2 * b / n, b counted from 0 over all blocks, as in the models of both frameworks.
     """
-    blocks = [(i, j) for i, stage in enumerate(B0_STAGES) for j in range(math.ceil(stage.repeats * depth))]
+    blocks = [(i, j) for i, group in enumerate(B0_BLOCK_GROUPS) for j in range(math.ceil(group.repeats * depth))]
     for number, (i, j) in enumerate(blocks):
-        if j > 0:  # the first block of a stage changes the shape of its features and has no residual
+        if j > 0:  # the first block of a group changes the shape of its features and has no residual
             rate = STOCHASTIC_DEPTH_RATE * number / len(blocks)
             yield Drop(name=f"blocks.{i}.{j}.drop_path", kind="stochastic depth", rate=rate)
     head = _scaled_channels(B0_HEAD_CHANNELS, width)
@@ -233,16 +233,17 @@ MODELS: dict[str, Model] = {
 }
 
 
-OWN = Model(min_image_size=1, shapes=lambda size, classes: {}, layers=())
-"""Of a model of a user's own, of which nothing is known but what `dpcompare.models.custom` is told of it."""
+CUSTOM = Model(min_image_size=1, shapes=lambda size, classes: {}, layers=())
+"""The row of any custom model, of which only its `dpcompare.models.custom.CustomModel` knows more."""
 
 
 def model_of(name: str) -> Model:
-    return MODELS.get(name, OWN)
+    """The row of a model; of a custom one, `CUSTOM`."""
+    return MODELS.get(name, CUSTOM)
 
 
 def custom_weights(shapes: Mapping[str, Shape], seed: int) -> Weights:
-    """As `initial_weights`, but whatever the order of the tensors, which may be another in another framework."""
+    """As `initial_weights`, but independent of the order of the tensors, which may differ between the frameworks."""
     weights = {}
     for name, shape in shapes.items():
         entropy = [seed, 0, *hashlib.sha256(name.encode()).digest()]

@@ -1,4 +1,4 @@
-"""Custom models: a user's own, named `package.module:NAME`, in one or both frameworks."""
+"""Custom models: those that a user writes, named `package.module:NAME`, in one or both frameworks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Factory = Callable[[int, int], Any]
 class CustomModel:
     """A model in one or both frameworks, which must be the same one.
 
-    Both take normalised pixels and give logits, (rows, num_classes), and draw no random numbers. Their layers have the same
-    names, or `layer_names` says how those of one are called in the other.
+    Both take normalised pixels and give logits, (rows, num_classes), and draw no random numbers. Their layers have the
+    same names, or `layer_names` maps those of one to those of the other.
     """
 
     torch: Factory | None = None
@@ -29,7 +29,7 @@ class CustomModel:
     tensorflow: Factory | None = None
     """Makes a keras.Model that takes (rows, image_size, image_size, 3)."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
-    """Name of a torch module -> name of the Keras layer that is its twin, where that is another."""
+    """Name of a torch module -> name of the Keras layer that is its twin, where it differs."""
 
     def build(self, framework: str, image_size: int, num_classes: int) -> Any:
         """The model of a framework.
@@ -46,7 +46,7 @@ class CustomModel:
 
 
 def custom_model(name: str) -> CustomModel:
-    """The model of a name: an CustomModel, or a function of no arguments that returns one.
+    """The model of a name: a CustomModel, or a function of no arguments that returns one.
 
     Raises:
         RequestError: there is none.
@@ -63,7 +63,7 @@ def custom_model(name: str) -> CustomModel:
 
 
 def source_sha256(model: str) -> str:
-    """sha256 of the file that an own model's module is written in; what that imports is not looked at."""
+    """sha256 of the file that a custom model's module is written in, without what that imports."""
     file = import_module(model.partition(":")[0]).__file__
     assert file is not None
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()

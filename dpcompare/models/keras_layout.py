@@ -1,4 +1,4 @@
-"""How Keras names and lays out the tensors of the models, and the way to the framework-neutral names and back."""
+"""Keras's names and layouts of the models' tensors, converted to the framework-neutral ones and back."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ _BLOCK_LAYERS = {
     "project_bn": "bn3",
     "drop": "drop_path",
 }
-# The blocks of stage 0 do not expand, so their names move up by one.
-_FIRST_STAGE_LAYERS = _BLOCK_LAYERS | {"bn": "bn1", "project_conv": "conv_pw", "project_bn": "bn2"}
+# The blocks of group 0 do not expand, so their names move up by one.
+_FIRST_GROUP_LAYERS = _BLOCK_LAYERS | {"bn": "bn1", "project_conv": "conv_pw", "project_bn": "bn2"}
 
 
 def neutral_layer_name(name: str) -> str:
@@ -66,9 +66,9 @@ def neutral_layer_name(name: str) -> str:
     block = re.fullmatch(r"block(\d)([a-z])_(.+)", name)
     if block is None:
         return _OUTER_LAYERS.get(name, name)
-    stage, index = int(block[1]) - 1, ord(block[2]) - ord("a")
-    layers = _FIRST_STAGE_LAYERS if stage == 0 else _BLOCK_LAYERS
-    return f"blocks.{stage}.{index}.{layers.get(block[3], block[3])}"
+    group, index = int(block[1]) - 1, ord(block[2]) - ord("a")
+    layers = _FIRST_GROUP_LAYERS if group == 0 else _BLOCK_LAYERS
+    return f"blocks.{group}.{index}.{layers.get(block[3], block[3])}"
 
 
 def tensor_name(variable: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a model is cut into stages: so that they take the same time, by measuring its layers."""
+"""The partition of a model into stages that take the same time, by the measured seconds of its layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WARMUP_ROUNDS = 2
 
 
 def seconds_of(calls: Sequence[Callable[[], object]], synchronize: Callable[[], None]) -> list[float]:
-    """How long each call takes, the median of some rounds through all of them in their order."""
+    """Seconds that each call takes, the median of some rounds through all of them in their order."""
     rounds = []
     for _ in range(WARMUP_ROUNDS + ROUNDS):
         taken = []
@@ -28,7 +28,7 @@ def seconds_of(calls: Sequence[Callable[[], object]], synchronize: Callable[[], 
 
 
 def balanced_cuts(seconds: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """The layers with which the second and all later stages begin, so that the slowest stage is as fast as can be.
+    """The layers with which the second and all later stages start, so that the slowest stage is as fast as can be.
 
     Args:
         seconds: of each layer, in their order.
@@ -55,5 +55,5 @@ def balanced_cuts(seconds: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
 
 def seconds_of_stages(seconds: Sequence[float], cuts: Sequence[int]) -> list[float]:
-    """Of all layers between one cut and the next."""
+    """Seconds of each stage: the sum of those of the layers between one cut and the next."""
     return [sum(seconds[begin:end]) for begin, end in pairwise([0, *cuts, len(seconds)])]

@@ -1,4 +1,4 @@
-"""The file of initial weights that both frameworks read: drawn, published by timm, or a user's own."""
+"""The file of initial weights that both frameworks read: drawn, published by timm, or a custom file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weight
 from dpcompare.models.keras_layout import BATCH_NORM_VARIABLES, neutral_name
 
 HUB = "https://huggingface.co"
-"""Where timm publishes; HF_ENDPOINT, as everywhere in its field, names a mirror."""
+"""Where timm publishes; HF_ENDPOINT, which other tools read too, names a mirror."""
 FETCH_TIMEOUT_SECONDS = 30
 
 CONVERSION = 1
@@ -34,7 +34,7 @@ EXPECTED = "a safetensors file with timm's names, or a Keras weights file (.weig
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
-# What reading a file that is damaged or none raises; h5py and zipfile add kinds of their own to the usual ones.
+# What reading a file that is damaged or none raises; h5py and zipfile add more kinds to the usual ones.
 UNREADABLE = (
     OSError,
     ValueError,
@@ -118,18 +118,14 @@ def prepare_weights(
         num_classes: of its dataset.
         source: the file to take weights from, if any.
         cache: where it is kept.
-        custom_shapes: of the tensors of a model of the user's own.
+        custom_shapes: of the tensors of a custom model.
 
     Raises:
         RequestError: the source's weights are not those of the model.
     """
     shape = f"{image_size}px-{num_classes}classes"
     origin = "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
-    file_name = model
-    if custom_shapes is not None:
-        described = json.dumps(sorted(custom_shapes.items()))
-        file_name = f"{model.replace(':', '.')}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
-    name = f"{file_name}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
+    name = f"{_name_of(model, custom_shapes)}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
     path = cache / "weights" / name
     if path.is_file():
         return path
@@ -142,11 +138,19 @@ def prepare_weights(
         weights, classifier = fit(source, weights, model)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-        # Written apart and moved: a run started at the same time reads a whole file or none.
+        # Written apart and moved: a run started at the same time reads a complete file or none.
         written = Path(temporary) / name
         save_file(weights, written, metadata={"classifier": classifier})
         written.replace(path)
     return path
+
+
+def _name_of(model: str, custom_shapes: Mapping[str, Shape] | None) -> str:
+    """A model's name as part of that of a file; of a custom model, with a digest of its shapes."""
+    if custom_shapes is None:
+        return model
+    described = json.dumps(sorted(custom_shapes.items()))
+    return f"{model.replace(':', '.')}-{hashlib.sha256(described.encode()).hexdigest()[:16]}"
 
 
 def classifier_of(path: Path) -> str:
@@ -189,7 +193,7 @@ def _published(model: str, image_size: int, cache: Path) -> Source:
 def _tensors(content: bytes) -> Iterator[tuple[str, Any]]:
     if content.startswith(HDF5_SIGNATURE):
         yield from _of_keras(content)
-    elif zipfile.is_zipfile(io.BytesIO(content)):  # Keras's archive of a whole model; also what torch.save writes
+    elif zipfile.is_zipfile(io.BytesIO(content)):  # Keras's archive of a model; also what torch.save writes
         yield from _of_keras(zipfile.ZipFile(io.BytesIO(content)).read("model.weights.h5"))
     else:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
@@ -208,12 +212,12 @@ def _of_keras(content: bytes) -> Iterator[tuple[str, Any]]:
         if "layer_names" in older.attrs:
             for layer in map(_text, older.attrs["layer_names"]):
                 for variable in map(_text, older[layer].attrs["weight_names"]):
-                    # `stem_conv/kernel:0`; in a nested model the layer's own group is that of the outer one.
+                    # `stem_conv/kernel:0`; in a nested model the group of the layer is that of the outer one.
                     *path, name = variable.split(":")[0].split("/")
                     yield _neutral(path[-1] if path else layer, name, older[layer][variable][()])
             return
         groups: list[Any] = []
-        # Sequential and functional models nest in one another; a layer's own group is `.../layers/<class>/vars`.
+        # Sequential and functional models nest in one another; a layer's group is `.../layers/<class>/vars`.
         file.visititems(lambda name, item: groups.append(item) if name.endswith("/vars") else None)
         for group in groups:
             values = [group[key][()] for key in sorted(group, key=int)]
@@ -242,7 +246,7 @@ def _text(name: bytes | str) -> str:
 
 
 def _is_ignored(name: str) -> bool:
-    """Tensors without a place here: timm counts steps; Keras normalises pixels in the model, which the host does here."""
+    """Tensors without a place here: timm counts steps, and Keras normalises pixels in the model instead of the host."""
     return name.endswith("num_batches_tracked") or name in {f"normalization.{n}" for n in ("mean", "variance", "count")}
 
 
@@ -257,8 +261,8 @@ def fit(source: Source, drawn: Weights, model: str) -> tuple[Weights, str]:
         model: its name, for the error.
 
     Raises:
-        RequestError: other tensors are missing or have another shape, there are tensors that the model has not, or values
-            that are not finite.
+        RequestError: other tensors are missing or have another shape, there are tensors that the model does not have,
+            or values that are not finite.
     """
     found = {name: value for name, value in source.tensors.items() if not _is_ignored(name)}
     shapes: dict[str, Shape] = {name: value.shape for name, value in drawn.items()}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpcompare.config.modes import MODES
 from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import ArmRow, Comparison, Efficiency
 
@@ -288,7 +289,10 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     chart = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names)) + base.mark_point(
         filled=True, opacity=1, size=70
     ).encode(description=alt.Description("text:N"))
-    on_one_device = [row for row in measured if row.mode == "single" and row.framework == "torch"]
+    frameworks = {row.framework for row in measured if row.pipeline}
+    on_one_device = [
+        row for row in measured if row.framework in frameworks and not MODES[row.framework, row.mode].multi_device
+    ]
     if on_one_device:
         values = [{"images/s": row.images_per_second, "arm": row.name} for row in on_one_device]
         line = alt.Chart(alt.Data(values=values)).mark_rule(color=INK, strokeDash=[4, 4], opacity=0.5)

@@ -34,7 +34,7 @@ class ProcessRecord(BaseModel):
     collective: str
     """What carried the gradients: nccl, gloo, ring, threads, or none for one replica."""
     settings: dict[str, Any]
-    """What the backend chose or was given that a fair comparison must know; see `Backend.settings`."""
+    """What the backend chose or was given that a fair comparison must know; see `Backend.describe`."""
     sample_order_sha256: str
     peak_memory_bytes: int
     """Most resident memory at once."""

@@ -9,15 +9,14 @@ import struct
 from dpcompare.errors import RequestError
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
-
-
 _ANYWHERE = "192.0.2.1"  # reserved for documentation (RFC 5737)
 
 
 def local_address(name: str) -> str:
     """The IPv4 address by which others reach this machine, which they know by `name`.
 
-    Where a machine knows its own name as loopback (Debian: 127.0.1.1), it is that of the route out of it; nothing is sent.
+    Where a machine resolves its name to loopback (Debian: 127.0.1.1), it is that of the route out of it; nothing is
+    sent.
 
     Raises:
         RequestError: the name cannot be resolved.
@@ -31,7 +30,8 @@ def local_address(name: str) -> str:
             return str(outwards.getsockname()[0])
     except OSError as error:
         raise RequestError(
-            f"hosts: {name!r} cannot be resolved here ({error.strerror}); expected a name or an IPv4 address that all hosts know"
+            f"hosts: {name!r} cannot be resolved here ({error.strerror}); expected a name or an IPv4 address that all "
+            "hosts know"
         ) from None
 
 

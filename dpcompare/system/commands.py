@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from collections.abc import Sequence
 
+from dpcompare.system.deadline import Deadline
 from dpcompare.system.processes import PROCESS_POLL_SECONDS, kill_groups
 from dpcompare.system.signals import signals_held
 
@@ -26,7 +26,7 @@ def run_command(
         subprocess.TimeoutExpired: it has been killed after `seconds`.
         KeyboardInterrupt: it has been killed by Ctrl-C.
     """
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     with signals_held() as signals:
         process = subprocess.Popen(
             argv,
@@ -46,7 +46,7 @@ def run_command(
                         text = None  # what is left of it is sent by the next call
                     if interruptible:
                         signals.deliver()
-                    if time.monotonic() >= deadline:
+                    if deadline.passed:
                         raise subprocess.TimeoutExpired(argv, seconds)
             finally:
                 if process.returncode is None:

@@ -17,9 +17,9 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(cgroups: Path = CGROUPS) -> int:
-    """CPU cores that this process may use: its affinity and the limit of a container, part of a core counted as one.
+    """CPU cores that this process may use, by its affinity and its container's limit; part of a core counts as one.
 
-    joblib, which decodes images, counts so too, but takes a third of our own start to be imported. Source of the limits:
+    joblib, which decodes images, counts in the same way, but importing it takes a third of our start. Limits:
     `cpu.max` of cgroups(7), version 2, and `cpu.cfs_quota_us` of version 1; in a container they are below `cgroups`.
     """
     cores = len(os.sched_getaffinity(0))
@@ -32,8 +32,6 @@ def available_cores(cgroups: Path = CGROUPS) -> int:
 
 
 _GPU_LINE = re.compile(r"^GPU (?P<index>\d+): .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
-
-
 _MIG_LINE = re.compile(r"^\s+MIG .*\(UUID: (?P<uuid>MIG-[^)]+)\)")
 
 

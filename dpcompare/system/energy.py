@@ -1,4 +1,4 @@
-"""Energy as the devices count it themselves; where they do not, there is no figure."""
+"""Energy meters, which read the devices' own counters; where there are none, there is no figure."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ def _package_counter(package: Path) -> Counter:
 
 
 class EnergyMeter:
-    """Adds up the counters that one process is to read."""
+    """The sum of the counters that one process reads."""
 
     def __init__(self, counters: Sequence[Counter]) -> None:
         self._counters = counters
 
     def joules(self) -> float | None:
-        """Since some moment; None where nothing is counted."""
+        """Joules since some moment; None where nothing is counted."""
         return sum(counter() for counter in self._counters) if self._counters else None
 
 
 def meter_of(device_type: str, devices: Sequence[str], *, counts_packages: bool) -> EnergyMeter:
-    """What a training process reads: its own GPUs; on the CPU one process of a machine reads the packages, for all."""
+    """The meter of a training process: its GPUs; on the CPU one process of a machine reads the packages, for all."""
     if device_type == "gpu":
         return EnergyMeter(gpu_counters(devices))
     return EnergyMeter(package_counters() if counts_packages else ())

@@ -1,4 +1,4 @@
-"""Locks: one process per folder."""
+"""Locks on folders, each held by one process at a time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ from pathlib import Path
 from dpcompare.errors import RequestError
 
 LOCK_FILE = "lock"
-
-
 LOCK_ATTEMPTS = 5
-
-
-SECONDS_BETWEEN_ATTEMPTS = 0.1
+LOCK_POLL_SECONDS = 0.1
 
 
 @contextmanager
@@ -33,11 +29,11 @@ def only_one(folder: Path, refusal: str) -> Iterator[None]:
                 break
             except BlockingIOError:  # `is_held` may have it for a moment
                 if attempt:
-                    time.sleep(SECONDS_BETWEEN_ATTEMPTS)
+                    time.sleep(LOCK_POLL_SECONDS)
             except OSError as error:  # a network file system without locks
                 raise RequestError(
-                    f"{str(folder)!r} cannot be locked ({error.strerror}), so that two processes might write into it; choose a "
-                    "folder on another disk"
+                    f"{str(folder)!r} cannot be locked ({error.strerror}), so that two processes might write into it; "
+                    "choose a folder on another disk"
                 ) from None
         else:
             raise RequestError(refusal)

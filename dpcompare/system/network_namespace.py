@@ -1,4 +1,4 @@
-"""A network for one run: a namespace that has loopback and nothing else, so that nobody outside reaches its ports."""
+"""A network namespace for one run: it has loopback and nothing else, so that nobody outside reaches its ports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def isolated() -> Iterator[Network]:
     Raises:
         RequestError: this machine does not permit it.
     """
-    # A process of its own holds it: a thread that entered would stay there, and user namespaces refuse threads.
+    # A separate process holds it: a thread that entered would stay there, and user namespaces refuse threads.
     with signals_held(), ExitStack() as stack:
         holder = stack.enter_context(
             subprocess.Popen(
@@ -57,11 +57,11 @@ def isolated() -> Iterator[Network]:
         answer = holder.stdout.readline().strip()
         if answer != "ready":
             raise RequestError(
-                f"this machine permits no network namespace ({answer or 'no answer'}), which --isolate and --engine namespaces "
-                "take; run as root, allow unprivileged user namespaces, or leave the option out"
+                f"this machine permits no network namespace ({answer or 'no answer'}), which --isolate and --engine "
+                "namespaces take; run as root, allow unprivileged user namespaces, or leave the option out"
             )
         namespaces = [Path(f"/proc/{holder.pid}/ns/{kind}") for kind in ("user", "net")]
-        # Those that are this process's own as well cannot be entered again.
+        # Those that this process is in already cannot be entered again.
         files = [
             os.open(path, os.O_RDONLY)
             for path in namespaces
@@ -72,7 +72,8 @@ def isolated() -> Iterator[Network]:
                 subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
             except subprocess.SubprocessError as error:
                 raise RequestError(
-                    f"the network namespace that --isolate or --engine namespaces takes cannot be entered ({error}); leave it out"
+                    f"the network namespace that --isolate or --engine namespaces takes cannot be entered ({error}); "
+                    "leave the option out"
                 ) from None
             yield Network(holder.pid, lambda: _enter(files))
         finally:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dpcompare.system.deadline import Deadline
 from dpcompare.system.signals import HeldSignals
 
 PROCESS_POLL_SECONDS = 0.05
 """How often a child process is asked whether it has ended."""
-SECONDS_TO_DIE = 10.0
+KILL_SECONDS = 10.0
 """How long a killed process may take to end: one that waits for a device ends only after that."""
 
 AGENT_PID = "DPCOMPARE_AGENT_PID"
@@ -49,10 +50,10 @@ def signal_group(pid: int, number: signal.Signals) -> None:
 
 
 def wait_for_exit(processes: Sequence[subprocess.Popen[Any]], seconds: float, signals: HeldSignals) -> bool:
-    """Wait until child processes have ended; returns False where one still runs after `seconds`, or at another Ctrl-C."""
-    deadline = time.monotonic() + seconds
+    """Wait until child processes have ended; returns False after `seconds`, or at another Ctrl-C."""
+    deadline = Deadline(seconds)
     while any(process.poll() is None for process in processes):
-        if signals.is_interrupted or time.monotonic() >= deadline:
+        if signals.is_interrupted or deadline.passed:
             return False
         time.sleep(PROCESS_POLL_SECONDS)
     return True
@@ -62,8 +63,8 @@ def kill_groups(processes: Sequence[subprocess.Popen[Any]]) -> None:
     """Kill the process groups that child processes lead, or led, and wait until the children have ended."""
     for process in processes:
         signal_group(process.pid, signal.SIGKILL)
-    deadline = time.monotonic() + SECONDS_TO_DIE
-    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+    deadline = Deadline(KILL_SECONDS)
+    while any(process.poll() is None for process in processes) and not deadline.passed:
         time.sleep(PROCESS_POLL_SECONDS)
 
 

@@ -23,6 +23,7 @@ class HeldSignals:
         self._noted: list[int] = []
 
     def note(self, number: int, frame: FrameType | None) -> None:
+        """Be the handler of a signal: keep it for later."""
         self._noted.append(number)
 
     @property
@@ -50,11 +51,11 @@ _held: HeldSignals | None = None
 
 @contextmanager
 def signals_held() -> Iterator[HeldSignals]:
-    """Within this context a signal is only noted: it is handled where `deliver` is called, and at the end at the latest.
+    """Within this context a signal is only noted: it is handled where `deliver` is called, at the latest at the end.
 
-    An exception from a signal handler can come between any two instructions, also in the library that we call: after
-    `Popen.poll` has taken its lock and before it would release it, which makes the next wait last for ever; or in a hook
-    of a fork, where it is printed and lost. So nobody starts, polls or waits for a process without this context.
+    An exception from a signal handler can come between any two instructions, also within the standard library: after
+    `Popen.poll` has taken its lock and before it would release it, so that the next wait lasts for ever; or in a hook
+    of a fork, where it is printed and lost. So processes are started, polled and waited for in this context only.
 
     Contexts may be nested: the outermost delivers. Outside the main thread, where no handler runs, nothing comes.
     """

@@ -9,11 +9,11 @@ def printable(text: str) -> str:
 
 
 def in_one_line(error: str | None) -> str:
-    """What a run failed by, of all that is told of it: its first line, or what a traceback below it ends in."""
+    """The cause of a failure, from its whole description: the first line, or the end of the traceback below it."""
     lines = (error or "").strip().splitlines() or [""]
     if lines[0].endswith(":"):
-        told = (line for line in lines[1:] if not line.startswith((" ", "last steps:", "Traceback")))
-        return next(filter(None, told), lines[0])
+        causes = (line for line in lines[1:] if not line.startswith((" ", "last steps:", "Traceback")))
+        return next(filter(None, causes), lines[0])
     return lines[0]
 
 

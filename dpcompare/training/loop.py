@@ -81,7 +81,7 @@ class Trainer:
         self._events.append(
             Ready(steps=self._num_steps, first_step=first_step, num_replicas=self._backend.num_replicas)
         )
-        _synchronize(self._backend)
+        self._backend.synchronize()
         self._previous_end = time.perf_counter()
         for step in range(first_step + 1, self._num_steps + 1):
             evaluates, checkpoints = self._evaluates(step), self._checkpoints(step)
@@ -108,7 +108,7 @@ class Trainer:
         self._batches = list(islice(feed, self._workload.accumulate))
         received = time.perf_counter()
         loss = self._backend.train_step(self._batches, rate)
-        _synchronize(self._backend, drain=drain)
+        self._backend.synchronize(drain=drain)
         end = time.perf_counter()
 
         between, self._previous_end = start - self._previous_end, end
@@ -145,12 +145,12 @@ class Trainer:
         self._log.write()
         start = time.perf_counter()
         backend = self._backend
-        checkpoint = Checkpoint(training=training_id(self._config), **vars(_state(backend, step)))
+        checkpoint = Checkpoint(training=training_id(self._config), **vars(backend.state()))
         if self._config.on_nan == "stop":
             _require_finite(checkpoint)
         # The run continues from what the file holds, as one that resumes from it does: both then agree bit for bit.
         # (torch keeps the running variance in another form while it trains, and each replica has its statistics.)
-        backend.load_state(checkpoint.model)
+        backend.load_state(checkpoint)
         backend.barrier()  # all have logged what they measured up to here, or a run that resumes here would lack it
         if backend.process_rank == 0:
             size = save_checkpoint(checkpoint, self._run_dir, keep=self._config.keep_checkpoints)
@@ -215,20 +215,5 @@ def _resume(backend: Backend) -> int:
     if backend.config.resume is None:
         return 0
     checkpoint = load_checkpoint(backend.config.resume, training=training_id(backend.config))
-    _load(backend, checkpoint)
+    backend.load_state(checkpoint)
     return checkpoint.step
-
-
-def _synchronize(backend: Backend, *, drain: bool = False) -> None:
-    backend.synchronize()
-    if drain:
-        backend.settle()
-
-
-def _state(backend: Backend, step: int) -> TrainingState:
-    return TrainingState(model=backend.state(), optimizer=backend.optimizer_state(), step=step)
-
-
-def _load(backend: Backend, state: TrainingState) -> None:
-    backend.load_state(state.model)
-    backend.load_optimizer_state(state.optimizer, state.step)

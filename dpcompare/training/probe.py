@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from dpcompare.backends.base import Backend
+from dpcompare.backends.base import Inspectable
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Store
 from dpcompare.results.arrays import Arrays
@@ -18,7 +18,7 @@ from dpcompare.training import loop
 from dpcompare.training.reader import training_reader
 
 
-def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
+def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> str:
     """Train as `loop.train` does, and write RUN_DIR/probe-<rank>.safetensors.
 
     Every process writes its rows of the first batch and their logits; process 0 also writes the tensors of the model
@@ -45,15 +45,15 @@ def run(backend: Backend, store: Store, events: EventLog, run_dir: Path) -> str:
     arrays["training_logits"] = backend.logits(first, training=True)
     backend.load_state(initial)  # the forward pass in training mode has moved BatchNorm's statistics
 
-    captured: dict[str, Arrays] = {"initial": initial}
+    captured: dict[str, Arrays] = {"initial": initial.model}
 
     def after_step(step: int) -> None:
         if step == 1:
-            captured["stepped"] = backend.state()
-            captured["slots"] = backend.optimizer_state()
+            state = backend.state()
+            captured["stepped"], captured["slots"] = state.model, state.optimizer
 
     digest = loop.train(backend, store, events, run_dir, after_step)
-    captured["trained"] = backend.state()
+    captured["trained"] = backend.state().model
     if backend.process_rank == 0:
         arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
     save_file(

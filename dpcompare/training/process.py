@@ -17,7 +17,7 @@ import PIL
 
 from dpcompare._version import __version__
 from dpcompare.backends import load_backend
-from dpcompare.backends.base import Backend
+from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
@@ -66,6 +66,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         if backend.is_server:
             order_sha256 = _serve(events, run_dir)
         elif config.task == "probe":
+            assert isinstance(backend, Inspectable)
             order_sha256 = probe.run(backend, store, events, run_dir)
         else:
             order_sha256 = loop.train(
@@ -132,19 +133,20 @@ def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) 
 def _record(
     backend: Backend, config: RunConfig, order_sha256: str, *, node_rank: int, local_rank: int
 ) -> ProcessRecord:
+    description = backend.describe()
     return ProcessRecord(
         process_rank=backend.process_rank,
         node_rank=node_rank,
         local_rank=local_rank,
         pid=os.getpid(),
         host=socket.gethostname(),
-        device_names=backend.devices(),
+        device_names=description.devices,
         threads=config.topology.threads_per_process,
-        collective=backend.collective,
-        settings=backend.settings(),
+        collective=description.collective,
+        settings=description.settings,
         sample_order_sha256=order_sha256,
         peak_memory_bytes=_peak_memory_bytes(),
-        peak_device_memory_bytes=backend.peak_device_memory_bytes(),
+        peak_device_memory_bytes=description.peak_device_memory_bytes,
         versions={
             "dpcompare": __version__,
             "python": sys.version.split()[0],

@@ -13,8 +13,9 @@ def trained(mode, run_dir, workload, **changes):
     return run(RunConfig(framework="tensorflow", mode=mode, workload=workload, cluster=cluster, **changes), run_dir)
 
 
+@pytest.mark.usefixtures("warm")
 def test_each_step_has_its_own_learning_rate(tmp_path):
-    """Where `fit` waits for data inside a step, the step has read the rate of the step before: the third loss is off by 0.06."""
+    """Where `fit` waits for data inside a step, it has read the rate of the one before; the third loss shows it."""
     workload = Workload(
         model="toy-cnn", image_size=32, global_batch_size=16, dataset="synthetic-mini", steps=10, warmup_steps=0,
         learning_rate=0.01, schedule="cosine", lr_warmup_steps=4,
@@ -24,7 +25,7 @@ def test_each_step_has_its_own_learning_rate(tmp_path):
 
 
 def test_the_loop_may_use_the_devices_between_steps(tmp_path):
-    """A `fit` that has entered the next step has collectives under way, which the loop's own wait for: within ten steps for ever."""
+    """A `fit` that has entered the next step has collectives under way; in ten steps they deadlock with the loop's."""
     workload = Workload(
         model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=200, warmup_steps=0
     )

@@ -7,7 +7,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.results.events import CheckpointSaved, Ready, StepsTrained, read_events
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 TINY = [
     "--model",
@@ -33,13 +33,13 @@ def test_every_node_has_its_role(tmp_path):
     )
     assert (config.topology.num_replicas, config.topology.num_processes, config.topology.num_trainers) == (2, 4, 1)
     planned = plan(config, tmp_path, Endpoints(range(7000, 7000 + num_ports(config))))
-    told = [json.loads(node.env["TF_CONFIG"]) for node in planned]
-    assert told[0]["cluster"] == {
+    configs = [json.loads(node.env["TF_CONFIG"]) for node in planned]
+    assert configs[0]["cluster"] == {
         "chief": ["127.0.0.1:7000"],
         "ps": ["127.0.0.1:7001"],
         "worker": ["127.0.0.1:7002", "127.0.0.1:7003"],
     }
-    tasks = [(each["task"]["type"], each["task"]["index"]) for each in told]
+    tasks = [(each["task"]["type"], each["task"]["index"]) for each in configs]
     assert tasks == [("chief", 0), ("ps", 0), ("worker", 0), ("worker", 1)]
     assert [node.processes[0].trains for node in planned] == [True, False, False, False]
 
@@ -48,30 +48,34 @@ def test_every_node_has_its_role(tmp_path):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--nodes", "2"], "nodes: received 2 with mode parameter-server; expected at least 3: one each for chief and ps"),
-        (["--nodes", "3", "--devices-per-node", "2"], "devices_per_node: received 2 with mode parameter-server; expected 1"),
-        (["--nodes", "3", "--accumulate", "2"], "accumulate: received 2 with mode parameter-server, which can have 1 only"),
+        (["--nodes", "2"],
+         "nodes: received 2 with mode parameter-server; expected at least 3: one each for chief and ps"),
+        (["--nodes", "3", "--devices-per-node", "2"],
+         "devices_per_node: received 2 with mode parameter-server; expected 1"),
+        (["--nodes", "3", "--accumulate", "2"],
+         "accumulate: received 2 with mode parameter-server, which can have 1 only"),
     ],
     ids=["nodes", "devices", "accumulate"],
 )  # fmt: skip
 def test_what_it_cannot_do_is_refused(tmp_path, asked, says):
-    refused = dpcompare("run", *SERVED, *TINY, *asked, "--run-dir", tmp_path / "run")
+    refused = invoke("run", *SERVED, *TINY, *asked, "--run-dir", tmp_path / "run")
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
 
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
     short = [*TINY, "--image-size", "64", "--global-batch-size", "64", "--dataset", "synthetic", "--steps", "40"]
-    done = dpcompare("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
+    done = invoke("run", *SERVED, *short, "--nodes", "4", "--json", "--run-dir", tmp_path / "served")
     assert done.code == 0, done.stderr
     settings = done.json["settings"]
     assert settings["updates"] == "asynchronous"
     assert 0 < settings["staleness"]["mean"] <= settings["staleness"]["max"] <= 4
     mirrored = ["--framework", "tensorflow", "--mode", "mirrored", "--devices-per-node", "2"]
-    assert dpcompare("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
-    shown = dpcompare("report", tmp_path / "served", tmp_path / "mirrored", "--json")
+    assert invoke("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
+    shown = invoke("report", tmp_path / "served", tmp_path / "mirrored", "--json")
     (reason,) = [reason for reason in shown.json["reasons"] if reason.startswith("updates")]
     assert "throughput alone may be compared" in reason
 
@@ -79,25 +83,27 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--checkpoint-every", "1"]], ids=["without", "with checkpoints"])
+@pytest.mark.alone
 def test_what_workers_still_have_to_do_counts(tmp_path, options):
-    """Steps return before they are made; nothing but checkpoints between the first and the last loss may take no time."""
+    """Steps return before they are made; between the first and last loss only checkpoints are not part of a step."""
     steps = ["--model", "toy-cnn", "--image-size", "128", "--global-batch-size", "256", "--dataset", "synthetic"]
-    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3", *options,
-                     "--run-dir", tmp_path / "run", "--json")  # fmt: skip
+    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3",
+                     *options, "--run-dir", tmp_path / "run", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     events = read_events(tmp_path / "run", 1)
     (ready,) = [event for event in events if isinstance(event, Ready)]
     last_loss = [event for event in events if isinstance(event, StepsTrained)][-1]
-    whole = last_loss.time - ready.time
+    elapsed = last_loss.time - ready.time
     checkpoints = [event for event in events if isinstance(event, CheckpointSaved) and event.time < last_loss.time]
-    expected = whole - sum(event.seconds for event in checkpoints)
+    expected = elapsed - sum(event.seconds for event in checkpoints)
     assert 4 * 256 / done.json["images_per_second"] == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_one_worker_computes_what_one_device_does():
-    done = dpcompare("verify", "--frameworks", "tensorflow", "--modes", "single,parameter-server", "--model", "toy-bn",
+    done = invoke("verify", "--frameworks", "tensorflow", "--modes", "single,parameter-server", "--model", "toy-bn",
                      "--replicas", "1", "--precision", "float64", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     assert any("parameter-server" in check["modes"] for check in done.json["checks"])
@@ -106,17 +112,17 @@ def test_one_worker_computes_what_one_device_does():
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("mode", ["keras-fit", "tpu"])
 def test_what_cannot_be_verified_says_why(mode):
-    refused = dpcompare("verify", "--modes", f"single,{mode}")
+    refused = invoke("verify", "--modes", f"single,{mode}")
     assert refused.code == 2
     assert f"{mode}: " in refused.stderr
 
 
 @pytest.mark.tensorflow
 def test_there_is_no_tpu_here(tmp_path):
-    refused = dpcompare("run", "--framework", "tensorflow", "--mode", "tpu", "--model", "toy-cnn", "--image-size", "32",
+    refused = invoke("run", "--framework", "tensorflow", "--mode", "tpu", "--model", "toy-cnn", "--image-size", "32",
                         "--run-dir", tmp_path / "run")  # fmt: skip
     assert refused.code == 2
     assert "there is no TPU here" in refused.stderr
-    (row,) = [row for row in dpcompare("modes", "--json").json["modes"] if row["mode"] == "tpu"]
+    (row,) = [row for row in invoke("modes", "--json").json["modes"] if row["mode"] == "tpu"]
     assert row["usable"] is False
     assert "there is no TPU here" in row["reason"]

@@ -10,7 +10,7 @@ import pytest
 
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.partition import balanced_cuts, seconds_of, seconds_of_stages
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -83,22 +83,29 @@ SMALL = ["--model", "toy-bn", "--image-size", "32", "--dataset", "synthetic-mini
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--mode", "pipeline", "--stages", "5", "--devices-per-node", "5"], "stages: received 5, but toy-bn has 4 layers"),
+        (["--mode", "pipeline", "--stages", "5", "--devices-per-node", "5"],
+         "stages: received 5, but toy-bn has 4 layers"),
         (["--mode", "ddp", "--stages", "2", "--devices-per-node", "3"], "stages: received 2 on nodes of 3 devices"),
         (["--mode", "ddp", "--stages", "2", "--devices-per-node", "1"], "stages: received 2 on nodes of 1 devices"),
         (["--mode", "pipeline", "--pipeline-schedule", "1f1b"], "received 1f1b with 1 micro-batches and 2 stages"),
-        (["--mode", "dp", "--stages", "2"], "stages: received 2 with torch dp; expected 1, or one of the modes torch ddp, torch pipeline"),
+        (["--mode", "dp", "--stages", "2"],
+         "stages: received 2 with torch dp; expected 1, or one of the modes torch ddp, torch pipeline"),
         (["--mode", "pipeline", "--stages", "1"], "stages: received 1 with mode pipeline; expected at least 2"),
-        (["--mode", "pipeline", "--microbatches", "3"], "does not divide evenly among 1 replicas in 3 micro-batches each"),
+        (["--mode", "pipeline", "--microbatches", "3"],
+         "does not divide evenly among 1 replicas in 3 micro-batches each"),
         (["--mode", "ddp", "--pipeline-schedule", "1f1b"], "pipeline_schedule: received 1f1b with torch ddp"),
-        (["--mode", "fsdp", "--profile", "native", "--optimizer", "sgd", "--tune", "optimizer_kernels=fused"], "received optimizer_kernels=fused with mode fsdp and sgd"),
-        (["--mode", "dp", "--launcher", "spawn"], "launcher: received spawn with mode dp of torch; expected one of the modes torch ddp"),
-        (["--mode", "ddp", "--launcher", "spawn", "--engine", "hosts", "--hosts", "127.0.0.1,localhost"], "cannot start processes on others"),
+        (["--mode", "fsdp", "--profile", "native", "--optimizer", "sgd", "--tune", "optimizer_kernels=fused"],
+         "received optimizer_kernels=fused with mode fsdp and sgd"),
+        (["--mode", "dp", "--launcher", "spawn"],
+         "launcher: received spawn with mode dp of torch; expected one of the modes torch ddp"),
+        (["--mode", "ddp", "--launcher", "spawn", "--engine", "hosts", "--hosts", "127.0.0.1,localhost"],
+         "cannot start processes on others"),
     ],
-    ids=["layers", "devices", "one device", "1f1b", "mode", "one", "micro-batches", "schedule", "kernels", "launcher", "hosts"],
+    ids=["layers", "devices", "one device", "1f1b", "mode", "one", "micro-batches", "schedule", "kernels", "launcher",
+         "hosts"],
 )  # fmt: skip
 def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
-    refused = dpcompare("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
+    refused = invoke("run", "--framework", "torch", *asked, *SMALL, "--device", "cpu", "--run-dir", tmp_path / "run")
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
     assert not (tmp_path / "run").exists()
@@ -119,8 +126,9 @@ def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
     ],
     ids=["one replica", "split or spawned", "sharded or wrapped"],  # in few commands: each trains ddp again
 )
+@pytest.mark.usefixtures("warm")
 def test_the_other_modes_compute_the_same(modes, replicas, among):
-    done = dpcompare("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
+    done = invoke("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
                      "--precision", "float64", "--json")  # fmt: skip
     assert done.code == 0, [check for check in done.json["checks"] if not check["passed"]]
     compared = ", ".join(check["modes"] for check in done.json["checks"])
@@ -132,7 +140,7 @@ def test_the_other_modes_compute_the_same(modes, replicas, among):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-def test_a_pipeline_of_efficientnet_b2_tells_its_stages(tmp_path, schedule):
+def test_a_pipeline_of_efficientnet_b2_reports_its_stages(tmp_path, schedule):
     b2 = [
         "--image-size",
         "32",
@@ -146,7 +154,8 @@ def test_a_pipeline_of_efficientnet_b2_tells_its_stages(tmp_path, schedule):
         "1",
     ]
     done = dpcompare("run", "--framework", "torch", "--mode", "pipeline", "--stages", "2", "--microbatches", "2",
-                     "--pipeline-schedule", schedule, *b2, "--device", "cpu", "--json", "--run-dir", tmp_path / "run")  # fmt: skip
+                     "--pipeline-schedule", schedule, *b2, "--device", "cpu", "--json",
+                     "--run-dir", tmp_path / "run")  # fmt: skip
     assert done.code == 0, done.stderr
     assert done.json["num_replicas"] == 1
     assert done.json["num_processes"] == 2

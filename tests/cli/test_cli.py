@@ -18,7 +18,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 
 TINY = ("--model", "toy-cnn", "--image-size", "32", "--steps", "8")
 TORCH = ("--framework", "torch", "--mode", "single", "--device", "cpu")
@@ -147,7 +147,7 @@ def bad_input(photos, tmp_path):
 @pytest.mark.tensorflow
 def test_wrong_requests_are_refused_before_anything_starts(bad_input, arguments, message):
     before = sorted(bad_input.rglob("*"))
-    refused = dpcompare("run", *arguments)
+    refused = invoke("run", *arguments)
     assert refused.code == 2
     assert re.search(message, refused.stderr, re.DOTALL), refused.stderr
     assert "Traceback" not in refused.stderr
@@ -157,7 +157,7 @@ def test_wrong_requests_are_refused_before_anything_starts(bad_input, arguments,
 
 def test_all_wrong_keys_of_a_config_file_are_named_at_once(tmp_path):
     (tmp_path / "many.toml").write_text("a = 1\nb = 2\nseed = true\nlearning_rate = 'fast'\n")
-    refused = dpcompare("run", *TORCH, "--config", "many.toml")
+    refused = invoke("run", *TORCH, "--config", "many.toml")
     assert refused.code == 2
     assert len(re.findall(r"many\.toml:\d: key", refused.stderr)) == 4
 
@@ -168,7 +168,7 @@ def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):
     refused = dpcompare("run", *TORCH, DPCOMPARE_TORCH_PYTHON=python)
     assert refused.code == 2
     assert "pip install 'dpcompare[torch]'" in refused.stderr
-    listed = dpcompare("modes", "--json", "--python", f"torch={python}").json["modes"]
+    listed = invoke("modes", "--json", "--python", f"torch={python}").json["modes"]
     assert {row["usable"] for row in listed if row["framework"] == "torch"} == {False}
 
 
@@ -200,7 +200,7 @@ def test_every_option_that_is_part_of_the_config_is_a_field_of_it():
 
 
 def test_plan_shows_eight_gpus_as_two_nodes_of_four():
-    planned = dpcompare("plan", "--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2,3,4,5,6,7", "--nodes", "2")
+    planned = invoke("plan", "--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2,3,4,5,6,7", "--nodes", "2")
     assert planned.code == 0
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3 " in planned.stdout
     assert "CUDA_VISIBLE_DEVICES=4,5,6,7 " in planned.stdout
@@ -220,7 +220,7 @@ def test_plan_as_json_has_two_workers_on_distinct_ports():
         "--nodes",
         "2",
     ]
-    planned = dpcompare("plan", *arguments, "--json").json
+    planned = invoke("plan", *arguments, "--json").json
     workers = [json.loads(node["env"]["TF_CONFIG"])["cluster"]["worker"] for node in planned["node_processes"]]
     assert workers[0] == workers[1]
     assert len(set(workers[0])) == 2
@@ -229,12 +229,12 @@ def test_plan_as_json_has_two_workers_on_distinct_ports():
 
 def test_plan_respects_a_mask_that_is_set(install_gpus):
     install_gpus()
-    planned = dpcompare("plan", "--framework", "torch", "--mode", "dp", "--json", CUDA_VISIBLE_DEVICES="3,1").json
+    planned = invoke("plan", "--framework", "torch", "--mode", "dp", "--json", CUDA_VISIBLE_DEVICES="3,1").json
     assert planned["node_processes"][0]["env"]["CUDA_VISIBLE_DEVICES"] == "3,1"
 
 
 def test_modes_lists_every_mode():
-    listed = dpcompare("modes")
+    listed = invoke("modes")
     assert listed.code == 0
     for mode in ("single", "dp", "ddp", "mirrored", "multiworker"):
         assert f" {mode} " in listed.stdout
@@ -243,7 +243,7 @@ def test_modes_lists_every_mode():
 def test_flag_before_environment_before_config_file_before_default(tmp_path):
     (tmp_path / "config.toml").write_text('model = "mlp"\nseed = 1\nimage_size = 40\n')
     arguments = ["plan", *TORCH, "--json", "--config", "config.toml", "--seed", "3"]
-    planned = dpcompare(*arguments, DPCOMPARE_SEED="2", DPCOMPARE_IMAGE_SIZE="48").json
+    planned = invoke(*arguments, DPCOMPARE_SEED="2", DPCOMPARE_IMAGE_SIZE="48").json
     workload = planned["config"]["workload"]
     assert (workload["model"], workload["seed"], workload["image_size"]) == ("mlp", 3, 48)
     assert workload["global_batch_size"] == 32
@@ -273,7 +273,7 @@ def test_a_run_prints_its_result_to_stdout_and_the_rest_to_stderr(tmp_path):
     assert re.search(r"process 0: pid \d+ on \S+, node 0, local rank 0, device cpu:0", done.stderr)
     assert "step 8/8: loss" in done.stderr
     assert ESCAPE not in done.stderr
-    table = dpcompare("report", "one")
+    table = invoke("report", "one")
     assert table.code == 0
     assert "One arm alone: torch single 1x1." in table.stdout
     assert dpcompare("report", "one", "--json").json["arms"][0]["rounds_shown"][0]["run_dir"] == "one"

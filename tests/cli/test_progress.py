@@ -11,7 +11,7 @@ from dpcompare.results.progress import RunState
 from dpcompare.system.locks import only_one
 from tests.experiments.test_fairness import result
 from tests.experiments.test_study import arm
-from tests.support.command import dpcompare
+from tests.support.command import invoke
 from tests.support.events import ready, trained
 
 
@@ -78,7 +78,7 @@ def test_a_view_of_a_study_tells_what_is_done_and_how_far_it_is(begun):
 
 def test_a_study_that_nobody_runs_is_not_shown_as_running(begun):
     folder, _ = begun
-    shown = dpcompare("watch", folder)
+    shown = invoke("watch", folder)
     assert shown.code == 0
     assert "interrupted after step 2" in shown.stdout
     assert "nobody runs this study now" in shown.stdout

@@ -13,7 +13,7 @@ from dpcompare.config.validation import request
 from dpcompare.errors import RequestError
 from dpcompare.experiments.autotune import tuned
 from dpcompare.experiments.study import Arm, Study
-from tests.support.command import dpcompare
+from tests.support.command import invoke
 
 
 def config(profile="native", mode="ddp", **tune):
@@ -49,7 +49,7 @@ def test_strict_compiles_nothing():
 )  # fmt: skip
 def test_without_a_compiler_what_compiles_is_refused_before_anything_starts(tmp_path, monkeypatch, command):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    refused = dpcompare(
+    refused = invoke(
         *command, "--device", "cpu", *TINY, "--run-dir" if command[0] == "run" else "--out", tmp_path / "out"
     )
     assert refused.code == 2
@@ -78,7 +78,7 @@ def test_what_cannot_be_tuned_is_refused(profile, mode, tune, says):
 
 
 def test_a_pair_that_is_none_is_refused():
-    refused = dpcompare("plan", "--framework", "torch", "--mode", "ddp", "--tune", "fused")
+    refused = invoke("plan", "--framework", "torch", "--mode", "ddp", "--tune", "fused")
     assert refused.code == 2
     assert "--tune: received 'fused', expected NAME=VALUE" in refused.stderr
 
@@ -99,10 +99,11 @@ TINY = [
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_was_found(tmp_path):
     study = ["compare", "--arm", "torch:single,profile=native,tune=optimizer_kernels=foreach", "--device", "cpu", *TINY]
     study += ["--out", tmp_path / "study", "--autotune", "--json"]
-    first = dpcompare(*study)
+    first = invoke(*study)
     assert first.code == 0, first.stderr
     saved = json.loads((tmp_path / "study" / "study.json").read_text())
     (tried,) = saved["tried"].values()
@@ -114,7 +115,7 @@ def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_
     assert arm["name"] == "torch single 1x1 profile=native tune=optimizer_kernels=foreach"
     assert arm["config"]["tune"] == [one["tune"] for one in tried if one["kept"]][-1]
     assert arm["config"]["autotuned"]
-    again = dpcompare(*study, "--repeats", "2")
+    again = invoke(*study, "--repeats", "2")
     assert again.code == 0, again.stderr
     assert "autotune:" not in again.stderr
     assert "not run again" in again.stderr
@@ -172,18 +173,20 @@ def losses(tmp_path, framework, mode, nodes=1, model="toy-bn", **tune):
     ],
     ids=["compiled", "kernels", "XLA"],
 )
+@pytest.mark.usefixtures("warm")
 def test_a_setting_changes_nothing_of_what_is_trained(tmp_path, arm, tune):
     assert np.abs(np.subtract(losses(tmp_path, *arm, **tune), losses(tmp_path, *arm))).max() < 1e-10
 
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_run_that_goes_on_keeps_the_settings_that_its_mode_has(tmp_path):
     tiny = ["--device", "cpu", "--profile", "native", *TINY, "--checkpoint-every", "4"]
-    started = dpcompare("run", "--framework", "torch", "--mode", "single", "--tune", "optimizer_kernels=foreach", *tiny,
+    started = invoke("run", "--framework", "torch", "--mode", "single", "--tune", "optimizer_kernels=foreach", *tiny,
                       "--run-dir", tmp_path / "run")  # fmt: skip
     assert started.code == 0, started.stderr
-    done = dpcompare("run", "--resume", tmp_path / "run", "--mode", "ddp", "--steps", "12", "--tune",
+    done = invoke("run", "--resume", tmp_path / "run", "--mode", "ddp", "--steps", "12", "--tune",
                      "gradient_buckets=copies", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     settings = done.json["settings"]
@@ -191,7 +194,7 @@ def test_a_run_that_goes_on_keeps_the_settings_that_its_mode_has(tmp_path):
 
 
 def test_there_must_be_something_to_tune(tmp_path):
-    refused = dpcompare(
+    refused = invoke(
         "compare", "--arm", "torch:ddp", "--autotune", "--out", tmp_path / "study", "--device", "cpu", *TINY
     )
     if "not installed" not in refused.stderr:

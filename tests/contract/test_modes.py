@@ -2,7 +2,6 @@
 
 import json
 import re
-from functools import cache
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def rows(*, by_default):
             framework,
             mode,
             len(row.roles) + 1 if row.roles else 2 if row.multi_node else 1,
-            2 if row.split == "over processes" or (row.multi_device and not row.multi_node) else 1,
+            2 if row.is_pipeline or (row.multi_device and not row.multi_node) else 1,
         )
         for (framework, mode), row in MODES.items()
         if row.by_default == by_default and "cpu" in row.device_types
@@ -48,29 +47,32 @@ FOUR_REPLICAS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Runs a mode on a topology, once per module; returns (result, run directory)."""
+def config_of(framework, mode, nodes, devices, workload=WORKLOAD, **changes):
+    cluster = Cluster.partition(nodes, devices, device="cpu")
+    stages = 2 if MODES[framework, mode].is_pipeline else 1
+    return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, stages=stages, **changes)
 
-    @cache
-    def train(framework, mode, nodes, devices, workload=WORKLOAD, **changes):
-        run_dir = tmp_path_factory.mktemp("runs") / f"{framework}-{mode}-{nodes}x{devices}"
-        cluster = Cluster.partition(nodes, devices, device="cpu")
-        stages = 2 if MODES[framework, mode].split == "over processes" else 1
-        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, stages=stages, **changes)
-        return run(config, run_dir), run_dir
 
-    return train
+@pytest.fixture
+def launched(run_once):
+    """Launches a mode on a topology, as a user does; returns (result, run directory)."""
+    return lambda *arm: run_once(config_of(*arm))
+
+
+@pytest.fixture
+def trained(train_once):
+    """Trains a variant of a mode, without the start of its framework; returns the result."""
+    return lambda *arm, **changes: train_once(config_of(*arm, **changes))[0]
 
 
 @pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS)
-def test_a_mode_runs_and_records_what_it_was(trained, arm):
+def test_a_mode_runs_and_records_what_it_was(launched, arm):
     framework, mode, nodes, devices = arm
-    result, run_dir = trained(*arm)
+    result, run_dir = launched(*arm)
     assert result.status == "completed"
     assert (result.framework, result.mode) == (framework, mode)
     row = MODES[framework, mode]
-    replicas = nodes if row.split == "over processes" else nodes * devices - len(row.roles)
+    replicas = nodes if row.is_pipeline else nodes * devices - len(row.roles)
     assert (result.num_nodes, result.num_replicas) == (nodes, replicas)
     per_node = devices if row.process_per == "device" else 1
     assert result.num_processes == nodes * per_node
@@ -93,9 +95,9 @@ def test_a_mode_runs_and_records_what_it_was(trained, arm):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("more", [[], pytest.param(FOUR_REPLICAS, marks=pytest.mark.slow)], ids=["two", "four"])
-def test_all_modes_train_the_same(trained, more):
+def test_all_modes_train_the_same(launched, more):
     """toy-cnn has no BatchNorm, so its losses do not depend on the number of replicas either."""
-    results = [trained(*arm.values[0])[0] for arm in DEFAULT_MODES + more]
+    results = [launched(*arm.values[0])[0] for arm in DEFAULT_MODES + more]
     assert len({result.sample_order_sha256 for result in results}) == 1
     assert len({result.weights_sha256 for result in results}) == 1
     assert len({result.store_sha256 for result in results}) == 1
@@ -109,8 +111,8 @@ def test_all_modes_train_the_same(trained, more):
 
 
 @pytest.mark.parametrize("arm", OTHER_MODES)
-def test_another_mode_trains_what_one_device_trains(trained, arm):
-    one, other = trained(arm[0], "single", 1, 1)[0], trained(*arm)[0]
+def test_another_mode_trains_what_one_device_trains(launched, arm):
+    one, other = launched(arm[0], "single", 1, 1)[0], launched(*arm)[0]
     for name in ("sample_order_sha256", "weights_sha256", "store_sha256"):
         assert getattr(other, name) == getattr(one, name)
     # Keras rounds Adam's constants, and with them 1 - beta2 by a hundred-thousandth.
@@ -127,7 +129,7 @@ def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
     workload = WORKLOAD.model_copy(
         update={"model": "mlp", "precision": "float64", "optimizer": optimizer, "learning_rate": 1e-3}
     )
-    torch, tensorflow = (trained(framework, "single", 1, 1, workload)[0] for framework in ("torch", "tensorflow"))
+    torch, tensorflow = (trained(framework, "single", 1, 1, workload=workload) for framework in ("torch", "tensorflow"))
     assert np.abs(np.array(torch.train_loss) - tensorflow.train_loss).max() < 1e-12
     assert torch.train_loss[-1] < torch.train_loss[0]
 
@@ -136,8 +138,8 @@ def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
 @pytest.mark.parametrize("framework", [pytest.param(f, marks=getattr(pytest.mark, f)) for f in ("torch", "tensorflow")])
 @pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"profile": "native"}], ids=["bfloat16", "native"])
 def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework, change):
-    reference = trained(framework, "single", 1, 1)[0]
-    changed = trained(framework, "single", 1, 1, WORKLOAD.model_copy(update=change))[0]
+    reference = trained(framework, "single", 1, 1)
+    changed = trained(framework, "single", 1, 1, WORKLOAD.model_copy(update=change))
     assert changed.train_loss == pytest.approx(reference.train_loss, rel=0.05)
 
 
@@ -150,9 +152,9 @@ def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trai
         update={"model": "mlp", "precision": "float64", "schedule": "cosine", "regularization": "shared"}
     )
     accumulating = workload.model_copy(update={"accumulate": 2, "optimizer": "sgd"})
-    whole = trained("torch", "single", 1, 1, workload.model_copy(update={"optimizer": "sgd"}))[0]
-    arms = [arm.values[0] for arm in ALL_MODES if not MODES[arm.values[0][:2]].only]
-    losses = np.array([whole.train_loss, *(trained(*arm, accumulating)[0].train_loss for arm in arms)])
+    whole = trained("torch", "single", 1, 1, workload.model_copy(update={"optimizer": "sgd"}))
+    arms = [arm.values[0] for arm in ALL_MODES if not MODES[arm.values[0][:2]].supported_values]
+    losses = np.array([whole.train_loss, *(trained(*arm, accumulating).train_loss for arm in arms)])
     assert np.ptp(losses, axis=0).max() < 1e-12
 
 
@@ -181,7 +183,7 @@ TOY_BN = Workload(model="toy-bn", image_size=32, global_batch_size=16, steps=4, 
     ids=["bfloat16", "native", "sync"],
 )
 def test_regularization_goes_with_every_other_choice(trained, change, arms, tolerance):
-    results = [trained(*arm, TOY_BN.model_copy(update=change))[0] for arm in arms]
+    results = [trained(*arm, TOY_BN.model_copy(update=change)) for arm in arms]
     assert np.ptp([result.train_loss for result in results], axis=0).max() < tolerance
     assert np.ptp([result.evaluations[-1].loss for result in results]) < tolerance
 
@@ -192,9 +194,9 @@ def test_regularization_goes_with_every_other_choice(trained, change, arms, tole
 def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
     """Replicas then drift apart, each as those of ddp do."""
     workload = WORKLOAD.model_copy(update={"precision": "float64", "steps": 4})
-    of_ddp, of_wrapper = (trained("torch", name, 2, 1, workload, sync_gradients=False)[0] for name in ("ddp", mode))
+    of_ddp, of_wrapper = (trained("torch", name, 2, 1, workload, sync_gradients=False) for name in ("ddp", mode))
     assert of_wrapper.train_loss == pytest.approx(of_ddp.train_loss, abs=1e-12)
-    assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload)[0].train_loss[-1]) > 1e-6
+    assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload).train_loss[-1]) > 1e-6
 
 
 COUNT_BYTES = """
@@ -244,7 +246,7 @@ B2 = Workload(
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_efficientnet_b2_is_the_same_model_in_both_frameworks(trained):
-    torch, tensorflow = (trained(framework, "single", 1, 1, B2)[0] for framework in ("torch", "tensorflow"))
+    torch, tensorflow = (trained(framework, "single", 1, 1, B2) for framework in ("torch", "tensorflow"))
     assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
     assert torch.train_loss[1] == pytest.approx(tensorflow.train_loss[1], abs=1e-8)
     # Running statistics enter the evaluation, so both keep them by the same rule.
@@ -256,11 +258,11 @@ def test_efficientnet_b2_is_the_same_model_in_both_frameworks(trained):
 @pytest.mark.slow
 def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
     regularized = B2.model_copy(update={"regularization": "shared"})
-    torch, tensorflow = (trained(framework, "single", 1, 1, regularized)[0] for framework in ("torch", "tensorflow"))
+    torch, tensorflow = (trained(framework, "single", 1, 1, regularized) for framework in ("torch", "tensorflow"))
     assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
     assert torch.train_loss[1] == pytest.approx(tensorflow.train_loss[1], abs=1e-8)
     assert torch.settings["stochastic_depth"] == tensorflow.settings["stochastic_depth"] > 0.19
-    assert abs(torch.train_loss[0] - trained("torch", "single", 1, 1, B2)[0].train_loss[0]) > 1e-3
+    assert abs(torch.train_loss[0] - trained("torch", "single", 1, 1, B2).train_loss[0]) > 1e-3
 
 
 @pytest.mark.torch
@@ -273,7 +275,7 @@ def test_efficientnet_b2_on_two_replicas_is_the_same_in_every_mode(trained):
         ("tensorflow", "mirrored", 1, 2),
         ("tensorflow", "multiworker", 2, 1),
     ]
-    results = [trained(*arm, B2)[0] for arm in arms]
+    results = [trained(*arm, B2) for arm in arms]
     assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
     assert np.ptp([result.train_loss[1] for result in results]) < 1e-8
     assert np.ptp([result.evaluations[0].loss for result in results]) < 1e-8
@@ -289,7 +291,7 @@ def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clot
         ("tensorflow", "multiworker", 2, 2),
         ("tensorflow", "mirrored", 1, 4),
     ):
-        assert [e.count for e in trained(*arm, workload)[0].evaluations] == [341]
+        assert [e.count for e in trained(*arm, workload).evaluations] == [341]
 
 
 @pytest.mark.slow

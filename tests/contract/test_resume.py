@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from dpcompare.results.history import close_attempt
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from stress.injection import write_sitecustomize
 from tests.contract.test_modes import ALL_MODES
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
 
 # The others take about half a minute each.
@@ -37,7 +36,7 @@ WORKLOAD = Workload(
 
 def config(framework="torch", mode="single", nodes=1, devices=1, every=1, workload=WORKLOAD, **changes):
     cluster = Cluster.partition(nodes, devices, device="cpu")
-    stages = 2 if MODES[framework, mode].split == "over processes" else 1
+    stages = 2 if MODES[framework, mode].is_pipeline else 1
     return RunConfig(
         framework=framework,
         mode=mode,
@@ -75,13 +74,9 @@ def dying_after(tmp_path):
     return dying
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory):
-    @cache
-    def train(*arm, **changes):
-        return run(config(*arm, **changes), tmp_path_factory.mktemp("undisturbed") / "run")
-
-    return train
+@pytest.fixture
+def undisturbed(train_once):
+    return lambda *arm, **changes: train_once(config(*arm, **changes))[0]
 
 
 def weights(run_dir):
@@ -114,6 +109,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undistur
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_chain_of_kills_equals_none(tmp_path, undisturbed, dying_after):
     with pytest.raises(RunFailedError), dying_after(1):
         run(config(), tmp_path / "run")
@@ -127,6 +123,7 @@ def test_a_chain_of_kills_equals_none(tmp_path, undisturbed, dying_after):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_weights_and_memory_of_the_optimizer_are_the_same_bytes(tmp_path):
     for name, steps in (("whole", STEPS), ("parts", 5)):
         run(config(workload=WORKLOAD.model_copy(update={"steps": steps})), tmp_path / name)
@@ -186,6 +183,7 @@ def test_a_restart_that_is_refused_keeps_what_was_measured(tmp_path, monkeypatch
         pytest.param(("tensorflow", "keras-fit"), marks=[pytest.mark.tensorflow, pytest.mark.slow]),
     ],
 )
+@pytest.mark.usefixtures("warm")
 def test_a_run_that_is_cut_to_its_checkpoint_is_evaluated_there(tmp_path, arm, undisturbed, dying_after):
     """No step is left to be made, and the longer run had evaluated at its own end only."""
     workload = WORKLOAD.model_copy(update={"steps": 4})
@@ -197,6 +195,7 @@ def test_a_run_that_is_cut_to_its_checkpoint_is_evaluated_there(tmp_path, arm, u
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_another_number_of_replicas_trains_the_same_batches(tmp_path):
     workload = WORKLOAD.model_copy(update={"precision": "float64", "model": "mlp"})
     whole = run(config(workload=workload), tmp_path / "whole")
@@ -218,6 +217,7 @@ def test_another_number_of_replicas_trains_the_same_batches(tmp_path):
         pytest.param(("tensorflow", "torch"), id="to torch"),
     ],
 )
+@pytest.mark.usefixtures("warm")
 def test_the_other_framework_goes_on(tmp_path, pair, optimizer):
     workload = WORKLOAD.model_copy(update={"precision": "float64", "optimizer": optimizer, "steps": 20})
     begun_with, gone_on_with = pair
@@ -254,21 +254,23 @@ def test_the_command_goes_on_with_a_killed_launcher(tmp_path, undisturbed):
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
 def test_what_cannot_go_on_is_refused(tmp_path):
-    nowhere = dpcompare("run", "--resume", tmp_path / "nowhere")
+    nowhere = invoke("run", "--resume", tmp_path / "nowhere")
     assert nowhere.code == 2
     assert "holds no readable config.json" in nowhere.stderr
     run(config(every=None), tmp_path / "run")
-    without = dpcompare("run", "--resume", tmp_path / "run", "--steps", "20")
+    without = invoke("run", "--resume", tmp_path / "run", "--steps", "20")
     assert without.code == 2
     assert "holds no checkpoint that can be used" in without.stderr
-    changed = dpcompare("run", "--resume", tmp_path / "run", "--learning-rate", "0.5")
+    changed = invoke("run", "--resume", tmp_path / "run", "--learning-rate", "0.5")
     assert changed.code == 2
     assert "received --learning-rate, but a run that goes on keeps its workload" in changed.stderr
 
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatch, undisturbed):
     """The process dies between any two of the moves; nothing is lost or counted twice."""
     run(config(workload=WORKLOAD.model_copy(update={"steps": 5})), tmp_path / "run")
@@ -298,6 +300,7 @@ def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatc
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
     diverging = WORKLOAD.model_copy(update={"learning_rate": 1e30, "optimizer": "sgd"})
     with pytest.raises(
@@ -325,6 +328,7 @@ def inject(module):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_run_that_died_after_its_last_step_is_brought_to_its_end(tmp_path, undisturbed):
     write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", DIE_AT_THE_END)
     with pytest.MonkeyPatch.context() as patch:
@@ -337,6 +341,7 @@ def test_a_run_that_died_after_its_last_step_is_brought_to_its_end(tmp_path, und
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
 def test_two_runs_in_one_directory_do_not_meet(tmp_path):
     run(config(workload=WORKLOAD.model_copy(update={"steps": 3})), tmp_path / "run")
     before = (tmp_path / "run" / "result.json").read_bytes()
@@ -346,15 +351,16 @@ def test_two_runs_in_one_directory_do_not_meet(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
 def test_a_file_of_options_is_not_ignored(tmp_path):
     run(config(workload=WORKLOAD.model_copy(update={"steps": 3})), tmp_path / "run")
     file = tmp_path / "options.toml"
     file.write_text("seed = 3")
-    refused = dpcompare("run", "--resume", tmp_path / "run", "--config", file)
+    refused = invoke("run", "--resume", tmp_path / "run", "--config", file)
     assert refused.code == 2
     assert "--resume: received --seed" in refused.stderr
     file.write_text("steps = 5")
-    longer = dpcompare("run", "--resume", tmp_path / "run", "--config", file, "--json")
+    longer = invoke("run", "--resume", tmp_path / "run", "--config", file, "--json")
     assert len(longer.json["train_loss"]) == 5
 
 

@@ -18,7 +18,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments import study as studies
 from dpcompare.experiments.study import Arm, Study, ablated, estimate_seconds, open_study
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 
@@ -135,15 +135,16 @@ def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
 def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
     folder, command, _ = finished
     shutil.copytree(folder, tmp_path / "out")
     run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
     result = json.loads((run_dir / "result.json").read_text())
     (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
-    shown = dpcompare("report", tmp_path / "out")
+    shown = invoke("report", tmp_path / "out")
     assert shown.stdout.startswith("PARTIAL (1 of 2 rounds are whole).")
-    again = dpcompare(*command, "--out", tmp_path / "out")
+    again = invoke(*command, "--out", tmp_path / "out")
     assert again.code == 0, again.stderr
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
     assert (run_dir.with_name("torch-single-1x1.interrupted-1") / "result.json").is_file()
@@ -161,33 +162,35 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     assert process.returncode == 130
     assert "PARTIAL (" in stdout
     assert f"with --out {tmp_path / 'out'} goes on from here" in stderr
-    report = dpcompare("report", tmp_path / "out")
+    report = invoke("report", tmp_path / "out")
     assert report.code == 0
     assert "of 50 rounds are whole" in report.stdout
 
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
     arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--repeats", "2"]
-    done = dpcompare(*arguments, "--out", tmp_path / "out", PYTHONPATH=str(_broken_ddp(tmp_path)))
+    done = invoke(*arguments, "--out", tmp_path / "out", PYTHONPATH=str(_broken_ddp(tmp_path)))
     assert done.code == 1
     assert "error: some runs failed: torch ddp 2x1" in done.stderr
     assert "FAILED torch ddp 2x1: round 1: " in done.stdout
     assert "round 2: torch ddp 2x1: not run again, its arm has failed" in done.stderr
     assert len(list(tmp_path.glob("out/runs/*/torch-single-1x1/result.json"))) == 2
-    again = dpcompare(*arguments, "--out", tmp_path / "out", "--json")
+    again = invoke(*arguments, "--out", tmp_path / "out", "--json")
     assert again.code == 1
     assert [bool(row["failures"]) for row in again.json["arms"]] == [False, True]
 
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_failed_run_can_be_made_again(tmp_path):
     arguments = ["compare", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--out", tmp_path / "out"]
-    assert dpcompare(*arguments, PYTHONPATH=str(_broken_ddp(tmp_path))).code == 1
-    assert "every run failed, so nothing can be compared" in dpcompare(*arguments).stderr
-    again = dpcompare(*arguments, "--retry-failed")
+    assert invoke(*arguments, PYTHONPATH=str(_broken_ddp(tmp_path))).code == 1
+    assert "every run failed, so nothing can be compared" in invoke(*arguments).stderr
+    again = invoke(*arguments, "--retry-failed")
     assert again.code == 0, again.stderr
     assert {path.name for path in tmp_path.glob("out/runs/round-01/*")} == {"torch-ddp-2x1", "torch-ddp-2x1.failed-1"}
 
@@ -204,7 +207,7 @@ def _broken_ddp(folder):
 @pytest.mark.torch
 def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
     arms = ("--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "1,2", "--repeats", "3")
-    done = dpcompare("compare", *arms, *TINY, "--out", tmp_path / "out", "--dry-run", "--json")
+    done = invoke("compare", *arms, *TINY, "--out", tmp_path / "out", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     assert {run["arm"] for run in done.json["runs"]} == {"torch single 1x1", "torch ddp 1x1", "torch ddp 2x1"}
     assert len(done.json["runs"]) == 9
@@ -238,13 +241,13 @@ def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
 def test_a_dry_run_counts_images_without_preparing_them(tmp_path, photos, monkeypatch):
     monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
     arguments = ["compare", "--arm", "torch:single", *TINY[:4], "--device", "cpu", "--dataset", photos, "--dry-run"]
-    done = dpcompare(*arguments, "--global-batch-size", "4")
+    done = invoke(*arguments, "--global-batch-size", "4")
     assert done.code == 0, done.stderr
     assert "1 run, about" in done.stdout
     assert not (tmp_path / "cache").exists()
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
-    assert "holds other files" in dpcompare(*arguments, "--out", tmp_path / "taken").stderr
+    assert "holds other files" in invoke(*arguments, "--out", tmp_path / "taken").stderr
 
 
 @pytest.mark.torch
@@ -253,7 +256,7 @@ def test_a_study_file_gives_options_by_their_names(tmp_path):
         'arm = ["torch:single", "torch:ddp,profile=native"]\nnodes = [1, 2]\nrepeats = 2\nmodel = "mlp"\n'
         'image_size = 8\nsteps = 4\nwarmup_steps = 1\ndevice = "cpu"\n'
     )
-    done = dpcompare("compare", tmp_path / "study.toml", "--dry-run", "--json")
+    done = invoke("compare", tmp_path / "study.toml", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     assert {run["arm"] for run in done.json["runs"]} == {
         "torch single 1x1",
@@ -291,7 +294,7 @@ REFUSED = {
 @pytest.mark.torch
 @pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
 def test_wrong_requests_are_refused_before_anything_starts(arguments, message, tmp_path):
-    refused = dpcompare("compare", *arguments, "--out", tmp_path / "out")
+    refused = invoke("compare", *arguments, "--out", tmp_path / "out")
     assert refused.code == 2
     with pytest.raises(AssertionError, match=f"(?s){message}"):
         raise AssertionError(refused.stderr)
@@ -301,15 +304,15 @@ def test_wrong_requests_are_refused_before_anything_starts(arguments, message, t
 @pytest.mark.torch
 def test_arms_that_cannot_run_can_be_skipped():
     arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "3", *TINY, "--dry-run"]
-    assert dpcompare(*arguments).code == 2
-    done = dpcompare(*arguments, "--skip-unusable")
+    assert invoke(*arguments).code == 2
+    done = invoke(*arguments, "--skip-unusable")
     assert done.code == 0
     assert "left out: torch:ddp on 3 nodes x 1 device" in done.stderr
 
 
 def test_every_mistake_in_a_study_file_is_named(tmp_path):
     (tmp_path / "study.toml").write_text('arms = ["torch:ddp"]\nrepeats = "six"\nnodes = "two"\nprecision = "half"\n')
-    refused = dpcompare("compare", tmp_path / "study.toml")
+    refused = invoke("compare", tmp_path / "study.toml")
     assert refused.code == 2
     for part in (
         "study.toml:1: key 'arms' is unknown",
@@ -344,9 +347,10 @@ def test_by_default_every_mode_is_compared(tmp_path):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
     arguments = ["--arm", "torch:ddp", "--nodes", "2", *TINY, "--ablate", "--repeats", "2"]
-    done = dpcompare("compare", *arguments, "--out", tmp_path / "out", "--json")
+    done = invoke("compare", *arguments, "--out", tmp_path / "out", "--json")
     assert done.code == 0, done.stderr
     (row,) = done.json["arms"]
     assert row["communication_ms"] is not None
@@ -356,7 +360,7 @@ def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
 @pytest.mark.torch
 def test_another_terminal_can_watch(finished):
     folder, _, _ = finished
-    shown = dpcompare("watch", folder, "--once")
+    shown = invoke("watch", folder, "--once")
     assert shown.code == 0
     assert shown.stdout.count("2/2") == 2
     assert "every run has ended" in shown.stdout
@@ -366,14 +370,15 @@ def test_another_terminal_can_watch(finished):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path):
     arguments = ["--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--out", tmp_path / "out", "--json"]
-    done = dpcompare("compare", *arguments, "--until", "0.0001%", "--budget", "1s")
+    done = invoke("compare", *arguments, "--until", "0.0001%", "--budget", "1s")
     assert done.code == 0, done.stderr
     assert done.json["repeats"] == 1
     assert done.json["stopped_by"].startswith("the time is up (")
     assert "there are too few for an interval" in done.json["stopped_by"]
-    shown = dpcompare("report", tmp_path / "out")
+    shown = invoke("report", tmp_path / "out")
     assert "Rounds were added until the time is up" in shown.stdout
 
 
@@ -403,7 +408,7 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     ],
 )
 def test_wrong_limits_are_refused(arguments, message):
-    refused = dpcompare("compare", *arguments)
+    refused = invoke("compare", *arguments)
     assert refused.code == 2
     assert message in refused.stderr
 
@@ -411,7 +416,7 @@ def test_wrong_limits_are_refused(arguments, message):
 @pytest.mark.torch
 def test_event_files_hold_every_loss(finished, tmp_path):
     folder, _, _ = finished
-    assert dpcompare("report", folder, "--tensorboard", tmp_path / "events").code == 0
+    assert invoke("report", folder, "--tensorboard", tmp_path / "events").code == 0
     files = sorted(tmp_path.glob("events/*/events*"))
     assert len(files) == 4
     assert files[0].read_bytes().count(b"train/loss") == 4

@@ -4,17 +4,19 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
 
+from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
-from dpcompare.experiments.checks import zero_gradients
+from dpcompare.experiments.checks import Side, zero_gradients
 from dpcompare.experiments.verify import TOLERANCES, compare_sides, config_of, run_side
 from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, usable_contenders
 from dpcompare.models.architectures import MODELS
-from tests.support.command import dpcompare
+from dpcompare.results import arrays
+from dpcompare.results.run_dir import CONFIG_FILE
+from tests.support.command import dpcompare, invoke
 from tests.support.faults import FAULTS
 
 BOTH = ("torch", "tensorflow")
@@ -64,24 +66,26 @@ def test_a_quick_plan_has_the_big_model_on_one_device_only():
 @pytest.mark.torch
 @pytest.mark.tensorflow
 def test_wrong_requests_are_refused(arguments, message):
-    refused = dpcompare("verify", *arguments)
+    refused = invoke("verify", *arguments)
     assert refused.code == 2
     with pytest.raises(AssertionError, match=f"(?s){message}"):
         raise AssertionError(refused.stderr)
 
 
-@pytest.fixture(scope="module")
-def healthy(tmp_path_factory):
-    """The sides of a group, each run once per module."""
+@pytest.fixture
+def healthy(train_once):
+    """The sides of a group, each run once."""
 
-    @cache
-    def run(replicas, optimizer, number, regularization="off"):
+    def side(replicas, optimizer, number, regularization="off"):
         chosen = group(replicas, optimizer, regularization=regularization)
         contender = chosen.contenders[number]
-        config = config_of(contender, chosen.workload, "cpu", {})
-        return run_side(contender, config, tmp_path_factory.mktemp("side") / "run")
+        result, run_dir = train_once(config_of(contender, chosen.workload, "cpu", {}))
+        config = RunConfig.load(run_dir / CONFIG_FILE)
+        return Side(
+            arm=contender, config=config, result=result, arrays=arrays.load(run_dir, config.topology.num_trainers)
+        )
 
-    return run
+    return side
 
 
 @pytest.mark.torch
@@ -219,6 +223,7 @@ def test_every_check_has_a_fault_or_a_change_that_it_catches():
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.usefixtures("warm")
 def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monkeypatch, capsys):
     fault = FAULTS[name]
     chosen = group(fault.replicas, fault.optimizer, regularization=fault.regularization)
@@ -244,13 +249,29 @@ def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monk
     assert fault.caught_by in failed
 
 
+ONE_DEVICE = ["--modes", "single", "--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_a_broken_alignment_fails_the_command(tmp_path, monkeypatch):
+    fault = FAULTS["learning rate inside SGD's momentum, as Keras has it"]
+    fault.install(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = dpcompare("verify", *ONE_DEVICE)
+    assert done.code == 3
+    assert fault.caught_by in {check["name"] for check in done.json["checks"] if not check["passed"]}
+    assert f"FAILED {fault.caught_by}" in done.stderr
+
+
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
     FAULTS["a sample dropped in evaluation"].install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = dpcompare("verify", "--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json")
+    done = dpcompare("verify", *ONE_DEVICE)
     assert done.code == 3
     failed = {check["name"]: check for check in done.json["checks"] if not check["passed"]}
     assert "each of the 41 validation samples once" in failed["run"]["detail"]

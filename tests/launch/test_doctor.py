@@ -10,7 +10,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.launch import doctor as diagnosis
 from dpcompare.launch.doctor import judge_versions
 from tests.conftest import NVIDIA_SMI
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 
 def test_a_look_without_trials_tells_of_everything():
@@ -77,7 +77,7 @@ def test_versions_are_judged_by_what_was_tested(versions, status, text):
 def test_a_mode_that_works_says_how():
     finding = diagnosis.trial("torch", "ddp", Cluster.partition(2, 1, device="cpu"), {})
     assert finding.status == "ok"
-    assert finding.found.startswith("works on 2 cpu replicas, exchange gloo")
+    assert finding.found.startswith("works on 2 cpu replicas, collectives by gloo")
 
 
 def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
@@ -93,7 +93,7 @@ def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
     list(diagnosis.diagnose({}, device="auto", trials=True))
     pairs = [(devices, name) for mode, devices, name in tried if name]
     assert len(pairs) == 6
-    assert pairs[0][1] == f"exchange between GPUs {pairs[0][0][0]} and {pairs[0][0][1]}"
+    assert pairs[0][1] == f"all-reduce between GPUs {pairs[0][0][0]} and {pairs[0][0][1]}"
     assert len({frozenset(devices) for devices, _ in pairs}) == 6
 
 
@@ -116,8 +116,10 @@ def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+@pytest.mark.alone
 def test_noise_tells_what_can_be_detected():
-    done = dpcompare("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
+    done = invoke("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
     noise = json.loads(done.stdout)["noise"]
     assert noise["rounds"] == 6
     assert 0 < noise["detectable"] < float("inf")  # how much, is the machine's

@@ -16,12 +16,12 @@ import pytest
 from dpcompare.launch.engines.hosts import SSH
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
-from dpcompare.launch.supervise import _Watch
+from dpcompare.launch.supervise import NodesWatch
 from dpcompare.results.events import EventTail, Started, StepsTrained
 from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import is_alive
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
 
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
@@ -34,7 +34,8 @@ HERE = ["--engine", "hosts", "--hosts", "127.0.0.1,localhost", "--cores-per-node
 
 
 def node_info(rank, port=1, **changes):
-    return NodeInfo(**{"node_rank": rank, "host": f"h{rank}", "address": "127.0.0.1", "port": port, "versions": {"dpcompare": "1"}} | changes)  # fmt: skip
+    known = {"node_rank": rank, "host": f"h{rank}", "address": "127.0.0.1", "port": port}
+    return NodeInfo(**known | {"versions": {"dpcompare": "1"}} | changes)
 
 
 def commands_of(process, count):
@@ -86,7 +87,7 @@ def test_a_host_where_nothing_is_started_is_named(tmp_path):
     terminal = subprocess.Popen(first, stderr=subprocess.PIPE, text=True)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert "has waited 3 s for node 1 to begin" in said
+    assert "has waited 3 s for node 1 to start" in said
     assert "is not the same folder there and here" in said
     assert "has waited 3 s for node 1" in terminal.communicate()[1]
     assert terminal.returncode == 1
@@ -115,14 +116,20 @@ def test_ctrl_c_ends_the_hosts_too(tmp_path):
         (["--hosts", "127.0.0.1,127.0.0.1"], "expected each once"),
         (["--hosts", "127.0.0.1,localhost", "--nodes", "3"], "hosts: received 2 for 3 nodes; expected one per node"),
         (["--hosts", ""], "hosts: received none"),
-        (["--hosts", "127.0.0.1,localhost", "--link", "1gbit"], "link: received with engine hosts; expected engine namespaces"),
+        (
+            ["--hosts", "127.0.0.1,localhost", "--link", "1gbit"],
+            "link: received with engine hosts; expected engine namespaces",
+        ),
         (["--hosts", "127.0.0.1,localhost", "--isolate"], "isolate: received with engine hosts"),
-        (["--hosts", "127.0.0.1,localhost", "--partition", "p"], "partition: received with engine hosts; expected engine slurm"),
+        (
+            ["--hosts", "127.0.0.1,localhost", "--partition", "p"],
+            "partition: received with engine hosts; expected engine slurm",
+        ),
     ],
     ids=["name", "twice", "number", "none", "link", "isolate", "partition"],
 )  # fmt: skip
 def test_hosts_that_make_no_run_are_refused(tmp_path, asked, says):
-    refused = dpcompare("run", "--engine", "hosts", *TORCH, *TINY, "--global-batch-size", "12", "--device", "cpu", *asked,
+    refused = invoke("run", "--engine", "hosts", *TORCH, *TINY, "--global-batch-size", "12", "--device", "cpu", *asked,
                         "--run-dir", tmp_path / "run")  # fmt: skip
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
@@ -130,7 +137,7 @@ def test_hosts_that_make_no_run_are_refused(tmp_path, asked, says):
 
 
 def test_there_is_no_slurm_here(tmp_path):
-    refused = dpcompare(
+    refused = invoke(
         "run", "--engine", "slurm", *TORCH, "--device", "cpu", "--run-dir", tmp_path / "run", PATH="/nowhere"
     )
     if "not installed" not in refused.stderr:
@@ -139,7 +146,7 @@ def test_there_is_no_slurm_here(tmp_path):
 
 
 def test_a_run_directory_that_waits_for_nobody_is_refused(tmp_path):
-    refused = dpcompare("node", tmp_path, "--node-rank", "0")
+    refused = invoke("node", tmp_path, "--node-rank", "0")
     assert refused.code == 2
     assert "holds no readable attempt.json" in refused.stderr
 
@@ -151,7 +158,7 @@ def test_ssh_asks_nothing():
 @pytest.mark.torch
 def test_without_ssh_it_is_refused_before_anything_starts(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    refused = dpcompare(
+    refused = invoke(
         "run", "--engine", "hosts", "--hosts", "localhost", "--ssh", *TORCH, *TINY, "--run-dir", tmp_path / "run"
     )
     assert refused.code == 2
@@ -216,11 +223,11 @@ def end(rank, **changes):
 @pytest.mark.parametrize(
     ("happens", "says"),
     [
-        (lambda rendezvous, run_dir: rendezvous.stop(), "all nodes were told to stop"),
+        (lambda rendezvous, run_dir: rendezvous.stop(), "all nodes were stopped"),
         (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, status=1)), "node 1 (h1) has failed"),
-        (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, stopped=True)), "node 1 (h1) was ended"),
+        (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, stopped=True)), "node 1 (h1) was stopped"),
         (lambda rendezvous, run_dir: rendezvous.write_outcome(end(1, status=0)), None),
-        (lambda rendezvous, run_dir: Rendezvous.open(run_dir, 2), "another attempt of this run has begun"),
+        (lambda rendezvous, run_dir: Rendezvous.open(run_dir, 2), "another attempt of this run has started"),
         (lambda rendezvous, run_dir: None, None),
     ],
     ids=["stop", "failure", "end", "success", "attempt", "nothing"],
@@ -243,22 +250,22 @@ def test_a_node_ends_when_nothing_is_heard_of_who_began_the_run(tmp_path, monkey
     now += 20
     assert rendezvous.why_stopped(0) is None
     now += 200
-    assert rendezvous.why_stopped(0) == "nothing was heard for 180 s of the process that began the run"
+    assert rendezvous.why_stopped(0) == "nothing was heard for 180 s of the process that started the run"
 
 
 def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 1)
-    watch = _Watch(rendezvous, Deadlines(start=1, progress=1), queues=True)
+    watch = NodesWatch(rendezvous, Deadlines(start=1, progress=1), may_queue=True)
     now += 10_000
     watch.look(lambda: None)
     rendezvous.write_node_info(node_info(0))
     for seconds, over in ((1, False), (60, False), (3, True)):
         now += seconds
         watch.look(lambda: None)
-        assert watch.over() == over, seconds
-    assert "nothing was heard of any node for 61 s" in watch.ended().others
+        assert watch.is_over() == over, seconds
+    assert "nothing was heard of any node for 61 s" in watch.outcome().reasons
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
@@ -287,10 +294,10 @@ def test_hosts_as_namespaces_train_what_simulated_nodes_train(tmp_path, mode):
 
 @pytest.mark.root
 @pytest.mark.torch
-def test_a_run_goes_on_with_another_engine(tmp_path):
-    begun = dpcompare("run", "--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--steps", "8", "--checkpoint-every", "4",
-                      "--run-dir", tmp_path / "run")  # fmt: skip
-    assert begun.code == 0, begun.stderr
+def test_a_run_is_resumed_with_another_engine(tmp_path):
+    local = ["--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--steps", "8", "--checkpoint-every", "4"]
+    started = dpcompare("run", *local, "--run-dir", tmp_path / "run")
+    assert started.code == 0, started.stderr
     done = dpcompare(
         "run", "--resume", tmp_path / "run", "--engine", "namespaces", "--link", "1gbit", "--steps", "12", "--json"
     )
@@ -302,8 +309,8 @@ def test_a_run_goes_on_with_another_engine(tmp_path):
 
 @pytest.mark.root
 @pytest.mark.torch
-def test_a_slower_wire_makes_a_slower_run(tmp_path):
-    """mlp at 32 px has 1.6 million parameters, 6.3 MB of gradients: half a second at 100 Mbit/s, and 50 ms at 1 Gbit/s."""
+def test_a_slower_link_makes_a_slower_run(tmp_path):
+    """mlp at 32 px has 1.6 million parameters, 6.3 MB of gradients: 0.5 s at 100 Mbit/s, and 50 ms at 1 Gbit/s."""
     mlp = [*TORCH, "--model", "mlp", *TINY[2:], "--steps", "12", "--warmup-steps", "4", "--json"]
     seconds = {}
     for link in ("1gbit", "100mbit"):
@@ -339,10 +346,12 @@ def trained_by_both(run, run_dir, step=1):
     [
         pytest.param(TORCH, "8", "showed no progress for 8 s", marks=pytest.mark.torch, id="torch"),
         # By itself, after 10 seconds without a heartbeat.
-        pytest.param(MODES[1].values[0], "60", "stopped sending heartbeats", marks=pytest.mark.tensorflow, id="tensorflow"),
+        pytest.param(
+            MODES[1].values[0], "60", "stopped sending heartbeats", marks=pytest.mark.tensorflow, id="tensorflow"
+        ),
     ],
 )  # fmt: skip
-def test_a_wire_that_is_cut_for_good_ends_the_run(tmp_path, mode, seconds_allowed, says):
+def test_a_link_that_is_cut_for_good_ends_the_run(tmp_path, mode, seconds_allowed, says):
     long = ["--steps", "100000", "--progress-timeout", seconds_allowed]
     run = start("run", *NAMESPACES, *mode, *TINY, *long, "--run-dir", tmp_path / "run")
     pids = trained_by_both(run, tmp_path / "run")
@@ -360,12 +369,12 @@ def test_a_wire_that_is_cut_for_good_ends_the_run(tmp_path, mode, seconds_allowe
     ("mode", "seconds"),
     [
         pytest.param(TORCH, 10, marks=pytest.mark.torch, id="torch"),
-        # A heartbeat is sent every 5 s and may be missed for 10: one that is lost is sent again by TCP at up to twice the
-        # cut, so that 4 s ended a run whenever the one before it was old enough.
+        # A heartbeat is sent every 5 s and may be missed for 10: one that is lost is sent again by TCP at up to twice
+        # the cut, so that 4 s ended a run whenever the one before it was old enough.
         pytest.param(MODES[1].values[0], 2, marks=pytest.mark.tensorflow, id="tensorflow"),
     ],
 )
-def test_a_wire_that_is_cut_for_some_seconds_holds_the_run_up(tmp_path, mode, seconds):
+def test_a_link_that_is_cut_for_some_seconds_holds_the_run_up(tmp_path, mode, seconds):
     run = start("run", *NAMESPACES, *mode, *TINY, "--steps", "100000", "--run-dir", tmp_path / "run")
     pids = trained_by_both(run, tmp_path / "run")
     in_namespace(pids[1], "ip link set eth0 down")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from tests.support.command import dpcompare
+from tests.support.command import invoke
 from tests.support.kubernetes_schema import Manifests
 
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
@@ -26,7 +26,7 @@ TORCH = MODES[0].values[0]
 
 
 def planned(mode, *more):
-    shown = dpcompare(*PLAN, "--device", "cpu", *PLACE, *mode, *TINY, "--steps", "8", *more)
+    shown = invoke(*PLAN, "--device", "cpu", *PLACE, *mode, *TINY, "--steps", "8", *more)
     assert shown.code == 0, shown.stderr
     return shown.json
 
@@ -41,14 +41,14 @@ def test_manifests_are_by_the_schema(mode, kind):
 
 
 def test_a_job_without_a_name_gets_one_that_kubernetes_takes():
-    shown = dpcompare(*PLAN, "--device", "cpu", *PLACE[:4], *TORCH, *TINY, "--steps", "8")
+    shown = invoke(*PLAN, "--device", "cpu", *PLACE[:4], *TORCH, *TINY, "--steps", "8")
     assert shown.code == 0, shown.stderr
     Manifests.model_validate_json(shown.stdout)
     assert shown.json["items"][1]["metadata"]["name"].startswith("torch-ddp-")
 
 
 def test_gpus_are_asked_for():
-    shown = dpcompare(*PLAN, "--device", "gpu", "--devices-per-node", "4", *PLACE, *TORCH)
+    shown = invoke(*PLAN, "--device", "gpu", "--devices-per-node", "4", *PLACE, *TORCH)
     job = shown.json["items"][1]
     assert job["spec"]["trainer"]["resourcesPerNode"] == {"limits": {"cpu": "1", "nvidia.com/gpu": "4"}}
 
@@ -118,7 +118,7 @@ def test_the_commands_of_the_pods_make_one_run(tmp_path, mode, kind):
 @pytest.mark.parametrize(
     ("asked", "says"),
     [
-        (["--run-dir", "runs/First_Run", "--image", "i", "--volume-claim", "c"], "'First_Run', whose last part names the job"),
+        (["--run-dir", "runs/First_Run", *PLACE[:4]], "'First_Run', whose last part names the job"),
         (["--max-restarts", "1", "--image", "i", "--volume-claim", "c"], "--max-restarts: received 1, but a pod"),
         (["--image", "i"], "volume_claim: received none; expected one with engine kubernetes"),
         (["--volume-claim", "c"], "image: received none"),
@@ -126,14 +126,14 @@ def test_the_commands_of_the_pods_make_one_run(tmp_path, mode, kind):
     ids=["name", "restarts", "claim", "image"],
 )  # fmt: skip
 def test_what_makes_no_manifest_is_refused(asked, says):
-    refused = dpcompare(*PLAN, "--device", "cpu", *TORCH, *asked)
+    refused = invoke(*PLAN, "--device", "cpu", *TORCH, *asked)
     assert refused.code == 2
     assert says in refused.stderr
 
 
 @pytest.mark.torch
 def test_a_run_outside_of_a_pod_says_what_to_do(tmp_path):
-    refused = dpcompare("run", *PLAN[1:3], "--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--image", "i", "--volume-claim", "c",
+    refused = invoke("run", *PLAN[1:3], "--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--image", "i", "--volume-claim", "c",
                         "--run-dir", tmp_path / "run")  # fmt: skip
     assert refused.code == 2
     assert "`dpcompare plan --format kubernetes`" in refused.stderr

@@ -54,9 +54,9 @@ SLEEP_AND_TELL = (
 
 def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
     code = "import os; print('node', os.environ['NAME'])"
-    ended = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
-    assert ended.nodes == {0: 0, 1: 0}
-    assert not ended.failed
+    outcome = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
+    assert outcome.nodes == {0: 0, 1: 0}
+    assert not outcome.failed
     assert (tmp_path / "logs" / "node1.log").read_text() == "node one\n"
 
 
@@ -159,7 +159,7 @@ def test_a_signal_that_comes_within_poll_does_not_leave_its_lock_taken(tmp_path,
 
 
 def test_a_process_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
-    monkeypatch.setattr(launcher, "SECONDS_TO_END", 0.3)
+    monkeypatch.setattr(launcher, "SIGTERM_SECONDS", 0.3)
     ready = tmp_path / "ready"
     deaf = node(
         0,
@@ -254,15 +254,15 @@ def test_who_is_interrupted_still_knows_what_has_happened(tmp_path):
         if (tmp_path / "killed").exists():
             raise KeyboardInterrupt
 
-    ended = LaunchOutcome()
+    outcome = LaunchOutcome()
     with pytest.raises(KeyboardInterrupt):
         launch(
             tmp_path,
             node(0, SLOW_AGENT.format(folder=str(tmp_path), started=STARTED)),
             stopped_by=interrupt,
-            ended=ended,
+            outcome=outcome,
         )
-    assert (ended.vanished, ended.nodes) == ([0], {0: 128 + signal.SIGKILL})
+    assert (outcome.vanished, outcome.nodes) == ([0], {0: 128 + signal.SIGKILL})
 
 
 SILENT = """
@@ -292,9 +292,9 @@ for _ in range(4):
 )
 def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, deadlines, stalls):
     code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=steps, alive=alive)
-    ended = launch(tmp_path, node(0, code), deadlines=Deadlines(**deadlines))
-    assert [(stall.process_rank, stall.state) for stall in ended.stalled] == ([(0, "waiting")] if stalls else [])
-    assert ended.failed == stalls
+    outcome = launch(tmp_path, node(0, code), deadlines=Deadlines(**deadlines))
+    assert [(stall.process_rank, stall.state) for stall in outcome.stalled] == ([(0, "waiting")] if stalls else [])
+    assert outcome.failed == stalls
 
 
 def test_a_stopped_process_is_told_and_ended(tmp_path):
@@ -307,8 +307,8 @@ def test_a_stopped_process_is_told_and_ended(tmp_path):
         elif isinstance(event, Started):
             pids.append(event.pid)
 
-    ended = launch(tmp_path, node(0, code), observe=stop, deadlines=Deadlines(start=60, progress=1.0))
-    assert [stall.state for stall in ended.stalled] == ["stopped by a signal"]
+    outcome = launch(tmp_path, node(0, code), observe=stop, deadlines=Deadlines(start=60, progress=1.0))
+    assert [stall.state for stall in outcome.stalled] == ["stopped by a signal"]
     assert not is_running(pids[0])
 
 

@@ -10,7 +10,7 @@ from dpcompare.errors import RequestError
 from dpcompare.results.events import StepsTrained
 from dpcompare.system.network_namespace import isolated
 from tests.conftest import _children
-from tests.support.command import dpcompare
+from tests.support.command import invoke
 
 WORKLOAD = Workload(model="mlp", image_size=8, steps=6, warmup_steps=0)
 
@@ -91,7 +91,7 @@ def test_where_no_network_may_be_made_the_request_is_refused(tmp_path, monkeypat
 
 
 def test_a_script_cannot_isolate(tmp_path):
-    refused = dpcompare("plan", "--framework", "torch", "--mode", "ddp", "--nodes", "2", "--device", "cpu",
+    refused = invoke("plan", "--framework", "torch", "--mode", "ddp", "--nodes", "2", "--device", "cpu",
                         "--format", "sh", "--isolate")  # fmt: skip
     assert refused.code == 2
     assert "--isolate: a shell script cannot do this" in refused.stderr

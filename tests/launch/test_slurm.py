@@ -11,7 +11,7 @@ import pytest
 
 from dpcompare.results.events import EventTail, Started, StepsTrained
 from dpcompare.system.processes import is_alive
-from tests.support.command import dpcompare, start
+from tests.support.command import dpcompare, invoke, start
 from tests.support.slurm import jobs, missing_programs, output, slurm
 
 pytestmark = [
@@ -138,7 +138,8 @@ def test_within_an_allocation_the_runs_of_a_study_are_its_steps(cluster, tmp_pat
         *SHORT,
     ]
     done = subprocess.run(
-        ["salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "dpcompare", *study, "--out", tmp_path / "study"],
+        ["salloc", "--nodes=2", "--ntasks-per-node=1", sys.executable, "-m", "dpcompare", *study,
+         "--out", tmp_path / "study"],
         env=os.environ | cluster, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -172,7 +173,7 @@ def test_a_study_is_a_job_per_run(cluster, tmp_path):
     ids=["nodes", "nodes of a partition", "partition", "cores", "sbatch", "time"],
 )
 def test_what_the_partition_cannot_give_is_refused(cluster, tmp_path, asked, says):
-    refused = dpcompare("run", "--engine", "slurm", "--device", "cpu", *TORCH, *TINY, *asked, "--global-batch-size", "6",
+    refused = invoke("run", "--engine", "slurm", "--device", "cpu", *TORCH, *TINY, *asked, "--global-batch-size", "6",
                         "--run-dir", tmp_path / "run", **cluster)  # fmt: skip
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
@@ -181,7 +182,7 @@ def test_what_the_partition_cannot_give_is_refused(cluster, tmp_path, asked, say
 
 @pytest.mark.torch
 def test_the_job_can_be_looked_at_before(cluster, tmp_path):
-    shown = dpcompare(
+    shown = invoke(
         "plan", "--format", "slurm", *TWO_NODES, *TORCH, "--time", "10", "--run-dir", tmp_path / "run", **cluster
     )
     assert shown.code == 0, shown.stderr

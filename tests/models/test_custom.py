@@ -1,4 +1,4 @@
-"""A user's own model and dataset: the worked example of the docs, pairs that are not the same model, and what is refused."""
+"""Custom models and datasets: the worked example of the docs, pairs that are not the same model, and refusals."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from dpcompare.launch.inputs import _custom_store
 from dpcompare.models.architectures import custom_weights
 from dpcompare.models.custom import CustomModel, custom_model
 from dpcompare.system.import_path import is_custom
-from tests.support.command import dpcompare
+from tests.support.command import dpcompare, invoke
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SQUARES = ["--dataset", "small_resnet:squares", "--image-size", "32", "--global-batch-size", "16"]
@@ -165,7 +165,7 @@ strange = CustomModel(torch=scaled)
 )
 def test_a_model_that_gives_something_else_is_refused_before_anything_starts(elsewhere, model, says):
     (elsewhere / "mine.py").write_text(REFUSED)
-    refused = dpcompare(
+    refused = invoke(
         "run", "--framework", "torch", "--mode", "single", "--model", model, *SQUARES, *SHORT, "--run-dir", "run"
     )
     assert refused.code == 2, refused.stderr
@@ -186,23 +186,24 @@ def test_other_tensors_differ_without_end():
 def test_the_example_trains_the_same_in_both_frameworks(elsewhere):
     losses = []
     for framework, mode in (("torch", "single"), ("tensorflow", "single")):
-        done = dpcompare("run", "--framework", framework, "--mode", mode, "--model", "small_resnet:model", *SQUARES, *SHORT,
-                         "--precision", "float64", "--json", "--run-dir", framework)  # fmt: skip
+        done = dpcompare("run", "--framework", framework, "--mode", mode, "--model", "small_resnet:model", *SQUARES,
+                         *SHORT, "--precision", "float64", "--json", "--run-dir", framework)  # fmt: skip
         assert done.code == 0, done.stderr
         losses.append(done.json["train_loss"])
     assert np.abs(np.subtract(*losses)).max() < 1e-10
     with (elsewhere / "small_resnet.py").open("a") as module:
         module.write("# changed\n")
-    again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES, *SHORT,
-                      "--precision", "float64", "--run-dir", "again")  # fmt: skip
+    again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES,
+                      *SHORT, "--precision", "float64", "--run-dir", "again")  # fmt: skip
     assert again.code == 0, again.stderr
-    assert "source of the model differs" in dpcompare("report", "torch", "again").stdout
-    assert "source of the model differs" not in dpcompare("report", "torch", "tensorflow").stdout
+    assert "source of the model differs" in invoke("report", "torch", "again").stdout
+    assert "source of the model differs" not in invoke("report", "torch", "tensorflow").stdout
 
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_pair_that_differs_in_a_padding_is_refuted_and_the_layer_named(elsewhere):
     whole = (elsewhere / "small_resnet.py").read_text()
     padded = "        padded = layers.ZeroPadding2D(1)(x)\n"
@@ -213,7 +214,7 @@ def test_a_pair_that_differs_in_a_padding_is_refuted_and_the_layer_named(elsewhe
     )
     (elsewhere / "mine.py").write_text(whole.replace(padded, other + padded))
     arguments = ["--modes", "single", "--replicas", "1", "--precision", "float64", "--json"]
-    refuted = dpcompare("verify", "--model", "mine:model", *arguments)
+    refuted = invoke("verify", "--model", "mine:model", *arguments)
     assert refuted.code == 3
     assert "the first layer that differs is block1_conv1" in refuted.stderr
-    assert dpcompare("verify", "--model", "small_resnet:model", *arguments).code == 0
+    assert invoke("verify", "--model", "small_resnet:model", *arguments).code == 0

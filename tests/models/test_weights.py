@@ -20,7 +20,7 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import MODELS, initial_weights
 from dpcompare.models.weights import classifier_of, fit, load_source, prepare_weights, read_source
-from tests.support.command import dpcompare, python
+from tests.support.command import invoke, python
 
 B0 = Workload(model="efficientnet-b0", image_size=32)
 SMALL = Workload(model="toy-bn", image_size=32)
@@ -260,47 +260,58 @@ def test_without_network_the_error_says_what_to_download_and_where_to_put_it(tmp
     assert prepared(workload, 10, tmp_path).is_file()
 
 
-def broken(path, kind):
-    if kind == "no weights at all":
-        path.write_text("hello")
-    elif kind == "a pickle of torch":
-        with zipfile.ZipFile(path, "w") as archive:
-            archive.writestr("archive/data.pkl", b"")
-    elif kind == "another model":
-        published_file(path, model="mlp")
-    elif kind == "a tensor too many":
-        save_file(initial_weights("toy-bn", 32, 10, 0) | {"extra.weight": np.zeros(3, np.float32)}, path)
-    elif kind == "a tensor too few":
-        weights = initial_weights("toy-bn", 32, 10, 0)
-        save_file({name: value for name, value in weights.items() if name != "bn2.running_var"}, path)
-    elif kind == "bfloat16":
-        bf16 = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
-        path.write_bytes(len(bf16).to_bytes(8, "little") + bf16 + bytes(2))
-    elif kind == "not a number":
-        weights = initial_weights("toy-bn", 32, 10, 0)
-        save_file(weights | {"bn2.bias": weights["bn2.bias"] * np.nan}, path)
-    elif kind == "too large for float32":
-        weights = initial_weights("toy-bn", 32, 10, 0)
-        save_file(weights | {"bn2.bias": np.full(8, 1e300)}, path)
-    elif kind == "half a head":
-        weights = initial_weights("toy-bn", 32, 10, 0)
-        save_file({name: value for name, value in weights.items() if name != "classifier.bias"}, path)
-    elif kind == "a transposed head":
-        weights = initial_weights("toy-bn", 32, 10, 0)
-        save_file(weights | {"classifier.weight": np.ascontiguousarray(weights["classifier.weight"].T)}, path)
-    elif kind == "damaged HDF5":
-        with h5py.File(path, "w") as file:
-            for number in range(40):
-                file[f"layers/conv2d_{number}/vars/0"] = np.ones((3, 3, 3, 8))
-        path.write_bytes(path.read_bytes()[:2000] + bytes(100_000))
-    elif kind == "two models":
-        with h5py.File(path, "w") as file:
-            for number in range(2):
-                file[f"layers/functional_{number}/layers/conv2d/vars/0"] = np.ones((1, 1, 3, 8))
-                file[f"layers/functional_{number}/layers/conv2d/vars"].attrs["name"] = "stem_conv"
-    elif kind == "a folder":
-        path.mkdir()
-    return path
+def saved(change):
+    """A writer of a file with the initial weights of toy-bn, changed."""
+    return lambda path: save_file(change(initial_weights("toy-bn", 32, 10, 0)), path)
+
+
+def without(name):
+    return saved(lambda weights: {other: value for other, value in weights.items() if other != name})
+
+
+def torch_pickle(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+
+
+def bfloat16(path):
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}}).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(2))
+
+
+def damaged_hdf5(path):
+    with h5py.File(path, "w") as file:
+        for number in range(40):
+            file[f"layers/conv2d_{number}/vars/0"] = np.ones((3, 3, 3, 8))
+    path.write_bytes(path.read_bytes()[:2000] + bytes(100_000))
+
+
+def two_models(path):
+    with h5py.File(path, "w") as file:
+        for number in range(2):
+            file[f"layers/functional_{number}/layers/conv2d/vars/0"] = np.ones((1, 1, 3, 8))
+            file[f"layers/functional_{number}/layers/conv2d/vars"].attrs["name"] = "stem_conv"
+
+
+BROKEN = {
+    "missing": lambda path: None,
+    "a folder": lambda path: path.mkdir(),
+    "no weights at all": lambda path: path.write_text("hello"),
+    "a pickle of torch": torch_pickle,
+    "another model": lambda path: published_file(path, model="mlp"),
+    "a tensor too many": saved(lambda weights: weights | {"extra.weight": np.zeros(3, np.float32)}),
+    "a tensor too few": without("bn2.running_var"),
+    "bfloat16": bfloat16,
+    "not a number": saved(lambda weights: weights | {"bn2.bias": weights["bn2.bias"] * np.nan}),
+    "too large for float32": saved(lambda weights: weights | {"bn2.bias": np.full(8, 1e300)}),
+    "half a head": without("classifier.bias"),
+    "a transposed head": saved(
+        lambda weights: weights | {"classifier.weight": np.ascontiguousarray(weights["classifier.weight"].T)}
+    ),
+    "damaged HDF5": damaged_hdf5,
+    "two models": two_models,
+}
+"""Kind of file -> what writes it."""
 
 
 @pytest.mark.parametrize(
@@ -323,7 +334,8 @@ def broken(path, kind):
     ],
 )
 def test_a_file_that_is_not_the_models_is_refused(kind, message, tmp_path):
-    path = broken(tmp_path / "file", kind)
+    path = tmp_path / "file"
+    BROKEN[kind](path)
     with pytest.raises(RequestError, match=message):
         prepared(SMALL.model_copy(update={"weights": str(path)}), 10, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
@@ -347,7 +359,7 @@ def test_weights_are_refused_before_a_dataset_is_prepared(photos, monkeypatch, t
 
 @pytest.mark.torch
 def test_the_command_refuses_before_anything_starts(tmp_path):
-    refused = dpcompare("run", "--framework", "torch", "--mode", "single", "--weights", "nowhere.h5")
+    refused = invoke("run", "--framework", "torch", "--mode", "single", "--weights", "nowhere.h5")
     assert refused.code == 2
     assert "received 'nowhere.h5', which cannot be read" in refused.stderr
     assert not (Path.cwd() / "runs").exists()

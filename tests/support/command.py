@@ -1,4 +1,4 @@
-"""Running the real command line in a process of its own."""
+"""The command line: in a process of its own, or called here where no process is the point."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
+
+import pytest
+
+from dpcompare.cli import main
 
 
 @dataclass(frozen=True)
@@ -55,3 +61,15 @@ def dpcompare(*arguments: str, **environment: str) -> Finished:
         print(*process.communicate(timeout=60), sep="\n")
         raise
     return Finished(process.returncode, stdout, stderr)
+
+
+def invoke(*arguments: object, **environment: str) -> Finished:
+    """The command line called in this process: refusals, plans and tables; with the fixture `warm`, runs too."""
+    stdout, stderr = StringIO(), StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+    assert isinstance(ended.value.code, int)
+    return Finished(ended.value.code, stdout.getvalue(), stderr.getvalue())

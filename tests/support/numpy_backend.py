@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 
 from dpcompare.backends.base import Backend
 from dpcompare.data.batches import DeviceBatch, prefetch
+from dpcompare.models.state import TrainingState
 
 
 class NumpyBackend(Backend):
@@ -16,6 +19,7 @@ class NumpyBackend(Backend):
     def setup(self):
         features = self.workload.image_size**2 * 3
         self.weights = np.zeros((features, self.inputs.num_classes))
+        self.step = 0
         self.calls = []
 
     def feed(self, batches):
@@ -38,6 +42,7 @@ class NumpyBackend(Backend):
 
     def train_step(self, batches, learning_rate):
         self.calls.append("train")
+        self.step += 1
         (batch,) = batches
         probabilities, losses = self._forward(batch)
         probabilities[np.arange(len(probabilities)), batch.labels] -= 1
@@ -51,33 +56,25 @@ class NumpyBackend(Backend):
         correct = (probabilities.argmax(1) == batch.labels) * batch.weights
         return np.array([losses.sum(), correct.sum(), batch.weights.sum()])
 
-    def logits(self, batch, *, training):
-        return batch.images @ self.weights
-
-    def to_host(self, batch):
-        return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
-
-    def synchronize(self):
-        self.calls.append("synchronize")
-
     def read(self, handles):
         self.calls.append("read")
         return np.array(handles, np.float64)
 
-    def state(self):
-        return {"weights": self.weights}
+    def synchronize(self, *, drain=False):
+        self.calls.append("synchronize")
 
-    def optimizer_state(self):
-        return {}
+    def state(self):
+        return TrainingState(model={"weights": self.weights}, optimizer={}, step=self.step)
 
     def load_state(self, state):
-        self.weights = state["weights"]
-
-    def load_optimizer_state(self, slots, steps_taken):
-        assert slots == {}
+        assert state.optimizer == {}
+        self.weights, self.step = state.model["weights"], state.step
 
     def barrier(self):
         self.calls.append("barrier")
 
     def teardown(self):
         self.calls.append("teardown")
+
+    def profile(self, path):
+        return nullcontext()

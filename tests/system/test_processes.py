@@ -1,4 +1,4 @@
-"""Processes that end with their parent, the traps of the kernel's setting for it (PR_SET_PDEATHSIG of prctl(2)), and folders held."""
+"""Processes that end with their parent, the traps of the kernel's PR_SET_PDEATHSIG (prctl(2)), and locked folders."""
 
 import errno
 import os
@@ -77,7 +77,10 @@ def test_it_is_cleared_by_fork():
 
 def test_a_parent_that_was_gone_before_is_noticed():
     """The trap: the parent ends between fork and the request, and the kernel tells of no death that was before it."""
-    code = "import sys; from dpcompare.system.processes import die_with_parent; die_with_parent(int(sys.argv[1])); print('alive')"
+    code = (
+        "import sys; from dpcompare.system.processes import die_with_parent; die_with_parent(int(sys.argv[1])); "
+        "print('alive')"
+    )
     for parent, alive in ((os.getpid(), True), (1 << 22, False)):
         done = subprocess.run([sys.executable, "-c", code, str(parent)], capture_output=True, text=True, check=False)
         assert (done.returncode == 0) == ("alive" in done.stdout) == alive

@@ -10,7 +10,7 @@ Traceback (most recent call last):
   File "worker.py", line 1, in <module>
     raise ValueError("too large")
 ValueError: too large
-what process 0 told is damaged from some point on: its event file"""
+what process 0 wrote is damaged from some point on: its event file"""
 KILLED = """process 0 (node 0, local rank 0) was killed by SIGKILL
 last steps: process 0: 4
   the end of its log:

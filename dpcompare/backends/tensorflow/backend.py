@@ -1,10 +1,12 @@
-"""What the TensorFlow modes share: model, data, one training step, one evaluation step."""
+"""The part of a backend that all TensorFlow modes share: model, data, one training step, one evaluation step."""
 
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,32 +15,54 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from safetensors.numpy import load_file
 
-from dpcompare.backends.base import Backend, State
+from dpcompare.backends.base import Inspectable
+from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.models.state import State, TrainingState
 
 
-class TensorFlowBackend(Backend):
+class TensorFlowBackend(Inspectable):
     """One process with the replicas of `self.strategy`; the modes say which strategy."""
 
     packages = ("tensorflow", "keras")
 
     strategy: tf.distribute.Strategy
 
+    @abstractmethod
     def make_strategy(self) -> tf.distribute.Strategy:
         """The mode's strategy over this process's devices; called once they are configured."""
-        raise NotImplementedError
+
+    def local_devices(self) -> list[str]:
+        """This process's devices as TensorFlow names them, one per replica."""
+        kind = "GPU" if self.config.cluster.device_type == "gpu" else "CPU"
+        return [f"/device:{kind}:{index}" for index in range(self.config.topology.replicas_per_process)]
 
     def build_model(self) -> keras.Model:
-        """The model to train; override it together with `initial_state` to train one of your own."""
+        """The model to train; override it together with `initial_state` to train another."""
         return build_model(self.workload, self.inputs.num_classes)
+
+    def initial_state(self) -> State | None:
+        """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
+        return load_file(self.inputs.weights)
 
     def setup(self) -> None:
         self._training: bool | None = None
         self._step = 0
         self._configure_devices()
+        self._configure_precision()
+        self.strategy = self.make_strategy()
+        self.num_replicas = self.strategy.num_replicas_in_sync
+        with self.strategy.scope():
+            self._build()
+        if (initial := self.initial_state()) is not None:
+            self._load_model(initial)
+        self._make_functions()
+
+    def _configure_precision(self) -> None:
         workload = self.workload
         # TF32 keeps 10 bits of the mantissa; torch's switches are set the same way.
         tf.config.experimental.enable_tensor_float_32_execution(workload.profile == "native")
@@ -46,23 +70,24 @@ class TensorFlowBackend(Backend):
         if workload.precision == "bfloat16":
             keras.config.set_dtype_policy("mixed_bfloat16")
         self._dtype = tf.float64 if workload.precision == "float64" else tf.float32
-        self.strategy = self.make_strategy()
-        self.num_replicas = self.strategy.num_replicas_in_sync
-        with self.strategy.scope():
-            self.model = self.build_model()
-            self._parameters = [variable.value for variable in self.model.trainable_variables]
-            # The model's own list of what is not trained also holds the seeds of its dropout layers.
-            self._statistics = [
-                mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
-            ]
-            self.optimizer = OPTIMIZERS[workload.optimizer](self._parameters)
-            self._gradient_sums = (
-                [tf.Variable(tf.zeros_like(parameter), trainable=False) for parameter in self._parameters]
-                if workload.accumulate > 1
-                else []
-            )
-        if (initial := self.initial_state()) is not None:
-            self.load_state(initial)
+
+    def _build(self) -> None:
+        """The model, its optimizer and the sums of its gradients; called inside the strategy's scope."""
+        self.model = self.build_model()
+        self._parameters = [variable.value for variable in self.model.trainable_variables]
+        # The model's list of what is not trained also holds the seeds of its dropout layers.
+        self._statistics = [
+            mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
+        ]
+        self.optimizer = OPTIMIZERS[self.workload.optimizer](self._parameters)
+        self._gradient_sums = (
+            [tf.Variable(tf.zeros_like(parameter), trainable=False) for parameter in self._parameters]
+            if self.workload.accumulate > 1
+            else []
+        )
+
+    def _make_functions(self) -> None:
+        """The steps as graphs, which TensorFlow traces when they are first called."""
         # autograph: the functions have no Python control flow to translate.
         function = tf.function(autograph=False, jit_compile=False)
         step_function = tf.function(autograph=False, jit_compile=self.config.tuning.get("compilation") == "XLA")
@@ -74,20 +99,20 @@ class TensorFlowBackend(Backend):
         self._training_logits, self._evaluation_logits = (
             function(partial(self._logits_of_global_batch, training=training)) for training in (True, False)
         )
-        self._share_statistics = function(self._copy_statistics_of_replica_0)
+        self._broadcast_statistics = function(self._copy_statistics_of_replica_0)
 
     def _configure_devices(self) -> None:
         replicas = self.config.topology.replicas_per_process
         threads = self.config.topology.threads_per_process
-        # Operations run beside each other, one per replica, and share the threads of the process.
+        # Operations run in parallel, one per replica, on the threads of the process.
         tf.config.threading.set_inter_op_parallelism_threads(max(2, replicas))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
         gpus = tf.config.list_physical_devices("GPU")
-        # TensorFlow itself would place the variables of a missing GPU on the CPU, without a word.
+        # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
         if self.config.cluster.device_type == "gpu" and len(gpus) != replicas:
             raise RuntimeError(
                 f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; install "
-                "tensorflow[and-cuda] in an environment of its own (torch's CUDA wheels overwrite its files) and name "
+                "tensorflow[and-cuda] in a separate environment (torch's CUDA wheels overwrite its files) and name "
                 "its interpreter with --python tensorflow=PATH"
             )
         for gpu in gpus:
@@ -96,38 +121,33 @@ class TensorFlowBackend(Backend):
             host = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * replicas)
 
-    def local_devices(self) -> list[str]:
-        """This process's devices as TensorFlow names them, one per replica."""
-        kind = "GPU" if self.config.cluster.device_type == "gpu" else "CPU"
-        return [f"/device:{kind}:{index}" for index in range(self.config.topology.replicas_per_process)]
-
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
         return prefetch(batches, self._to_device)
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         return DeviceBatch(
-            images=self._split(batch.images, self._dtype),
-            labels=self._split(batch.labels, tf.int32),
-            weights=self._split(batch.weights, self._dtype),
+            images=self._scatter(batch.images, self._dtype),
+            labels=self._scatter(batch.labels, tf.int32),
+            weights=self._scatter(batch.weights, self._dtype),
             global_count=batch.global_count,
-            drop_masks=None if batch.drop_masks is None else self._split(batch.drop_masks, self._dtype),
+            drop_masks=None if batch.drop_masks is None else self._scatter(batch.drop_masks, self._dtype),
         )
 
-    def _split(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
-        """Contiguous shares of this process's rows, one on each of its replicas."""
+    def _scatter(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
+        """This process's rows, a contiguous part on each of its replicas."""
         replicas = self.config.topology.replicas_per_process
-        share = len(rows) // replicas
+        count = len(rows) // replicas
 
-        def of(rank: int) -> tf.Tensor:
-            with tf.device(self.local_devices()[rank]):  # TensorFlow itself would put all shares on the first
+        def part(rank: int) -> tf.Tensor:
+            with tf.device(self.local_devices()[rank]):  # TensorFlow itself would put all parts on the first
                 # The host casts, where that is necessary: an operation less.
-                return tf.constant(rows[rank * share : (rank + 1) * share].astype(dtype.as_numpy_dtype, copy=False))
+                return tf.constant(rows[rank * count : (rank + 1) * count].astype(dtype.as_numpy_dtype, copy=False))
 
         if replicas == 1:  # nothing to wrap, which would take as long as the rest
-            return of(0)
+            return part(0)
 
         def of_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
-            return of(context.replica_id_in_sync_group % replicas)
+            return part(context.replica_id_in_sync_group % replicas)
 
         return self.strategy.experimental_distribute_values_from_function(of_replica)
 
@@ -141,7 +161,7 @@ class TensorFlowBackend(Backend):
             for batch, count in zip(batches, counts, strict=True)
         ]
         if len(parts) == 1:
-            if self._traced is None:  # called by itself it spares the search for it: a tenth of a small model's step
+            if self._traced is None:  # called directly: to look it up takes a tenth of a small model's step
                 self._traced = self._train.get_concrete_function(*parts[0], constants)
             return self._traced(*parts[0], constants)
         loss_sum = tf.add_n([self._accumulate(*part) for part in parts])
@@ -189,7 +209,7 @@ class TensorFlowBackend(Backend):
         return loss_sum, tape.gradient(loss, self._parameters)
 
     def _update(self, gradients: list[tf.Tensor], constants: tf.Tensor) -> None:
-        """Add up the gradients of all replicas and update this replica's copy of the parameters."""
+        """Sum the gradients of all replicas and update this replica's copy of the parameters."""
         if self.num_replicas > 1 and self.config.sync_gradients:
             replica = tf.distribute.get_replica_context()
             gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
@@ -217,8 +237,8 @@ class TensorFlowBackend(Backend):
 
     def _activations(self, images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
         self._enter(training=False)
-        own = {layer_name(self.model, layer): layer.output for layer in self.model.layers if layer.weights}
-        features = keras.Model(self.model.inputs, own)(images, training=False)
+        outputs = {layer_name(self.model, layer): layer.output for layer in self.model.layers if layer.weights}
+        features = keras.Model(self.model.inputs, outputs)(images, training=False)
         return {name: np.asarray(value) for name, value in features.items()}
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
@@ -249,13 +269,13 @@ class TensorFlowBackend(Backend):
         *,
         training: bool,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Logits, and the loss of each row: 0 for rows that only fill up."""
+        """Logits, and the loss of each row: 0 for padding rows."""
         logits = self._forward(images, drop_masks, training=training)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
         return logits, losses * weights
 
     def _local_sum(self, per_replica: Any) -> tf.Tensor:
-        """The sum over this process's replicas; the processes are added up when results are collected."""
+        """The sum over this process's replicas; the processes are summed when results are collected."""
         return tf.add_n(self.strategy.experimental_local_results(per_replica))
 
     def _enter(self, *, training: bool) -> None:
@@ -264,15 +284,15 @@ class TensorFlowBackend(Backend):
             return
         self._training = training
         if not training and self.num_replicas > 1 and self._statistics:
-            self._share_statistics()
+            self._broadcast_statistics()
 
     def _copy_statistics_of_replica_0(self) -> None:
-        """Under the strategies each replica keeps BatchNorm statistics of its own (aggregation NONE)."""
+        """Under the strategies each replica keeps separate BatchNorm statistics (aggregation NONE)."""
 
         def copy() -> None:
             replica = tf.distribute.get_replica_context()
             is_first = tf.cast(replica.replica_id_in_sync_group == 0, self._dtype)
-            # One exchange for all: everyone but replica 0 adds zeros.
+            # One collective for all: everyone but replica 0 adds zeros.
             flat = tf.concat([tf.reshape(value, [-1]) for value in self._statistics], axis=0) * is_first
             flat = replica.all_reduce(tf.distribute.ReduceOp.SUM, flat)
             parts = tf.split(flat, [int(np.prod(value.shape)) for value in self._statistics])
@@ -281,7 +301,7 @@ class TensorFlowBackend(Backend):
 
         self.strategy.run(copy)
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, drain: bool = False) -> None:
         """Wait for the devices: on the CPU a step has ended when its call returns."""
         if self.config.cluster.device_type == "gpu":
             tf.test.experimental.sync_devices()
@@ -289,23 +309,30 @@ class TensorFlowBackend(Backend):
     def read(self, handles: Sequence[tf.Tensor]) -> npt.NDArray[np.float64]:
         return np.array([handle.numpy() for handle in handles], np.float64)
 
-    def state(self) -> State:
+    def state(self) -> TrainingState:
         self._enter(training=False)
-        return {
-            mapped.name: np.ascontiguousarray(mapped.layout.to_neutral(mapped.variable.numpy()))
-            for mapped in mapped_variables(self.model)
-        }
+        return TrainingState(
+            model={mapped.name: _on_host(mapped, mapped.variable) for mapped in mapped_variables(self.model)},
+            optimizer={name: _on_host(mapped, slot) for name, (mapped, slot) in self._slots().items()},
+            step=self._step,
+        )
 
-    def optimizer_state(self) -> State:
-        return {
-            name: np.ascontiguousarray(mapped.layout.to_neutral(slot.numpy()))
-            for name, (mapped, slot) in self._slots().items()
-        }
-
-    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
+    def load_state(self, state: TrainingState) -> None:
+        self._load_model(state.model)
         for name, (mapped, slot) in self._slots().items():
-            slot.assign(mapped.layout.from_neutral(slots[name]))
-        self._step = steps_taken
+            slot.assign(mapped.layout.from_neutral(state.optimizer[name]))
+        self._step = state.step
+
+    def _load_model(self, state: State) -> None:
+        variables = {mapped.name: mapped for mapped in mapped_variables(self.model)}
+        if state.keys() != variables.keys():
+            raise ValueError(
+                f"state does not fit {self.workload.model}: missing {sorted(variables.keys() - state.keys())}, "
+                f"unknown {sorted(state.keys() - variables.keys())}"
+            )
+        for name, mapped in variables.items():
+            mapped.variable.assign(mapped.layout.from_neutral(state[name]))
+        self._training = None
 
     def _slots(self) -> dict[str, tuple[MappedVariable, tf.Variable]]:
         """`<slot>.<tensor>` -> the parameter that it belongs to, and the slot."""
@@ -318,22 +345,11 @@ class TensorFlowBackend(Backend):
             for parameter, value in zip(self._parameters, values, strict=True)
         }
 
-    def load_state(self, state: State) -> None:
-        variables = {mapped.name: mapped for mapped in mapped_variables(self.model)}
-        if state.keys() != variables.keys():
-            raise ValueError(
-                f"state does not fit {self.workload.model}: missing {sorted(variables.keys() - state.keys())}, "
-                f"unknown {sorted(state.keys() - variables.keys())}"
-            )
-        for name, mapped in variables.items():
-            mapped.variable.assign(mapped.layout.from_neutral(state[name]))
-        self._training = None
-
     def barrier(self) -> None:
         """One process waits for nobody."""
 
     def teardown(self) -> None:
-        """Nothing to leave in one process."""
+        """One process leaves nobody behind."""
 
     def profile(self, path: Path) -> AbstractContextManager[None]:
         # Here, since a TensorFlow that moves what this needs must not break runs that keep no trace.
@@ -341,26 +357,30 @@ class TensorFlowBackend(Backend):
 
         return chrome_trace(path)
 
-    def settings(self) -> dict[str, Any]:
-        settings = super().settings() | {"memory_layout": "NHWC", "optimizer_kernels": "ResourceApply"}
-        if os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in (
-            "0",
-            "false",
-        ):  # TensorFlow's own switch, which is the user's
-            settings["convolution_algorithms"] = "fixed"
-        return settings
+    def describe(self) -> Description:
+        description = replace(
+            super().describe(), devices=self._device_names(), peak_device_memory_bytes=self._peak_device_memory_bytes()
+        ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply")
+        # TensorFlow's switch, which the user may have set.
+        if os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in ("0", "false"):
+            return description.with_settings(convolution_algorithms="fixed")
+        return description
 
-    def devices(self) -> list[str]:
+    def _device_names(self) -> list[str]:
         if self.config.cluster.device_type == "cpu":
-            node = self.config.cluster.nodes[self.process_rank]
-            return list(node.devices)
+            return list(self.config.cluster.nodes[self.process_rank].devices)
         gpus = tf.config.list_physical_devices("GPU")
         return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
-    def peak_device_memory_bytes(self) -> int | None:
+    def _peak_device_memory_bytes(self) -> int | None:
         if self.config.cluster.device_type == "cpu":
             return None
         return sum(
             tf.config.experimental.get_memory_info(device.removeprefix("/device:"))["peak"]
             for device in self.local_devices()
         )
+
+
+def _on_host(mapped: MappedVariable, tensor: Any) -> npt.NDArray[Any]:
+    """A model's variable, or an optimizer's slot of it, in the framework-neutral layout."""
+    return np.ascontiguousarray(mapped.layout.to_neutral(tensor.numpy()))

@@ -1,4 +1,4 @@
-"""tensorflow keras-fit: Keras's own `fit` under MirroredStrategy, as most people train, to tell what it costs."""
+"""tensorflow keras-fit: Keras's own `fit` under MirroredStrategy, as most people train, to measure what it costs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from dpcompare.backends.base import State
 from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON
+from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import HostBatch, prefetch
+from dpcompare.models.state import TrainingState
 
 
 class KerasFit(TensorFlowBackend):
-    """`fit` runs in a thread of its own; each step the loop gives it a batch, lets it go on, and waits for it to be done."""
+    """`fit` runs in a separate thread; each step the loop gives it a batch, lets it continue, and waits for it."""
 
     def make_strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(self.local_devices())
@@ -29,7 +30,7 @@ class KerasFit(TensorFlowBackend):
         super().setup()
         with self.strategy.scope():
             self._loss = _WeightedLoss(self._dtype)
-            # By the formula of ours, in a dozen operations per variable where ours spends one.
+            # The formula of our optimizer.py, in a dozen operations per variable instead of one.
             self._adam = keras.optimizers.Adam(beta_1=ADAM_BETAS[0], beta_2=ADAM_BETAS[1], epsilon=ADAM_EPSILON)
             self._adam.build(self.model.trainable_variables)
             self.model.compile(optimizer=self._adam, loss=self._loss, jit_compile=False)
@@ -38,28 +39,29 @@ class KerasFit(TensorFlowBackend):
             for name, variables in (("exp_avg", self._adam._momentums), ("exp_avg_sq", self._adam._velocities))
         }
         self._turns = _Turns()
-        self._looked_at = False
+        self._peeked = False
         self._fitting: threading.Thread | None = None
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
-        """As they are on the host: `fit` places them itself, and what evaluates does where it needs them."""
+        """As they are on the host: `fit` places them itself, and evaluation places them when it needs them."""
         return prefetch(batches, lambda batch: batch)
 
     def train_step(self, batches: Sequence[Any], learning_rate: float) -> Any:
         self._enter(training=True)
+        self._step += 1
         (batch,) = batches
-        self._adam.learning_rate.assign(np.float64(learning_rate))  # a number of Python's would be rounded to float32
+        self._adam.learning_rate.assign(np.float64(learning_rate))  # a Python float would be rounded to float32
         images: Any = self._in_precision(batch.images)
         if batch.drop_masks is not None:
             images = (images, self._in_precision(batch.drop_masks))
-        given = (images, batch.labels, batch.weights / np.float64(batch.global_count))
+        inputs = (images, batch.labels, batch.weights / np.float64(batch.global_count))
         if self._fitting is None:
-            arrays = tf.nest.flatten(given)
-            self._given = tf.queue.FIFOQueue(1, [array.dtype for array in arrays], [array.shape for array in arrays])
-            self._fitting = threading.Thread(target=self._fit, args=(given,), name="fit", daemon=True)
-        self._given.enqueue(tf.nest.flatten(given))
+            arrays = tf.nest.flatten(inputs)
+            self._inputs = tf.queue.FIFOQueue(1, [array.dtype for array in arrays], [array.shape for array in arrays])
+            self._fitting = threading.Thread(target=self._fit, args=(inputs,), name="fit", daemon=True)
+        self._inputs.enqueue(tf.nest.flatten(inputs))
         if self._fitting.is_alive():
-            self._turns.go_on()
+            self._turns.proceed()
         else:
             self._fitting.start()
         self._turns.wait()
@@ -74,24 +76,24 @@ class KerasFit(TensorFlowBackend):
         def nothing() -> list[tf.Tensor]:
             return [tf.zeros(array.shape, array.dtype) for array in tf.nest.flatten(like)]
 
-        # A generator of Python's that waited for batches would keep one of TensorFlow's few threads from the step.
+        # A Python generator that waited for batches would keep one of TensorFlow's few threads from the step.
         dataset = tf.data.Dataset.from_generator(self._iterator, output_signature=tf.TensorSpec((), tf.bool)).map(
-            lambda looked_at: tf.nest.pack_sequence_as(like, tf.cond(looked_at, nothing, self._given.dequeue))
+            lambda peek: tf.nest.pack_sequence_as(like, tf.cond(peek, nothing, self._inputs.dequeue))
         )
         options = tf.data.Options()
         options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
         try:
             self.model.fit(dataset.with_options(options), epochs=1, verbose=0, callbacks=[self._turns])
-            # Nobody waits for it where fit was told to end.
+            # Nobody waits for it where fit was asked to end.
             self._turns.fail(RuntimeError("Keras ended its fit by itself; is KERAS_MAX_STEPS_PER_EPOCH set?"))
         except Exception as error:  # raised where the step is waited for
             self._turns.fail(error)
 
     def _iterator(self) -> Iterator[bool]:
-        """Whether what it gives is only looked at: Keras does so with a first iterator, throws it away, and begins anew."""
-        if self._looked_at:
+        """Whether Keras only peeks: it takes one batch of a first iterator, throws that away, and starts a new one."""
+        if self._peeked:
             yield from repeat(False)
-        self._looked_at = True
+        self._peeked = True
         yield True
 
     def evaluate_step(self, batch: Any) -> Any:
@@ -103,25 +105,26 @@ class KerasFit(TensorFlowBackend):
     def to_host(self, batch: Any) -> Any:
         return super().to_host(self._to_device(batch))
 
-    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
-        super().load_optimizer_state(slots, steps_taken)
-        self._adam.iterations.assign(steps_taken)
+    def load_state(self, state: TrainingState) -> None:
+        super().load_state(state)
+        self._adam.iterations.assign(state.step)
 
-    def settings(self) -> dict[str, Any]:
-        settings = super().settings() | {"loop": "Keras fit", "optimizer_kernels": "Keras"}
+    def describe(self) -> Description:
+        description = super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
         if self.workload.precision == "float64":
-            settings["optimizer"] |= {"constants": "rounded to float32"}
-        return settings
+            optimizer = description.settings["optimizer"] | {"constants": "rounded to float32"}
+            return description.with_settings(optimizer=optimizer)
+        return description
 
     def teardown(self) -> None:
         if self._fitting is not None:
-            self._given.close()
+            self._inputs.close()
             self._turns.end()
             self._fitting.join()
 
 
 class _WeightedLoss(keras.losses.Loss):
-    """The sum of the losses of all rows by their weights, which is told too: Keras itself tells a mean over an epoch."""
+    """The weighted sum of the losses of all rows, kept for the loop: Keras itself reports a mean over an epoch."""
 
     def __init__(self, dtype: tf.DType) -> None:
         super().__init__()
@@ -143,10 +146,10 @@ class _WeightedLoss(keras.losses.Loss):
 
 
 class _Turns(keras.callbacks.Callback):
-    """The loop and `fit` in turns: while the one works, the other waits.
+    """The loop and `fit` in turns: while one works, the other waits.
 
-    `fit` waits here, after a step, and not for data inside the next one: that step's function would read variables, such as
-    the learning rate, before its batch comes, and its collectives would meet those of the loop's own functions, for ever.
+    `fit` waits here, after a step, and not for data inside the next one: that step's function would read variables,
+    such as the learning rate, before its batch comes, and its collectives would deadlock with those of the loop.
     """
 
     def __init__(self) -> None:
@@ -166,7 +169,7 @@ class _Turns(keras.callbacks.Callback):
     def fail(self, error: Exception) -> None:
         self._done.put(error)
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         self._more.put(True)
 
     def end(self) -> None:

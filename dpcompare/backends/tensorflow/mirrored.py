@@ -8,7 +8,7 @@ from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 
 
 class Mirrored(TensorFlowBackend):
-    """TensorFlow chooses the exchange by the devices: NCCL between GPUs, ring collectives between CPU devices."""
+    """TensorFlow chooses the collectives by the devices: NCCL between GPUs, ring collectives between CPU devices."""
 
     def make_strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.MirroredStrategy(self.local_devices())

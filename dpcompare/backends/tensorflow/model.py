@@ -30,7 +30,7 @@ def build_model(workload: Workload, num_classes: int) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits."""
     shape = (workload.image_size, workload.image_size, IMAGE_CHANNELS)
     if is_custom(workload.model):
-        return _own(workload.model, workload.image_size, num_classes, synchronized=workload.batchnorm == "sync")
+        return _custom(workload.model, workload.image_size, num_classes, synchronized=workload.batchnorm == "sync")
     if workload.model == "toy-cnn":
         return _toy_cnn(shape, num_classes)
     if workload.model == "mlp":
@@ -40,31 +40,35 @@ def build_model(workload: Workload, num_classes: int) -> keras.Model:
     return _aligned(_efficientnet(workload, shape, num_classes), workload)
 
 
-def _own(name: str, image_size: int, num_classes: int, *, synchronized: bool = False) -> keras.Model:
-    """A user's own, whose layers get the names of their twins in torch."""
-    own = custom_model(name)
-    model = own.build("tensorflow", image_size, num_classes)
+def _custom(name: str, image_size: int, num_classes: int, *, synchronized: bool = False) -> keras.Model:
+    """A custom model, whose layers get the names of their twins in torch."""
+    custom = custom_model(name)
+    model = custom.build("tensorflow", image_size, num_classes)
     if not isinstance(model, keras.Model):
         raise RequestError(
             f"model: the tensorflow factory of {name!r} gave a {type(model).__name__}; expected a keras.Model"
         )
-    for in_torch, in_keras in own.layer_names.items():
+    for in_torch, in_keras in custom.layer_names.items():
         model.get_layer(in_keras).name = in_torch
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = synchronized
-    model.has_own_names = True
+    model.has_neutral_names = True
     return model
 
 
 def layer_name(model: keras.Model, layer: keras.layers.Layer) -> str:
-    """The framework-neutral name of a layer: of a user's own model, its name as it is."""
-    return layer.name if getattr(model, "has_own_names", False) else neutral_layer_name(layer.name)
+    """The framework-neutral name of a layer: in a custom model, its name as it is."""
+    return layer.name if getattr(model, "has_neutral_names", False) else neutral_layer_name(layer.name)
 
 
 def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a user's own model, in the framework-neutral layouts."""
-    model = _own(name, image_size, num_classes)
+    """Name -> shape of every tensor of a custom model, in the framework-neutral layouts.
+
+    Raises:
+        RequestError: it is no Keras model, gives something else than logits, or has two tensors of the same name.
+    """
+    model = _custom(name, image_size, num_classes)
     if tuple(model.output_shape) != (None, num_classes):
         raise RequestError(
             f"model: {name!r} gives {model.output_shape} in tensorflow; expected logits (None, {num_classes})"
@@ -73,8 +77,8 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
     for mapped in mapped_variables(model):
         if mapped.name in shapes:
             raise RequestError(
-                f"model: {name!r} has several tensors called {mapped.name} in tensorflow; expected layers that are no models and hold "
-                "each kind of tensor once"
+                f"model: {name!r} has several tensors called {mapped.name} in tensorflow; expected layers that are no "
+                "models and hold each kind of tensor once"
             )
         shapes[mapped.name] = mapped.layout.to_neutral(mapped.variable.numpy()).shape
     return shapes
@@ -86,14 +90,14 @@ def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
             layer.synchronized = workload.batchnorm == "sync"
-        if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike: Keras would draw by itself
+        if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike: Keras would draw itself
             layer.rate = 0.0
     drops = MODELS[workload.model].drops
     return _with_shared_drops(model, drops) if workload.regularization == "shared" else model
 
 
 class SharedDrop(keras.layers.Layer):
-    """Dropout or stochastic depth by factors drawn on the host: (rows, features of all such layers)."""
+    """Dropout or stochastic depth by drop masks drawn on the host: (rows, features of all such layers)."""
 
     def __init__(self, columns: slice, **options: Any) -> None:
         super().__init__(**options)
@@ -102,22 +106,22 @@ class SharedDrop(keras.layers.Layer):
     def call(self, features: Any, drop_masks: Any, training: bool = False) -> Any:
         if not training:
             return features
-        own = keras.ops.cast(drop_masks[:, self._columns], features.dtype)
-        return features * keras.ops.reshape(own, (-1, *own.shape[1:], *[1] * (len(features.shape) - 2)))
+        masks = keras.ops.cast(drop_masks[:, self._columns], features.dtype)
+        return features * keras.ops.reshape(masks, (-1, *masks.shape[1:], *[1] * (len(features.shape) - 2)))
 
 
 def _with_shared_drops(model: keras.Model, drops: Sequence[Drop]) -> keras.Model:
-    """The same layers in a model of two inputs, pixels and factors, which replace those that draw by themselves."""
-    own_columns = columns(drops)
+    """The same layers in a model of two inputs, pixels and drop masks, without the dropout that Keras would draw."""
+    mask_columns = columns(drops)
     images = keras.Input(model.inputs[0].shape[1:])
-    drop_masks = keras.Input((sum(drop.features for drop in drops),), name="factors")
+    drop_masks = keras.Input((sum(drop.features for drop in drops),), name="drop_masks")
 
     def call(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
         if not isinstance(layer, keras.layers.Dropout):
             return layer(*arguments, **options)
-        return SharedDrop(own_columns[neutral_layer_name(layer.name)], name=layer.name)(arguments[0], drop_masks)
+        return SharedDrop(mask_columns[neutral_layer_name(layer.name)], name=layer.name)(arguments[0], drop_masks)
 
-    # clone_model walks through a model of the same inputs as the new one, so the factors pass through here as well.
+    # clone_model walks through a model of the same inputs as the new one, so the drop masks pass through here as well.
     passing = keras.Model([*model.inputs, drop_masks], [*model.outputs, drop_masks])
     rebuilt = keras.models.clone_model(
         passing, input_tensors=[images, drop_masks], clone_function=lambda layer: layer, call_function=call
@@ -129,9 +133,9 @@ def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: 
     scale = workload.model.removeprefix("efficientnet-")
     build = getattr(keras.applications, f"EfficientNet{scale.upper()}")
     # A static shape: with (None, None, 3) the padding is wrong at odd feature sizes.
-    whole = build(weights=None, input_shape=shape, classes=num_classes, classifier_activation=None)
-    # Entered after its own rescaling and normalisation: pixels are normalised on the host, once for all.
-    return keras.Model(whole.get_layer("normalization").output, whole.output)
+    complete = build(weights=None, input_shape=shape, classes=num_classes, classifier_activation=None)
+    # From behind its rescaling and normalisation: pixels are normalised on the host, once for both frameworks.
+    return keras.Model(complete.get_layer("normalization").output, complete.output)
 
 
 def _toy_cnn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:

@@ -37,7 +37,7 @@ class MultiWorkerMirrored(TensorFlowBackend):
 
 
 def _use_all_cpu_devices(count: int) -> None:
-    """The stock strategy takes CPU:0 of each worker only and would silently train on a part of the devices.
+    """Have the stock strategy take all CPU devices of each worker, where it would silently train on CPU:0 only.
 
     `count` devices per worker need one private override; the worker checks the number of replicas against the
     plan before anything is measured, so a TensorFlow that ignores the override is noticed.

@@ -37,8 +37,10 @@ class Optimizer(ABC):
         """Update this replica's copy of every variable; call it in a replica context. Returns the updates."""
         slots = zip(*self.slots.values(), strict=True)
         return [
-            self.update(variable.handle, [slot.handle for slot in own], gradient, tf.cast(constants, variable.dtype))
-            for variable, gradient, own in zip(self.variables, gradients, slots, strict=True)
+            self.update(
+                variable.handle, [slot.handle for slot in of_variable], gradient, tf.cast(constants, variable.dtype)
+            )
+            for variable, gradient, of_variable in zip(self.variables, gradients, slots, strict=True)
         ]
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""tensorflow parameter-server: ParameterServerStrategy, whose workers update parameters that a server keeps, each when it is done."""
+"""tensorflow parameter-server: ParameterServerStrategy, whose asynchronous workers update a server's parameters."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from dpcompare.backends.base import State
+from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.data.order import parts_trained
+from dpcompare.models.state import TrainingState
 
 STEPS_PER_WORKER = 2
-"""That are given out at once: one that it makes, and one that it has next."""
+"""Scheduled at once: one that it makes, and one that it has next."""
 
 
 class ParameterServer(TensorFlowBackend):
     """Node 0 coordinates, node 1 keeps the parameters, the others are workers: TF_CONFIG says who is who.
 
-    The coordinator runs the loop. Each worker's part of a global batch is an update of its own, by the mean of its own rows, made
-    with the parameters as they were when it began; how many updates of others came between is its staleness.
+    The coordinator runs the loop. Each worker's part of a global batch is a separate update, by the mean of its rows,
+    made with the parameters as they were when it started; how many updates of others came in between is its staleness.
     """
 
     def setup(self) -> None:
@@ -34,16 +35,22 @@ class ParameterServer(TensorFlowBackend):
         self.num_processes, self.num_replicas = sum(tasks.values()), tasks["worker"]
         self.is_server = resolver.task_type != "chief"
         if self.is_server:
-            threads = self.config.topology.threads_per_process
-            self._server = tf.distribute.Server(
-                resolver.cluster_spec(),
-                job_name=resolver.task_type,
-                task_index=resolver.task_id,
-                protocol="grpc",
-                config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=threads),
-            )
-            return
-        self._resolver = resolver
+            self._serve(resolver)
+        else:
+            self._resolver = resolver
+            self._coordinate()
+
+    def _serve(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
+        threads = self.config.topology.threads_per_process
+        self._server = tf.distribute.Server(
+            resolver.cluster_spec(),
+            job_name=resolver.task_type,
+            task_index=resolver.task_id,
+            protocol="grpc",
+            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=threads),
+        )
+
+    def _coordinate(self) -> None:
         num_replicas = self.num_replicas
         super().setup()
         self.num_replicas = num_replicas  # TensorFlow counts one, since nothing is in sync
@@ -51,7 +58,8 @@ class ParameterServer(TensorFlowBackend):
         with self.strategy.scope():
             self._updates = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._update_once = tf.function(self._update_of_worker, autograph=False)
-        self._given_out: deque[Any] = deque()
+        self._num_scheduled = 0
+        self._scheduled: deque[Any] = deque()
         self._staleness: list[int] = []
 
     def make_strategy(self) -> tf.distribute.Strategy:
@@ -63,10 +71,10 @@ class ParameterServer(TensorFlowBackend):
 
     @property
     def data_parallel_size(self) -> int:
-        return 1
+        return 1  # the coordinator reads the rows of all workers
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
-        """As many parts as workers; they stay on the host, since it is not known yet who takes which."""
+        """As many parts as workers; they stay on the host, since it is not known yet which worker takes which."""
 
         def parts(rows: npt.NDArray[Any], dtype: tf.DType) -> list[npt.NDArray[Any]]:
             return np.split(rows.astype(dtype.as_numpy_dtype), self.num_replicas)
@@ -81,25 +89,26 @@ class ParameterServer(TensorFlowBackend):
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
+        self._step += 1
         (batch,) = batches
-        losses = []
-        for number in range(self.num_replicas):
-            weights = batch.weights[number]
-            if not weights.any():  # rows that only fill up
-                continue
-            self._step += 1
-            constants = np.array(self.optimizer.step_constants(self._step, learning_rate), np.float64)
-            drop_masks = None if batch.drop_masks is None else tf.constant(batch.drop_masks[number])
-            part = (batch.images[number], batch.labels[number], weights)
-            while len(self._given_out) >= STEPS_PER_WORKER * self.num_replicas:
-                self._given_out.popleft().fetch()
-            update = self._coordinator.schedule(
-                self._update_once,
-                (*map(tf.constant, part), drop_masks, tf.constant(weights.sum()), tf.constant(constants)),
-            )
-            self._given_out.append(update)
-            losses.append(update)
-        return losses
+        parts = [number for number in range(self.num_replicas) if batch.weights[number].any()]  # not padding rows alone
+        return [self._schedule(batch, number, learning_rate) for number in parts]
+
+    def _schedule(self, batch: DeviceBatch, number: int, learning_rate: float) -> Any:
+        """Have the next free worker make the update of a part of a global batch; returns a handle of its result."""
+        self._num_scheduled += 1
+        constants = np.array(self.optimizer.step_constants(self._num_scheduled, learning_rate), np.float64)
+        drop_masks = None if batch.drop_masks is None else tf.constant(batch.drop_masks[number])
+        weights = batch.weights[number]
+        part = (batch.images[number], batch.labels[number], weights)
+        while len(self._scheduled) >= STEPS_PER_WORKER * self.num_replicas:
+            self._scheduled.popleft().fetch()
+        update = self._coordinator.schedule(
+            self._update_once,
+            (*map(tf.constant, part), drop_masks, tf.constant(weights.sum()), tf.constant(constants)),
+        )
+        self._scheduled.append(update)
+        return update
 
     def _update_of_worker(
         self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any, constants: Any
@@ -108,20 +117,22 @@ class ParameterServer(TensorFlowBackend):
         before = self._updates.read_value()
         with tf.control_dependencies([before]):
             loss_sum, gradients = self._gradients(images, labels, weights, drop_masks, count)
-        with tf.control_dependencies(self.optimizer.apply(gradients, constants)):  # else it counts when it begins
+        with tf.control_dependencies(self.optimizer.apply(gradients, constants)):  # else it counts when it starts
             after = self._updates.assign_add(1, read_value=True)
         return tf.stack([tf.cast(loss_sum, tf.float64), tf.cast(after - 1 - before, tf.float64)])
 
-    def settle(self) -> None:
-        self._coordinator.join()
+    def synchronize(self, *, drain: bool = False) -> None:
+        super().synchronize()
+        if drain:
+            self._coordinator.join()
 
-    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
-        super().load_optimizer_state(slots, steps_taken)
-        self._step = parts_trained(
+    def load_state(self, state: TrainingState) -> None:
+        super().load_state(state)
+        self._num_scheduled = parts_trained(
             self.inputs.num_train,
             self.workload.global_batch_size,
             num_parts=self.num_replicas,
-            num_steps=steps_taken,
+            num_steps=state.step,
         )  # every worker's part is an update
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
@@ -156,12 +167,13 @@ class ParameterServer(TensorFlowBackend):
             self._training = training
             self._coordinator.join()
 
-    def settings(self) -> dict[str, Any]:
+    def describe(self) -> Description:
+        description = super().describe()
         if self.is_server:
-            return super().settings()
+            return description
         staleness = {"mean": float(np.mean(self._staleness)), "max": max(self._staleness)} if self._staleness else None
         updates = "asynchronous" if self.num_replicas > 1 else "synchronous"
-        return super().settings() | {"updates": updates, "staleness": staleness}
+        return description.with_settings(updates=updates, staleness=staleness)
 
     def teardown(self) -> None:
         if not self.is_server:

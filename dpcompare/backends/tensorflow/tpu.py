@@ -1,4 +1,4 @@
-"""tensorflow tpu: TPUStrategy over the cores of a TPU. Written by its documentation: it has never been run by us."""
+"""tensorflow tpu: TPUStrategy over the cores of a TPU, written after its documentation and never run by us."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 
 
 class Tpu(TensorFlowBackend):
-    """One process that drives all cores of the TPU that TPU_NAME names, or of this machine's own."""
+    """One process that drives all cores of the TPU that TPU_NAME names, or of this machine."""
 
     def _configure_devices(self) -> None:
         self._resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=os.environ.get("TPU_NAME", "local"))
@@ -23,11 +23,11 @@ class Tpu(TensorFlowBackend):
     def local_devices(self) -> list[str]:
         return [device.name for device in tf.config.list_logical_devices("TPU")]
 
-    def devices(self) -> list[str]:
+    def _device_names(self) -> list[str]:
         return self.local_devices()
 
-    def peak_device_memory_bytes(self) -> int | None:
+    def _peak_device_memory_bytes(self) -> int | None:
         return None
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, drain: bool = False) -> None:
         tf.test.experimental.sync_devices()

@@ -1,4 +1,4 @@
-"""TensorFlow's profile of some steps as a trace in Chrome's format, without TensorBoard."""
+"""The trace of some steps in Chrome's format, converted from TensorFlow's profile without TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PICOSECONDS_PER_MICROSECOND = 1e6
 def chrome_trace(path: Path) -> Iterator[None]:
     """Profile what runs inside and write it to `path`.
 
-    TensorFlow writes planes (a host, a device) of lines (threads, streams) of events in a protocol buffer of its own,
+    TensorFlow writes planes (a host, a device) of lines (threads, streams) of events in a particular protocol buffer,
     and converters to other formats only come with TensorBoard.
     """
     with tempfile.TemporaryDirectory(prefix="dpcompare-trace-") as folder:

@@ -1,4 +1,4 @@
-"""torch accelerate: Hugging Face Accelerate around DistributedDataParallel, to tell what the wrapper costs."""
+"""torch accelerate: Hugging Face Accelerate around DistributedDataParallel, to measure what the wrapper costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Accelerate(WrappedDistributedDataParallel):
     packages = (*WrappedDistributedDataParallel.packages, "accelerate")
 
     def join(self, timeout: timedelta) -> None:
-        group = InitProcessGroupKwargs(backend=self.collective_of_mode, timeout=timeout)
+        group = InitProcessGroupKwargs(backend=self.process_group_backend, timeout=timeout)
         wrapping = DistributedDataParallelKwargs(broadcast_buffers=False)
         self.wrapper = Accelerator(cpu=self.config.cluster.device_type == "cpu", kwargs_handlers=[group, wrapping])
 

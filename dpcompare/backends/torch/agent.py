@@ -1,10 +1,10 @@
-"""torchrun whose store listens on one address only: `python -m dpcompare.backends.torch.agent <arguments of torchrun>`.
+"""A torchrun whose store listens on one address: `python -m dpcompare.backends.torch.agent <arguments of torchrun>`.
 
-torchrun's store listens on all interfaces even where the master's address is 127.0.0.1, and whoever reaches it can write
-into it. A store made on a socket that is bound already, to the address of the master, listens where that socket does.
+torchrun's store listens on all interfaces even where the master's address is 127.0.0.1, and whoever reaches it can
+write into it. A store made on a socket that is bound already, to the address of the master, listens where it does.
 
-And torchrun ends with status 1 however a process of its own has ended; this agent tells, as a shell does: with the status of
-the first that failed, or 128 and the number of the signal.
+And torchrun ends with status 1 however one of its processes has ended; this agent ends as a shell does: with the status
+of the first that failed, or 128 and the number of the signal.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from dpcompare.system.processes import AGENT_PID, SIGNALED
 def bound_store(
     host_name: str, port: int, world_size: int, is_master: bool, *arguments: Any, **options: Any
 ) -> TCPStore:
-    """In the place of TCPStore, as a rendezvous calls it."""
+    """A TCPStore that listens on the master's address only; its arguments are those of a rendezvous."""
     if not is_master:
         return TCPStore(host_name, port, world_size, is_master, *arguments, **options)
     bound = socket.socket()
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host_name, port))
     bound.listen(128)
-    # The store takes the descriptor for its own. One store per agent here, so it is not to be found by its port again.
+    # The store takes over the descriptor. There is one store per agent, so no other need find it by its port.
     options["multi_tenant"] = False
     return TCPStore(
         host_name, port, world_size, is_master, *arguments, master_listen_fd=os.dup(bound.fileno()), **options

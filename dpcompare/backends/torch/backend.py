@@ -1,33 +1,38 @@
-"""What the torch modes share: model, data, one training step, one evaluation step."""
+"""The part of a backend that all torch modes share: model, data, one training step, one evaluation step."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional
 
-from dpcompare.backends.base import Backend, State
+from dpcompare.backends.base import Inspectable
+from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
-from dpcompare.backends.torch.model import SharedDrop, build_model, set_factors
+from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_masks
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.models.state import State, TrainingState
 from dpcompare.system.cache import cache_dir
 
 
 class Computation(nn.Module):
-    """A model as each replica computes it: in bfloat16 where asked, its features multiplied by the factors of its rows.
+    """A model as each replica computes it: in bfloat16 where asked, features multiplied by the drop masks of its rows.
 
     Autocast is a setting of a thread, and nn.DataParallel passes on to its threads that it is on but not its dtype:
-    entered outside, replicas on GPUs would compute in float16. Factors enter here because replicas are copies of modules.
+    entered outside, replicas on GPUs would compute in float16. Drop masks enter here because replicas are copies of
+    modules.
     """
 
     def __init__(self, module: nn.Module, device_type: str, *, enabled: bool) -> None:
@@ -38,14 +43,14 @@ class Computation(nn.Module):
 
     def forward(self, images: torch.Tensor, drop_masks: torch.Tensor | None = None) -> torch.Tensor:
         if self._regularized:
-            set_factors(self.module, drop_masks)
+            set_drop_masks(self.module, drop_masks)
         if not self._enabled:
             return self.module(images)
         with torch.autocast(self._device_type, torch.bfloat16):
             return self.module(images)
 
 
-class TorchBackend(Backend):
+class TorchBackend(Inspectable):
     """One process that trains on `self.device`; the modes say how replicas are made and connected."""
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "timm")
@@ -63,12 +68,19 @@ class TorchBackend(Backend):
         """Join the other processes and choose `self.device`."""
         self.device = torch.device("cuda" if self.config.cluster.device_type == "gpu" else "cpu")
 
+    def local_devices(self) -> list[torch.device]:
+        """This process's devices, one per replica and stage."""
+        if self.device.type == "cpu":
+            return [self.device] * self.config.topology.devices_per_process
+        return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+
     @property
     def parameter_layout(self) -> torch.memory_format:
+        """The memory format of the parameters, which is that of the features unless the mode takes no other."""
         return self._memory_format
 
-    def split(self, model: nn.Module) -> nn.Module:
-        """The model as it computes where a replica has several devices."""
+    def place_stages(self, model: nn.Module) -> nn.Module:
+        """The model as it computes, its layers on the devices of this process's replica."""
         return model
 
     def replicate(self, model: nn.Module) -> nn.Module:
@@ -82,70 +94,87 @@ class TorchBackend(Backend):
     def broadcast_buffers(self) -> None:
         """Give every replica the BatchNorm statistics of replica 0."""
 
+    def build_model(self) -> nn.Module:
+        """The model to train, on the host; override it together with `initial_state` to train another."""
+        return build_model(self.workload, self.inputs.num_classes)
+
+    def initial_state(self) -> State | None:
+        """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
+        return load_file(self.inputs.weights)
+
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Of the model as it is replicated."""
+        """The optimizer of the model as it is replicated."""
         return build_optimizer(self.workload.optimizer, self.model.parameters(), self.optimizer_kernels)
 
     @property
     def optimizer_kernels(self) -> str:
+        """Which of torch's implementations updates the parameters; see `dpcompare.config.tuning`."""
         return self.config.tuning["optimizer_kernels"]
 
     def backward(self, loss: torch.Tensor) -> None:
+        """The backward pass of a micro-batch."""
         loss.backward()
 
     def step(self) -> None:
+        """The optimizer's update of the parameters."""
         self.optimizer.step()
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor of the model or the optimizer, put together where replicas share it out; all must call it."""
+    def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
+        """Within it, a backward pass sums gradients over the replicas; not `enabled`, it keeps them local."""
+        return nullcontext()
+
+    def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of model or optimizer, gathered where processes hold shards of it; all of them must call it."""
         return tensor.detach()
 
-    def fill(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
-        """Replace what a tensor, whole or shared out, holds."""
+    def copy_into(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
+        """Replace what a tensor, or this process's shard of it, holds by these values of the full tensor."""
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(values))
 
-    def gradient_sync(self, gradients: bool) -> AbstractContextManager[None]:
-        """Whether a backward pass exchanges gradients: only the last micro-batch of a step does."""
-        return nullcontext()
-
-    def build_model(self) -> nn.Module:
-        """The model to train, on the host; override it together with `initial_state` to train one of your own."""
-        return build_model(self.workload, self.inputs.num_classes)
-
     def setup(self) -> None:
         self._training: bool | None = None
+        self._step = 0
         workload = self.workload
-        tuning = self.config.tuning
-        torch.set_num_threads(self.config.topology.threads_per_process)
-        # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
-        torch.backends.cuda.matmul.allow_tf32 = workload.profile == "native"
-        torch.backends.cudnn.allow_tf32 = workload.profile == "native"
-        # TensorFlow measures convolution algorithms before it chooses one, torch only if told to.
-        torch.backends.cudnn.benchmark = True
+        self._configure_devices()
+        self._configure_precision()
         self.connect()
-        model = self.build_model()
-        self._dtype = torch.float64 if workload.precision == "float64" else torch.float32
-        model = model.to(self._dtype)
-        channels_last = tuning["memory_layout"] == "NHWC"
+        model = self.build_model().to(self._dtype)
+        channels_last = self.config.tuning["memory_layout"] == "NHWC"
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.parameter_layout)
         if workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.all_reduce_sum, self.num_replicas)
-        size = (1, IMAGE_CHANNELS, workload.image_size, workload.image_size)
-        image = torch.zeros(size, dtype=self._dtype, device=self.device)
-        computed = self.split(self.model)
-        self._running_variance = RunningVariance(computed, image)
+        placed = self.place_stages(self.model)
+        self._running_variance = RunningVariance(placed, self.blank_images(1))
         if (initial := self.initial_state()) is not None:
-            self.load_state(initial)
-        self._computing = Computation(computed, self.device.type, enabled=workload.precision == "bfloat16")
-        training = self._computing
-        if tuning.get("compilation") == "torch.compile":
-            # Its own default is below /tmp; EfficientNet-B2 takes two minutes to compile on two cores.
-            os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
-            training = torch.compile(self._computing)
-        self.replicated = self.replicate(training)
+            self._load_model(initial)
+        self._local = Computation(placed, self.device.type, enabled=workload.precision == "bfloat16")
+        self.replicated = self.replicate(self._compiled(self._local))
         self.optimizer = self.build_optimizer()
+
+    def _configure_devices(self) -> None:
+        torch.set_num_threads(self.config.topology.threads_per_process)
+        # TensorFlow measures convolution algorithms before it chooses one, torch only where this is set.
+        torch.backends.cudnn.benchmark = True
+
+    def _configure_precision(self) -> None:
+        # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
+        torch.backends.cuda.matmul.allow_tf32 = self.workload.profile == "native"
+        torch.backends.cudnn.allow_tf32 = self.workload.profile == "native"
+        self._dtype = torch.float64 if self.workload.precision == "float64" else torch.float32
+
+    def blank_images(self, count: int) -> torch.Tensor:
+        """Zeros as the model takes images, (count, channels, height, width), on this process's device."""
+        size = (count, IMAGE_CHANNELS, self.workload.image_size, self.workload.image_size)
+        return torch.zeros(size, dtype=self._dtype, device=self.device)
+
+    def _compiled(self, computation: nn.Module) -> nn.Module:
+        if self.config.tuning.get("compilation") != "torch.compile":
+            return computation
+        # torch's default is below /tmp; EfficientNet-B2 takes two minutes to compile on two cores.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+        return torch.compile(computation)
 
     def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
         return prefetch(batches, self._to_device)
@@ -170,10 +199,11 @@ class TorchBackend(Backend):
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
+        self._step += 1
         self.optimizer.zero_grad(set_to_none=True)
         loss_sums = []
         for number, batch in enumerate(batches, start=1):
-            with self.gradient_sync(number == len(batches)):
+            with self.gradient_sync(enabled=number == len(batches)):
                 loss_sum = self._losses(self.replicated, batch)[1].sum()
                 self.backward(loss_sum * (self.gradient_average_over / batch.global_count))
             self._running_variance.count_update(self._rows_of_replica(batch))
@@ -185,16 +215,16 @@ class TorchBackend(Backend):
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
         self._enter(training=False)
-        # Not the replicated model: every process evaluates its own rows, without an exchange.
+        # Not the replicated model: every process evaluates its local rows, without communication.
         with torch.no_grad():
-            logits, losses = self._losses(self._computing, batch)
+            logits, losses = self._losses(self._local, batch)
             correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
         with torch.no_grad():
-            logits = (self.replicated if training else self._computing)(batch.images, batch.drop_masks)
+            logits = (self.replicated if training else self._local)(batch.images, batch.drop_masks)
         if training:
             self._running_variance.count_update(self._rows_of_replica(batch))
         return logits.to(batch.weights.dtype).cpu().numpy()
@@ -204,23 +234,19 @@ class TorchBackend(Backend):
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         self._enter(training=False)
-        found: dict[str, torch.Tensor] = {}
-        own = {
-            name: module
+        outputs: dict[str, torch.Tensor] = {}
+        hooks = [
+            module.register_forward_hook(lambda module, inputs, output, name=name: outputs.setdefault(name, output))
             for name, module in self.model.named_modules()
             if any(True for _ in module.parameters(recurse=False))
-        }
-        hooks = [
-            module.register_forward_hook(lambda module, inputs, output, name=name: found.setdefault(name, output))
-            for name, module in own.items()
         ]
         with torch.no_grad():
-            self._computing(batch.images)
+            self._local(batch.images)
         for hook in hooks:
             hook.remove()
         return {
             name: (features.permute(0, 2, 3, 1) if features.dim() == 4 else features).cpu().numpy()
-            for name, features in found.items()
+            for name, features in outputs.items()
         }
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
@@ -243,31 +269,30 @@ class TorchBackend(Backend):
             self.broadcast_buffers()
 
     def _losses(self, model: nn.Module, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits, and the loss of each row: 0 for rows that only fill up."""
+        """Logits, and the loss of each row: 0 for padding rows."""
         logits = model(batch.images, batch.drop_masks).to(batch.weights.dtype)
         return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
 
-    def synchronize(self) -> None:
+    def synchronize(self, *, drain: bool = False) -> None:
         if self.device.type == "cuda":
-            for index in range(torch.cuda.device_count()):
-                torch.cuda.synchronize(index)
+            for device in self.local_devices():
+                torch.cuda.synchronize(device)
 
     def read(self, handles: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
         return torch.stack(list(handles)).double().cpu().numpy()
 
-    def state(self) -> State:
+    def state(self) -> TrainingState:
         self._enter(training=False)
-        return {name: self.whole(tensor).cpu().numpy().copy() for name, tensor in self._tensors().items()}
+        return TrainingState(
+            model=self._on_host(self._tensors()), optimizer=self._on_host(self._slots()), step=self._step
+        )
 
-    def optimizer_state(self) -> State:
-        slots = {}
-        for name, parameter in self.model.named_parameters():
-            for slot, value in self.optimizer.state[parameter].items():
-                if slot in SLOTS:
-                    slots[f"{SLOTS[slot]}.{name}"] = self.whole(value).cpu().numpy().copy()
-        return slots
+    def load_state(self, state: TrainingState) -> None:
+        self._load_model(state.model)
+        load_slots(self.optimizer, dict(self.model.named_parameters()), state.optimizer, state.step, self.copy_into)
+        self._step = state.step
 
-    def load_state(self, state: State) -> None:
+    def _load_model(self, state: State) -> None:
         tensors = self._tensors()
         if state.keys() != tensors.keys():
             raise ValueError(
@@ -275,25 +300,34 @@ class TorchBackend(Backend):
                 f"unknown {sorted(state.keys() - tensors.keys())}"
             )
         for name, tensor in tensors.items():
-            self.fill(tensor, state[name])
+            self.copy_into(tensor, state[name])
         self._running_variance.restart()
         self._training = None
 
-    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
-        parameters = dict(self.model.named_parameters())
-        load_slots(self.optimizer, parameters, slots, steps_taken, self.fill)
+    def _on_host(self, tensors: Mapping[str, torch.Tensor]) -> State:
+        return {name: self.full_tensor(tensor).cpu().numpy().copy() for name, tensor in tensors.items()}
 
     def _tensors(self) -> dict[str, torch.Tensor]:
+        """The model's tensors by their framework-neutral names."""
         # num_batches_tracked counts steps and has no twin in TensorFlow.
         return {
             name: tensor for name, tensor in self.model.state_dict().items() if not name.endswith("num_batches_tracked")
+        }
+
+    def _slots(self) -> dict[str, torch.Tensor]:
+        """`<slot>.<tensor>` -> what the optimizer remembers."""
+        return {
+            f"{SLOTS[slot]}.{name}": value
+            for name, parameter in self.model.named_parameters()
+            for slot, value in self.optimizer.state.get(parameter, {}).items()
+            if slot in SLOTS
         }
 
     def barrier(self) -> None:
         """One process waits for nobody."""
 
     def teardown(self) -> None:
-        """Nothing to leave in one process."""
+        """One process leaves nobody behind."""
 
     @contextmanager
     def profile(self, path: Path) -> Iterator[None]:
@@ -301,12 +335,18 @@ class TorchBackend(Backend):
             yield
         profiler.export_chrome_trace(str(path))
 
-    def devices(self) -> list[str]:
-        if self.device.type == "cpu":
-            return list(self.config.cluster.devices[: self.config.topology.replicas_per_process])
-        return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    def describe(self) -> Description:
+        return replace(
+            super().describe(), devices=self._device_names(), peak_device_memory_bytes=self._peak_device_memory_bytes()
+        )
 
-    def peak_device_memory_bytes(self) -> int | None:
+    def _device_names(self) -> list[str]:
+        if self.device.type == "cpu":
+            first = self.process_rank * self.config.topology.devices_per_process
+            return list(self.config.cluster.devices[first : first + self.config.topology.devices_per_process])
+        return [torch.cuda.get_device_name(device) for device in self.local_devices()]
+
+    def _peak_device_memory_bytes(self) -> int | None:
         if self.device.type == "cpu":
             return None
-        return sum(torch.cuda.max_memory_allocated(index) for index in range(torch.cuda.device_count()))
+        return sum(torch.cuda.max_memory_allocated(device) for device in self.local_devices())

@@ -22,8 +22,8 @@ class RunningVariance:
 
     def __init__(self, model: nn.Module, image: torch.Tensor) -> None:
         """Args:
-        model: all of whose BatchNorm layers are meant.
-        image: any image as the model takes it, (1, channels, height, width); where each layer is, its size tells.
+        model: its BatchNorm layers are converted.
+        image: any image as the model takes it, (1, channels, height, width), to find the feature size at each layer.
         """
         norms = batch_norms(model)
         self._norms = list(norms.values())
@@ -33,25 +33,25 @@ class RunningVariance:
         self.restart()
 
     def keep(self, model: nn.Module) -> None:
-        """Look after the layers of this part of the model alone."""
+        """Convert only the layers of this part of the model from now on."""
         kept = set(batch_norms(model).values())
         pairs = [pair for pair in zip(self._norms, self._positions, strict=True) if pair[0] in kept]
         self._norms, self._positions = [norm for norm, _ in pairs], [positions for _, positions in pairs]
         self.restart()
 
     def restart(self) -> None:
-        """Start to count updates from the present values, which follow the shared rule."""
+        """Count updates from 0, from the present values, which follow the shared rule."""
         self._start = [norm.running_var.clone() for norm in self._norms]
         self._updates = 0
         self._torchs_own: list[torch.Tensor] | None = None
 
     def count_update(self, rows: int) -> None:
-        """Count a forward pass of training, in which every replica had so many rows; always as many."""
+        """Count a forward pass of training with so many rows in every replica, the same number every time."""
         self._rows = rows
         self._updates += 1
 
     def use_for_evaluation(self) -> None:
-        """Put the values by the shared rule in place."""
+        """Replace the running variances by those of the shared rule."""
         self._torchs_own = [norm.running_var.clone() for norm in self._norms]
         if not self._updates:
             return
@@ -61,7 +61,7 @@ class RunningVariance:
             norm.running_var.sub_(rest_of_start).mul_((n - 1) / n).add_(rest_of_start)
 
     def use_for_training(self) -> None:
-        """Put torch's own values back."""
+        """Put torch's values back."""
         if self._torchs_own is None:
             return
         for norm, value in zip(self._norms, self._torchs_own, strict=True):
@@ -70,9 +70,9 @@ class RunningVariance:
 
 
 def _positions(model: nn.Module, norms: Mapping[str, nn.Module], image: torch.Tensor) -> dict[str, int]:
-    """Height times width of what each layer gets of an image.
+    """Height times width of the features that each layer gets of an image.
 
-    By a forward pass of its own: hooks that stay while a model trains would be compiled into it.
+    By a separate forward pass: hooks that stay while a model trains would be compiled into it.
     """
     found: dict[str, int] = {}
 
@@ -89,19 +89,19 @@ def _positions(model: nn.Module, norms: Mapping[str, nn.Module], image: torch.Te
     return found
 
 
-Exchange = Callable[[torch.Tensor], torch.Tensor]
-"""Adds a tensor up over all replicas, differentiably."""
+AllReduceSum = Callable[[torch.Tensor], torch.Tensor]
+"""Sums a tensor over all replicas, differentiably."""
 
 
 class GlobalBatchNorm(nn.Module):
     """BatchNorm by the statistics of the batch of all replicas.
 
     torch.nn.SyncBatchNorm refuses CPU tensors. Formula and order of operations are Keras's (`synchronized=True`): sums
-    and sums of squares are added up over the replicas, variance = E[x^2] - E[x]^2, and the running variance takes the
+    and sums of squares are summed over the replicas, variance = E[x^2] - E[x]^2, and the running variance takes the
     biased one.
     """
 
-    def __init__(self, norm: nn.BatchNorm2d, exchange: Exchange, num_replicas: int) -> None:
+    def __init__(self, norm: nn.BatchNorm2d, all_reduce_sum: AllReduceSum, num_replicas: int) -> None:
         """Take the place of `norm`: same parameters and buffers, and timm's activation behind it."""
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
@@ -109,7 +109,7 @@ class GlobalBatchNorm(nn.Module):
         self.register_buffer("running_var", norm.running_var)
         self.act = getattr(norm, "act", None) or nn.Identity()
         self._epsilon, self._momentum = norm.eps, norm.momentum
-        self._exchange = exchange
+        self._all_reduce_sum = all_reduce_sum
         self._num_replicas = num_replicas
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
@@ -127,12 +127,12 @@ class GlobalBatchNorm(nn.Module):
 
     def _moments(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         sums = torch.cat([x.sum((0, 2, 3)), (x * x).sum((0, 2, 3))])
-        mean, mean_of_squares = (self._exchange(sums) / (x.numel() // x.shape[1] * self._num_replicas)).chunk(2)
+        mean, mean_of_squares = (self._all_reduce_sum(sums) / (x.numel() // x.shape[1] * self._num_replicas)).chunk(2)
         return mean, mean_of_squares - mean * mean
 
 
-def synchronize_batch_norms(model: nn.Module, exchange: Exchange, num_replicas: int) -> None:
+def synchronize_batch_norms(model: nn.Module, all_reduce_sum: AllReduceSum, num_replicas: int) -> None:
     """Replace every BatchNorm of the model by one over all replicas."""
     for name, norm in batch_norms(model).items():
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, GlobalBatchNorm(norm, exchange, num_replicas))
+        setattr(model.get_submodule(parent), child, GlobalBatchNorm(norm, all_reduce_sum, num_replicas))

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
+from dpcompare.backends.description import Description
 from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.stages import StagedModel, seconds_of_layers
-from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS
+from dpcompare.models.architectures import MODELS
 from dpcompare.models.partition import balanced_cuts, seconds_of_stages
 
-# Running statistics do not enter a training step; they are exchanged when they are read. (torch 2.15 renamed it.)
+# Running statistics do not enter a training step; they are broadcast when they are read. (torch 2.15 renamed it.)
 BUFFERS_STAY = {
     "forward_sync_buffers"
     if "forward_sync_buffers" in signature(nn.parallel.DistributedDataParallel.__init__).parameters
@@ -30,9 +31,9 @@ class DistributedDataParallel(TorchBackend):
     def connect(self) -> None:
         super().connect()
         if self.device.type == "cuda":
-            self.device = self._own_devices()[0]
+            self.device = self.local_devices()[0]
             torch.cuda.set_device(self.device)
-        # Longer than the launcher waits, which can tell who hangs; its own default is half an hour.
+        # Longer than the launcher waits, which knows how to name who hangs; torch's default is half an hour.
         seconds = max(self.config.start_timeout, self.config.progress_timeout) + 60
         self.join(timedelta(seconds=seconds))
         self.process_rank = distributed.get_rank()
@@ -41,34 +42,33 @@ class DistributedDataParallel(TorchBackend):
     replicas_group: distributed.ProcessGroup | None = None
     """The processes that hold the same part of the model; None: all."""
 
-    def _own_devices(self) -> list[torch.device]:
-        """One, or one for each stage."""
+    def local_devices(self) -> list[torch.device]:
         count = self.config.topology.devices_per_process
-        if self.config.cluster.device_type == "cpu":
-            return [torch.device("cpu")] * count
+        if self.device.type == "cpu":
+            return [self.device] * count
         first = int(os.environ["LOCAL_RANK"]) * count
         return [torch.device("cuda", first + number) for number in range(count)]
 
     @property
-    def collective_of_mode(self) -> str:
-        """What torch's process group is to be made of, also where it has one process."""
+    def process_group_backend(self) -> str:
+        """torch's name of what carries the collectives, also in a process group of one."""
         return self.config.mode_row.collective[self.config.cluster.device_type]
 
     def join(self, timeout: timedelta) -> None:
-        """Meet the other processes in a process group."""
-        distributed.init_process_group(self.collective_of_mode, timeout=timeout)
+        """Join the process group of all processes."""
+        distributed.init_process_group(self.process_group_backend, timeout=timeout)
 
-    def split(self, model: nn.Module) -> nn.Module:
+    def place_stages(self, model: nn.Module) -> nn.Module:
         if self.config.stages == 1:
             return model
-        return StagedModel(model, MODELS[self.workload.model].layers, self.cuts_of(model), self._own_devices())
+        return StagedModel(model, MODELS[self.workload.model].layers, self.cuts_of(model), self.local_devices())
 
     def cuts_of(self, model: nn.Module) -> tuple[int, ...]:
-        """Where a model is cut into stages, all of whose layers are on this device: as process 0 finds by measuring."""
+        """Where to cut a model, all of whose layers are still on this device, into stages: measured by process 0."""
         workload = self.workload
-        rows = workload.global_batch_size // (self.config.topology.num_replicas * workload.accumulate)
-        size = (rows, IMAGE_CHANNELS, workload.image_size, workload.image_size)
-        images = torch.zeros(size, dtype=self._dtype, device=self.device)
+        images = self.blank_images(
+            workload.global_batch_size // (self.config.topology.num_replicas * workload.accumulate)
+        )
         # On every process, so that one keeps another busy as in training; what counts is what process 0 found.
         measured = [seconds_of_layers(model, images, self.synchronize)]
         distributed.broadcast_object_list(measured, src=0)
@@ -81,8 +81,9 @@ class DistributedDataParallel(TorchBackend):
         }
         return cuts
 
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | ({"stages": self._stages} if self.config.stages > 1 else {})
+    def describe(self) -> Description:
+        description = super().describe()
+        return description.with_settings(stages=self._stages) if self.config.stages > 1 else description
 
     def replicate(self, model: nn.Module) -> nn.Module:
         views = self.config.tuning["gradient_buckets"] != "copies"
@@ -91,35 +92,19 @@ class DistributedDataParallel(TorchBackend):
             device_ids=[self.device] if self.device.type == "cuda" and self.config.stages == 1 else None,
             **BUFFERS_STAY,
             gradient_as_bucket_view=views,
-            # Not where the exchange is skipped at times.
+            # Not where some backward passes go without gradient sync.
             static_graph=views and self.workload.accumulate == 1 and self.config.sync_gradients,
         )
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return _AllReduce.apply(tensor, self.replicas_group)
 
-    def gradient_sync(self, gradients: bool) -> AbstractContextManager[None]:
-        return nullcontext() if gradients and self.config.sync_gradients else self.replicated.no_sync()
+    def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
+        return nullcontext() if enabled and self.config.sync_gradients else self.replicated.no_sync()
 
     def broadcast_buffers(self) -> None:
         for buffer in self.model.buffers():
             distributed.broadcast(buffer, src=0)
-
-    def devices(self) -> list[str]:
-        if self.device.type == "cpu":
-            first = self.process_rank * self.config.topology.devices_per_process
-            return list(self.config.cluster.devices[first : first + self.config.topology.devices_per_process])
-        return [torch.cuda.get_device_name(device) for device in self._own_devices()]
-
-    def peak_device_memory_bytes(self) -> int | None:
-        if self.device.type == "cpu":
-            return None
-        return sum(torch.cuda.max_memory_allocated(device) for device in self._own_devices())
-
-    def synchronize(self) -> None:
-        if self.device.type == "cuda":
-            for device in self._own_devices():
-                torch.cuda.synchronize(device)
 
     def barrier(self) -> None:
         distributed.barrier()

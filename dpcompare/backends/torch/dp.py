@@ -49,30 +49,30 @@ class ThreadedDataParallel(nn.Module):
         self._threads_per_replica = max(1, num_threads // num_replicas)
 
     def forward(self, images: torch.Tensor, drop_masks: torch.Tensor | None = None) -> torch.Tensor:
-        shares = images.chunk(self._num_replicas)
-        factors_of = [None] * len(shares) if drop_masks is None else drop_masks.chunk(self._num_replicas)
-        replicas = [_replica(self.module, rank) for rank in range(len(shares))]
-        self._meeting = threading.Barrier(len(shares))
-        self._parts = [images] * len(shares)
+        chunks = images.chunk(self._num_replicas)
+        masks = [None] * len(chunks) if drop_masks is None else drop_masks.chunk(self._num_replicas)
+        replicas = [_replica(self.module, rank) for rank in range(len(chunks))]
+        self._barrier = threading.Barrier(len(chunks))
+        self._parts = [images] * len(chunks)
 
         def run(rank: int) -> torch.Tensor:
             # A setting of the calling thread: the replicas share the cores instead of each taking all.
             torch.set_num_threads(self._threads_per_replica)
             self._rank.value = rank
             try:
-                return replicas[rank](shares[rank], factors_of[rank])
+                return replicas[rank](chunks[rank], masks[rank])
             except BaseException:
-                self._meeting.abort()  # the other replicas may be waiting for this one
+                self._barrier.abort()  # the other replicas may be waiting for this one
                 raise
 
-        return torch.cat(_in_threads(run, len(shares)))
+        return torch.cat(_in_threads(run, len(chunks)))
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over the replicas; autograd connects the threads, as it does their outputs."""
         self._parts[self._rank.value] = tensor
-        self._meeting.wait()
+        self._barrier.wait()
         total = torch.stack(self._parts).sum(0)
-        self._meeting.wait()  # all have read the parts before one writes the next
+        self._barrier.wait()  # all have read the parts before one writes the next
         return total
 
 
@@ -91,7 +91,7 @@ def _replica(module: nn.Module, rank: int) -> nn.Module:
 
 
 def _in_threads(run: Callable[[int], torch.Tensor], count: int) -> list[torch.Tensor]:
-    """run(0) ... run(count - 1), each in a thread of its own; the first error is raised."""
+    """run(0) ... run(count - 1), each in its thread; the first error is raised."""
     outputs: list[torch.Tensor | None] = [None] * count
     errors: list[BaseException] = []
     grad_enabled = torch.is_grad_enabled()  # a setting of a thread too

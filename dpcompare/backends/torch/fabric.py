@@ -1,9 +1,9 @@
-"""torch fabric: Lightning Fabric around DistributedDataParallel, to tell what the wrapper costs."""
+"""torch fabric: Lightning Fabric around DistributedDataParallel, to measure what the wrapper costs."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from typing import Any
 
 import torch
 from lightning.fabric import Fabric as LightningFabric
@@ -21,7 +21,7 @@ class Fabric(WrappedDistributedDataParallel):
 
     def join(self, timeout: timedelta) -> None:
         cluster = self.config.cluster
-        strategy = DDPStrategy(process_group_backend=self.collective_of_mode, timeout=timeout, **BUFFERS_STAY)
+        strategy = DDPStrategy(process_group_backend=self.process_group_backend, timeout=timeout, **BUFFERS_STAY)
         self.wrapper = LightningFabric(
             accelerator="cpu" if cluster.device_type == "cpu" else "cuda",
             strategy=strategy,
@@ -36,5 +36,5 @@ class Fabric(WrappedDistributedDataParallel):
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return self.wrapper.setup_optimizers(optimizer)
 
-    def gradient_sync(self, gradients: bool) -> Any:
-        return self.wrapper.no_backward_sync(self.replicated, enabled=not (gradients and self.config.sync_gradients))
+    def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
+        return self.wrapper.no_backward_sync(self.replicated, enabled=not (enabled and self.config.sync_gradients))

@@ -1,4 +1,4 @@
-"""torch fsdp: fully_shard (FSDP2) under torchrun; every process keeps its part of each parameter, gradient and optimizer state."""
+"""torch fsdp: fully_shard (FSDP2) under torchrun, with shards of parameters, gradients and slots in each process."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from dpcompare.backends.description import Description
 from dpcompare.backends.torch.ddp import DistributedDataParallel
 
 
 class FullyShardedDataParallel(DistributedDataParallel):
-    """A layer's parameters are whole only while it computes, forward and backward."""
+    """A layer's parameters are gathered only while it computes, forward and backward."""
 
     @property
     def parameter_layout(self) -> torch.memory_format:
@@ -27,39 +28,39 @@ class FullyShardedDataParallel(DistributedDataParallel):
         mesh = init_device_mesh(self.device.type, (self.num_processes,))
         for layer in _layers(self.model):
             fully_shard(layer, mesh=mesh)
-        # The last layers' too, which it would otherwise leave whole: what reads the model expects parts.
+        # The last layers' too, which it would otherwise leave gathered: what reads the model expects shards.
         return fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
     @property
     def optimizer_kernels(self) -> str:
-        # torch has no fused kernel of SGD for tensors that are shared out.
+        # torch has no fused kernel of SGD for sharded tensors.
         fused = super().optimizer_kernels
         return "foreach" if fused == "fused" and self.workload.optimizer == "sgd" else fused
 
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"optimizer_kernels": self.optimizer_kernels, "parameter_layout": "NCHW"}
+    def describe(self) -> Description:
+        return super().describe().with_settings(optimizer_kernels=self.optimizer_kernels, parameter_layout="NCHW")
 
     @contextmanager
-    def gradient_sync(self, gradients: bool) -> Iterator[None]:
-        self.replicated.set_requires_gradient_sync(gradients)
+    def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
+        self.replicated.set_requires_gradient_sync(enabled)
         yield
 
-    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else super().whole(tensor)
+    def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else super().full_tensor(tensor)
 
-    def fill(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
+    def copy_into(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
         if not isinstance(tensor, DTensor):
-            return super().fill(tensor, values)
-        everything = torch.from_numpy(values).to(tensor.device, tensor.dtype)
+            return super().copy_into(tensor, values)
+        full = torch.from_numpy(values).to(tensor.device, tensor.dtype)
         # Every process has the same values, so none has to send them.
-        own = distribute_tensor(everything, tensor.device_mesh, tensor.placements, src_data_rank=None)
+        sharded = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
         with torch.no_grad():
-            tensor.copy_(own)
+            tensor.copy_(sharded)
         return None
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:
-    """What is gathered together: the children of a model, and of those that are sequences of layers each layer."""
+    """What is gathered at once: the children of a model, or each layer of those that are sequences of layers."""
     for child in model.children():
         if isinstance(child, nn.Sequential):
             yield from _layers(child)

@@ -1,7 +1,8 @@
-"""The models as torch modules; parameter names are the framework-neutral ones."""
+"""The models as torch modules, whose parameters have the framework-neutral names."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -19,7 +20,7 @@ from dpcompare.system.import_path import is_custom
 
 
 def build_model(workload: Workload, num_classes: int) -> nn.Module:
-    """A model whose weights are still to be loaded."""
+    """The model of a workload, with weights that are still to be replaced by the initial ones."""
     if is_custom(workload.model):
         return custom_model(workload.model).build("torch", workload.image_size, num_classes)
     if workload.model == "toy-cnn":
@@ -34,13 +35,17 @@ def build_model(workload: Workload, num_classes: int) -> nn.Module:
     model = timm.create_model(
         f"tf_{workload.model.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
     )
-    # timm's own dropout is a function call between pooling and classifier, not a layer that could be replaced.
+    # timm's dropout is a function call between pooling and classifier, not a layer that could be replaced.
     model.global_pool = nn.Sequential(OrderedDict(pool=model.global_pool, dropout=nn.Identity()))
     return _aligned(model, workload)
 
 
 def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
-    """Of the tensors of a user's own model, which is tried too."""
+    """Name -> shape of every tensor of a custom model, which is also tried on two images.
+
+    Raises:
+        RequestError: it is no torch model, or gives something else than logits.
+    """
     model = custom_model(name).build("torch", image_size, num_classes)
     if not isinstance(model, nn.Module):
         raise RequestError(
@@ -64,16 +69,16 @@ def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
     for norm in batch_norms(model).values():
         norm.eps, norm.momentum = BATCH_NORM_EPSILON, 1 - workload.batchnorm_momentum
     if workload.regularization == "shared":
-        for name, own in columns(MODELS[workload.model].drops).items():
+        for name, mask_columns in columns(MODELS[workload.model].drops).items():
             if name == "dropout" and hasattr(model, "global_pool"):
                 name = "global_pool.dropout"
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, SharedDrop(own))
+            setattr(model.get_submodule(parent), child, SharedDrop(mask_columns))
     return model
 
 
 class SharedDrop(nn.Module):
-    """Dropout or stochastic depth by factors drawn on the host, which are to be set before every forward pass."""
+    """Dropout or stochastic depth by drop masks drawn on the host, which are set before every forward pass."""
 
     drop_masks: torch.Tensor | None = None
     """(rows, features of all such layers); None leaves all features as they are."""
@@ -85,30 +90,31 @@ class SharedDrop(nn.Module):
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         if not self.training or self.drop_masks is None:
             return features
-        own = self.drop_masks[:, self._columns].to(features)
-        return features * own.reshape(*own.shape, *[1] * (features.dim() - 2))
+        masks = self.drop_masks[:, self._columns].to(features)
+        return features * masks.reshape(*masks.shape, *[1] * (features.dim() - 2))
 
 
-def set_factors(model: nn.Module, drop_masks: torch.Tensor | None) -> None:
-    """Hand the factors of a batch to the layers that apply them."""
+def set_drop_masks(model: nn.Module, drop_masks: torch.Tensor | None) -> None:
+    """Hand the drop masks of a batch to the layers that apply them."""
     for layer in model.modules():
         if isinstance(layer, SharedDrop):
             layer.drop_masks = drop_masks
 
 
 def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d]:
+    """Name -> module of every BatchNorm of a model."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
 
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Layered(nn.Module):
+class Layered(nn.Module, ABC):
     """A model that is its layers one after the other."""
 
+    @abstractmethod
     def layers(self) -> list[Layer]:
         """In the order of `dpcompare.models.architectures.Model.layers`."""
-        raise NotImplementedError
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         x = images

@@ -35,7 +35,10 @@ def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels
     """An optimizer whose learning rate is set before every step.
 
     Args:
-        kernels: "fused" is one kernel for all tensors, "foreach" one per operation, of the same formula; see `dpcompare.config.tuning`.
+        name: sgd or adam.
+        parameters: to update.
+        kernels: "fused" is one kernel for all tensors, "foreach" one per operation, of the same formula; see
+            `dpcompare.config.tuning`.
     """
     chosen = {kernels: True} if kernels in ("fused", "foreach") else {}
     if name == "adam":
@@ -52,26 +55,26 @@ def load_slots(
     parameters: Mapping[str, torch.nn.Parameter],
     slots: Mapping[str, npt.NDArray[Any]],
     steps_taken: int,
-    fill: Callable[[torch.Tensor, npt.NDArray[Any]], None],
+    copy_into: Callable[[torch.Tensor, npt.NDArray[Any]], None],
 ) -> None:
-    """Give an optimizer the memory that another had after some steps.
+    """Replace what an optimizer remembers by what another remembered after some steps.
 
     Args:
-        optimizer: whose memory is replaced.
+        optimizer: to replace the memory of.
         parameters: by their names.
         slots: named `<slot>.<parameter>`.
-        steps_taken: how many.
-        fill: puts values into a tensor like the parameter.
+        steps_taken: steps of the other.
+        copy_into: copies the values of a full tensor into a tensor like the parameter.
     """
-    torchs_names = {neutral: own for own, neutral in SLOTS.items()}
+    torch_names = {neutral: name for name, neutral in SLOTS.items()}
     optimizer.state.clear()
     for name, value in slots.items():
         slot, _, parameter_name = name.partition(".")
         parameter = parameters[parameter_name]
         memory = optimizer.state[parameter]
         # In the layout of the parameter, as the optimizer itself makes it.
-        memory[torchs_names[slot]] = torch.empty_like(parameter, requires_grad=False)
-        fill(memory[torchs_names[slot]], value)
+        memory[torch_names[slot]] = torch.empty_like(parameter, requires_grad=False)
+        copy_into(memory[torch_names[slot]], value)
     if isinstance(optimizer, Adam):
         optimizer.steps_taken = steps_taken
         for parameter, memory in optimizer.state.items():

@@ -1,8 +1,9 @@
-"""torch pipeline: the layers of each replica in several processes, which pass micro-batches along (torch.distributed.pipelining)."""
+"""torch pipeline: torch.distributed.pipelining, each replica's layers in processes that pass on micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -14,18 +15,18 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn import functional
 
-from dpcompare.backends.base import State
 from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.ddp import DistributedDataParallel
 from dpcompare.backends.torch.model import Layer, layers_of
 from dpcompare.data.batches import DeviceBatch
-from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.state import TrainingState
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
 class Pipeline(DistributedDataParallel):
-    """Processes (replica, stage) in this order of ranks; the same stages of all replicas add up their gradients.
+    """Processes (replica, stage) in this order of ranks; the same stages of all replicas sum their gradients.
 
     Micro-batches are those of `Workload.accumulate`: the pipeline trains what accumulation over as many would.
     """
@@ -33,12 +34,12 @@ class Pipeline(DistributedDataParallel):
     def connect(self) -> None:
         super().connect()
         self.num_replicas, self.gradient_average_over = self.num_processes // self.config.stages, 1
-        self._replica, self._number = divmod(self.process_rank, self.config.stages)
+        self._replica, self._stage_rank = divmod(self.process_rank, self.config.stages)
         mesh = init_device_mesh(
             self.device.type, (self.num_replicas, self.config.stages), mesh_dim_names=("replicas", "stages")
         )
         self.replicas_group, self._stages_group = mesh.get_group("replicas"), mesh.get_group("stages")
-        self._is_first, self._is_last = self._number == 0, self._number == self.config.stages - 1
+        self._is_first, self._is_last = self._stage_rank == 0, self._stage_rank == self.config.stages - 1
 
     @property
     def data_parallel_rank(self) -> int:
@@ -48,31 +49,29 @@ class Pipeline(DistributedDataParallel):
     def data_parallel_size(self) -> int:
         return self.num_replicas
 
-    def split(self, model: nn.Module) -> nn.Module:
-        return model  # first whole, as it is loaded; see replicate
+    def place_stages(self, model: nn.Module) -> nn.Module:
+        return model  # undivided until its tensors are loaded; see replicate
 
     def replicate(self, model: nn.Module) -> nn.Module:
         layers = MODELS[self.workload.model].layers
         borders = (0, *self.cuts_of(self.model), len(layers))
-        begin, end = borders[self._number], borders[self._number + 1]
+        begin, end = borders[self._stage_rank], borders[self._stage_rank + 1]
         self._entering, self._leaving = self._features_at(begin), self._features_at(end)
-        _keep(self.model, {name for own in layers[begin:end] for name in own}, set(chain.from_iterable(layers)))
+        _keep(self.model, {name for layer in layers[begin:end] for name in layer}, set(chain.from_iterable(layers)))
         self._running_variance.keep(self.model)
         self._schedules: dict[int, Any] = {}
-        own = _Stage(self.model, layers_of(self.model)[begin:end])
-        enabled = self.workload.precision == "bfloat16"
-        self._own = _Computing(Computation(own, self.device.type, enabled=enabled), self._memory_format)
-        return self._own
+        self._stage = _Stage(self._computation(begin, end), self._memory_format)
+        return self._stage
+
+    def _computation(self, begin: int, end: int) -> Computation:
+        """What some consecutive layers of the model compute."""
+        consecutive = _ConsecutiveLayers(self.model, layers_of(self.model)[begin:end])
+        return Computation(consecutive, self.device.type, enabled=self.workload.precision == "bfloat16")
 
     def _features_at(self, layer: int) -> torch.Tensor:
-        """What the layers before this one make of one image, which is passed from one stage to the next; holds no values."""
-        size = (1, IMAGE_CHANNELS, self.workload.image_size, self.workload.image_size)
-        images = torch.zeros(size, dtype=self._dtype, device=self.device)
-        before = Computation(
-            _Stage(self.model, layers_of(self.model)[:layer]),
-            self.device.type,
-            enabled=self.workload.precision == "bfloat16",
-        )
+        """What the layers before this one make of one image, passed from one stage to the next; it holds no values."""
+        images = self.blank_images(1)
+        before = self._computation(0, layer)
         training = self.model.training
         with torch.no_grad():
             features = before.eval()(images)
@@ -81,36 +80,34 @@ class Pipeline(DistributedDataParallel):
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
+        self._step += 1
         self.optimizer.zero_grad(set_to_none=True)
         rows = len(batches[0].labels)
         schedule = self._schedule(len(batches), rows)
-        self._own.drop_masks = iter([batch.drop_masks for batch in batches])
+        self._stage.drop_masks = iter([batch.drop_masks for batch in batches])
         self._loss_sums: list[torch.Tensor] = []
         self._global_count = batches[0].global_count
-        given = [torch.cat([batch.images for batch in batches])] if self._is_first else []
-        # One tensor, since that is what is cut into micro-batches: labels and weights side by side.
-        target = torch.stack(
-            [
-                torch.cat([batch.labels for batch in batches]).to(self._dtype),
-                torch.cat([batch.weights for batch in batches]),
-            ],
-            1,
-        )
-        schedule.step(*given, **({"target": target} if self._is_last else {}))
+        inputs = [torch.cat([batch.images for batch in batches])] if self._is_first else []
+        schedule.step(*inputs, **({"target": self._target(batches)} if self._is_last else {}))
         for _ in batches:
             self._running_variance.count_update(rows)
-        self._add_up_gradients()
+        self._sum_gradients()
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
         return torch.stack(self._loss_sums).sum() if self._is_last else torch.zeros((), dtype=self._dtype)
 
+    def _target(self, batches: Sequence[DeviceBatch]) -> torch.Tensor:
+        """Labels and weights side by side, (rows, 2): one tensor, since that is what is cut into micro-batches."""
+        labels = torch.cat([batch.labels for batch in batches]).to(self._dtype)
+        return torch.stack([labels, torch.cat([batch.weights for batch in batches])], 1)
+
     def _schedule(self, num_micro_batches: int, rows: int) -> Any:
         if num_micro_batches not in self._schedules:
-            # With what enters and leaves told, since it would try by a forward pass that moves running statistics.
+            # Given what enters and leaves, since it would try by a forward pass that moves running statistics.
             stage = PipelineStage(
-                self._own,
-                self._number,
+                self._stage,
+                self._stage_rank,
                 self.config.stages,
                 self.device,
                 input_args=(_rows_of(self._entering, rows).requires_grad_(not self._is_first),),
@@ -128,7 +125,7 @@ class Pipeline(DistributedDataParallel):
         self._loss_sums.append(loss_sum.detach())
         return loss_sum / self._global_count
 
-    def _add_up_gradients(self) -> None:
+    def _sum_gradients(self) -> None:
         if self.num_replicas == 1:
             return
         gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
@@ -156,48 +153,52 @@ class Pipeline(DistributedDataParallel):
 
     @torch.no_grad()
     def _pass_along(self, batch: DeviceBatch) -> torch.Tensor:
-        """What this stage makes of a whole share, forward only; the last stage's are the logits."""
+        """What this stage makes of all rows of its replica, forward only; the last stage's are the logits."""
         rows = len(batch.labels)
         features = batch.images
         if not self._is_first:
             features = torch.empty_like(_rows_of(self._entering, rows), device=self.device)
             distributed.recv(features, src=self.process_rank - 1)
-        self._own.drop_masks = iter([batch.drop_masks])
-        features = self._own(features)
+        self._stage.drop_masks = iter([batch.drop_masks])
+        features = self._stage(features)
         if not self._is_last:
             distributed.send(features, dst=self.process_rank + 1)
         return features
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        """A replica's rows are told by its last stage alone."""
+        """Only the last stage reports its replica's rows; the others have none."""
         arrays = super().to_host(batch)
         return arrays if self._is_last else {name: array[:0] for name, array in arrays.items()}
 
     def broadcast_buffers(self) -> None:
         for buffer in self.model.buffers():
-            distributed.broadcast(buffer, src=self._number, group=self.replicas_group)
+            distributed.broadcast(buffer, src=self._stage_rank, group=self.replicas_group)
 
-    def state(self) -> State:
-        return self._of_all_stages(super().state())
+    def state(self) -> TrainingState:
+        local = super().state()
+        stages: list[Any] = [None] * self.config.stages
+        distributed.all_gather_object(stages, local, group=self._stages_group)
+        return replace(
+            local,
+            model={name: array for stage in stages for name, array in stage.model.items()},
+            optimizer={name: array for stage in stages for name, array in stage.optimizer.items()},
+        )
 
-    def optimizer_state(self) -> State:
-        return self._of_all_stages(super().optimizer_state())
-
-    def _of_all_stages(self, own: State) -> State:
-        parts: list[Any] = [None] * self.config.stages
-        distributed.all_gather_object(parts, own, group=self._stages_group)
-        return {name: array for part in parts for name, array in part.items()}
-
-    def load_state(self, state: State) -> None:
-        super().load_state({name: state[name] for name in self._tensors()})
-
-    def load_optimizer_state(self, slots: State, steps_taken: int) -> None:
-        own = {name for name, _ in self.model.named_parameters()}
-        mine = {name: array for name, array in slots.items() if name.partition(".")[2] in own}
-        super().load_optimizer_state(mine, steps_taken)
+    def load_state(self, state: TrainingState) -> None:
+        """Take this stage's tensors out of those of the model."""
+        parameters = {name for name, _ in self.model.named_parameters()}
+        super().load_state(
+            replace(
+                state,
+                model={name: state.model[name] for name in self._tensors()},
+                optimizer={
+                    name: array for name, array in state.optimizer.items() if name.partition(".")[2] in parameters
+                },
+            )
+        )
 
 
-class _Stage(nn.Module):
+class _ConsecutiveLayers(nn.Module):
     """Some consecutive layers of a model."""
 
     def __init__(self, model: nn.Module, layers: Sequence[Layer]) -> None:
@@ -212,8 +213,8 @@ class _Stage(nn.Module):
         return x
 
 
-class _Computing(nn.Module):
-    """A stage that multiplies each micro-batch, which come in their order, by the factors of its rows."""
+class _Stage(nn.Module):
+    """A stage of the pipeline, which multiplies each micro-batch, in their order, by the drop masks of its rows."""
 
     drop_masks: Iterator[torch.Tensor | None]
 
@@ -243,8 +244,8 @@ def _rows_of(features: torch.Tensor, rows: int) -> torch.Tensor:
     return features.expand(rows, *features.shape[1:]).contiguous()
 
 
-def _keep(model: nn.Module, own: set[str], of_all: set[str]) -> None:
+def _keep(model: nn.Module, kept: set[str], of_all: set[str]) -> None:
     """Take the layers of other stages out of a model, whose names stay."""
-    for name in of_all - own:
+    for name in of_all - kept:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, nn.Identity())

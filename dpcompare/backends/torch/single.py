@@ -6,4 +6,4 @@ from dpcompare.backends.torch.backend import TorchBackend
 
 
 class SingleDevice(TorchBackend):
-    """Everything that the modes share is all it needs."""
+    """All that it needs is what the modes share."""

@@ -1,6 +1,6 @@
-"""Training processes started from inside a program, as many tutorials do: `python -m dpcompare.backends.torch.spawn ...`.
+"""The agent that starts training processes from inside a program: `python -m dpcompare.backends.torch.spawn ...`.
 
-In the place of torchrun; the processes find what torchrun would have told them in the same environment variables.
+As many tutorials do, instead of torchrun; the processes find what torchrun would say in the same environment variables.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from dpcompare.system.processes import AGENT_PID, SIGNALED
 
 
 def main() -> None:
+    """Start the training processes of a node, and end as the first that failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nnodes", type=int, required=True)
     parser.add_argument("--nproc-per-node", type=int, required=True)
@@ -36,9 +37,9 @@ def main() -> None:
         "MASTER_ADDR": arguments.master_addr,
         "MASTER_PORT": arguments.master_port,
     }
-    # mp.spawn needs Python's tracker of resources, whose start lets the signal through again.
+    # mp.spawn needs Python's tracker of resources, whose start unblocks the signal again.
     resource_tracker.ensure_running()
-    # The processes inherit it: each waits for the signal in a thread of its own.
+    # The processes inherit the mask: each waits for the signal in a separate thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     processes = mp.spawn(_train, (arguments,), arguments.nproc_per_node, join=False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -53,7 +54,7 @@ def main() -> None:
 def _train(local_rank: int, arguments: argparse.Namespace) -> None:
     rank = arguments.node_rank * arguments.nproc_per_node + local_rank
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
-    # torch's own listens on all interfaces. (As an attribute of torch.distributed, rendezvous is a function.)
+    # torch's store listens on all interfaces. (As an attribute of torch.distributed, rendezvous is a function.)
     rendezvous: Any = import_module("torch.distributed.rendezvous")
     rendezvous.TCPStore = bound_store
     sys.argv = ["dpcompare.worker", str(arguments.run_dir), "--node-rank", str(arguments.node_rank)]

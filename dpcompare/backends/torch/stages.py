@@ -1,4 +1,4 @@
-"""Models split into stages: their layers timed, and a model whose stages are on several devices of one process."""
+"""Models split into stages: the seconds of their layers, and a model with stages on several devices of one process."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dpcompare.models.partition import seconds_of
 
 
 def seconds_of_layers(model: nn.Module, images: torch.Tensor, synchronize: Callable[[], None]) -> list[float]:
-    """How long each layer takes, forward and backward; by the running statistics, which therefore stay as they are."""
+    """Seconds of each layer, forward and backward; in evaluation, so that running statistics stay as they are."""
     training = model.training
     model.eval()
     calls: list[Callable[[], None]] = []
     features = images
     for layer in layers_of(model):
-        calls.append(_there_and_back(layer, features.detach().requires_grad_()))
+        calls.append(_forward_and_backward(layer, features.detach().requires_grad_()))
         with torch.no_grad():
             features = layer(features)
     seconds = seconds_of(calls, synchronize)
@@ -28,7 +28,7 @@ def seconds_of_layers(model: nn.Module, images: torch.Tensor, synchronize: Calla
     return seconds
 
 
-def _there_and_back(layer: Layer, features: torch.Tensor) -> Callable[[], None]:
+def _forward_and_backward(layer: Layer, features: torch.Tensor) -> Callable[[], None]:
     return lambda: layer(features).sum().backward()
 
 
@@ -39,9 +39,9 @@ class StagedModel(nn.Module):
         self, model: nn.Module, prefixes: Sequence[Sequence[str]], cuts: Sequence[int], devices: Sequence[torch.device]
     ) -> None:
         """Args:
-        model: all of whose layers are moved.
+        model: its layers are moved to the devices.
         prefixes: of the names of each layer's tensors.
-        cuts: indices of the layers with which the second and all later stages begin.
+        cuts: indices of the layers with which the second and all later stages start.
         devices: one per stage.
         """
         super().__init__()
@@ -57,8 +57,8 @@ class StagedModel(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         layers = layers_of(self.model)
         x = images
-        for device, own in self._stages:
+        for device, numbers in self._stages:
             x = x.to(device)
-            for number in own:
+            for number in numbers:
                 x = layers[number](x)
         return x.to(images.device)

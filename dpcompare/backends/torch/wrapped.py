@@ -1,7 +1,8 @@
-"""What a wrapper around DistributedDataParallel does in the loop's place: the backward pass, and the optimizer's step."""
+"""A library's wrapper around DistributedDataParallel, which makes the backward pass and the optimizer's step."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ class WrappedDistributedDataParallel(DistributedDataParallel):
 
     wrapper: Any
 
+    @abstractmethod
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-        """The optimizer whose step is taken instead."""
-        raise NotImplementedError
+        """The wrapper's optimizer, whose step takes the place of this one's."""
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         optimizer = super().build_optimizer()

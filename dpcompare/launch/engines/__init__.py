@@ -1,7 +1,7 @@
 """Engines: who starts the node processes of a run, here or elsewhere.
 
-`local` is `dpcompare.launch.local`, for nodes that share this machine and its network. Any other has `python -m dpcompare.launch.node
-RUN_DIR` run once per node. An engine knows no framework, and no backend knows it.
+`local` is `dpcompare.launch.local`, for nodes that share this machine and its network. Any other has
+`python -m dpcompare.launch.node RUN_DIR` run once per node. An engine knows no framework, and no backend knows it.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from dpcompare.config.engines import ENGINES
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
+    from dpcompare.launch.outcome import Report
     from dpcompare.launch.rendezvous import Rendezvous
 
 
-Report = Callable[[str], None]
-
 PollExit = Callable[[], str | None]
-"""Says that no node is running any more and how it came, or None while that is not known."""
+"""Returns that no node is running any more and why, or None while that is not known."""
 
 
 class Engine(Protocol):
-    """What the module of an engine has."""
+    """The interface of an engine's module."""
 
     MAY_QUEUE: bool
-    """Whether nodes may begin much later than they were asked for."""
+    """Whether nodes may start much later than they were asked for, as in the queue of a scheduler."""
 
     def check(self, config: RunConfig) -> None:
         """Raise RequestError where the request cannot be carried out from here."""
@@ -37,11 +36,11 @@ class Engine(Protocol):
     def started(
         self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report
     ) -> AbstractContextManager[PollExit]:
-        """Start the part of every node, or tell how; what still runs at the end of the context, where nodes were told to stop,
-        is ended."""
+        """Start every node, or report how to; nodes that still run at the end of the context, long after they were
+        stopped, are killed."""
 
     def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
-        """On a machine of the run: its rank, and the address by which the others reach it."""
+        """The rank of the node that this machine is, and the address by which the others reach it."""
 
 
 def load_engine(name: str) -> Engine:

@@ -1,4 +1,4 @@
-"""Plain hosts: one command on each, by hand or by ssh."""
+"""The engine of plain hosts: one command on each, by hand or by ssh."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit, Report
+from dpcompare.launch.engines import PollExit
+from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.addresses import local_address
 from dpcompare.system.processes import kill_groups, wait_for_exit
 from dpcompare.system.signals import signals_held
 
 MAY_QUEUE = False
-SECONDS_TO_END = 10.0
+EXIT_SECONDS = 10.0
+"""How long the process that started a node may outlive it."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-"""Without questions: nobody is there to answer them."""
+"""BatchMode: nobody is there to answer questions."""
 
 
 def check(config: RunConfig) -> None:
@@ -59,7 +61,7 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
             for host, command in each
         ]
 
-        def all_ended() -> str | None:
+        def poll_exit() -> str | None:
             statuses = [process.poll() for process in processes]
             if None in statuses:
                 return None
@@ -67,7 +69,7 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
                 f"{status} on {host}" for host, status in zip(hosts, statuses, strict=True)
             )
 
-        yield all_ended
+        yield poll_exit
 
 
 @contextmanager
@@ -77,7 +79,7 @@ def exited(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
         try:
             yield process
         finally:
-            if not wait_for_exit([process], SECONDS_TO_END, signals):
+            if not wait_for_exit([process], EXIT_SECONDS, signals):
                 kill_groups([process])
 
 

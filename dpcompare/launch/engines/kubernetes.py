@@ -1,7 +1,7 @@
-"""Kubernetes: manifests of a run, for `kubectl apply`; one pod per node, which meet on a volume that they share.
+"""The Kubernetes engine: manifests of a run, for `kubectl apply`; one pod per node, and a volume that they share.
 
-Pod 0 prepares the run, follows it and collects its result, as `dpcompare run` does; all do their part as nodes. torch becomes a TrainJob
-of Kubeflow Trainer v2, which has no runtime for TensorFlow: that becomes an Indexed Job.
+Pod 0 prepares the run, follows it and collects its result, as `dpcompare run` does; every pod is a node. torch becomes
+a TrainJob of Kubeflow Trainer v2, which has no runtime for TensorFlow: that becomes an Indexed Job.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit, Report
+from dpcompare.launch.engines import PollExit
 from dpcompare.launch.engines.hosts import exited
+from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.signals import signals_held
 
@@ -32,8 +33,8 @@ SHARED = PurePosixPath("/shared")
 CONFIG = PurePosixPath("/config")
 PYTHON = "python3"
 """Of the image."""
-SECONDS_TO_COME = 600
-"""For pod 0 to prepare the run, once another pod has begun."""
+PREPARE_SECONDS = 600
+"""How long the other pods wait for pod 0 to prepare the run."""
 
 Manifest = dict[str, Any]
 
@@ -41,16 +42,16 @@ Manifest = dict[str, Any]
 def check(config: RunConfig) -> None:
     if os.environ.get(INDEX) != "0":
         raise RequestError(
-            "--engine kubernetes: this is not pod 0 of a job; print what to submit with `dpcompare plan --format kubernetes`, and "
-            "hand it to `kubectl apply -f -`"
+            "--engine kubernetes: this is not pod 0 of a job; print what to submit with `dpcompare plan --format "
+            "kubernetes`, and hand it to `kubectl apply -f -`"
         )
 
 
 @contextmanager
 def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
-    """The part of this pod; the others begin by themselves."""
-    own = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
-    with signals_held(), exited(subprocess.Popen(own, stdin=subprocess.DEVNULL, start_new_session=True)):
+    """Start the node of this pod; Kubernetes starts the others."""
+    argv = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
+    with signals_held(), exited(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)):
         yield lambda: None
 
 
@@ -61,12 +62,12 @@ def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
 
 
 def job_name(config: RunConfig) -> str:
-    """A name for a job that has none, another every second; Kubernetes's names begin with a letter."""
+    """A name for a job that was given none, different every second; Kubernetes's names start with a letter."""
     return f"{config.framework}-{config.mode}-{datetime.now():%Y%m%d-%H%M%S}"
 
 
 def manifests(config: RunConfig, name: str) -> Manifest:
-    """All that a run takes, as one List for kubectl.
+    """Everything that a run needs, as one List for kubectl.
 
     Args:
         config: of the run, with a placement of this engine.
@@ -77,13 +78,13 @@ def manifests(config: RunConfig, name: str) -> Manifest:
     """
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
         raise RequestError(
-            f"--run-dir: received {name!r}, whose last part names the job; expected lower-case letters, digits and dashes, such as "
-            "runs/b2-ddp"
+            f"--run-dir: received {name!r}, whose last part names the job; expected lower-case letters, digits and "
+            "dashes, such as runs/b2-ddp"
         )
     if config.max_restarts:
         raise RequestError(
-            f"--max-restarts: received {config.max_restarts}, but a pod that has ended is not started again, so the others "
-            "would wait for it; leave it out with --engine kubernetes"
+            f"--max-restarts: received {config.max_restarts}, but a pod that has ended is not started again, so the "
+            "others would wait for it; leave it out with --engine kubernetes"
         )
     config = config.model_copy(update={"python": PYTHON})
     settings: Manifest = {
@@ -99,7 +100,7 @@ def manifests(config: RunConfig, name: str) -> Manifest:
 def _command(name: str) -> list[str]:
     run_dir = SHARED / "runs" / name
     first = f"exec {PYTHON} -P -m dpcompare.launch.run run {run_dir} < {CONFIG}/config.json"
-    other = f"exec {PYTHON} -P -m dpcompare.launch.node {run_dir} --wait {SECONDS_TO_COME}"
+    other = f"exec {PYTHON} -P -m dpcompare.launch.node {run_dir} --wait {PREPARE_SECONDS}"
     return ["sh", "-c", f'if [ "${INDEX}" = 0 ]; then {first}; else {other}; fi']
 
 
@@ -174,7 +175,7 @@ def _indexed_job(config: RunConfig, name: str) -> Manifest:
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
-            "backoffLimit": 0,  # the run itself says whether it begins again
+            "backoffLimit": 0,  # the run itself decides whether it is restarted
             "template": {"spec": pods},
         },
     }

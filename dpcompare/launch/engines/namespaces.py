@@ -1,4 +1,4 @@
-"""Network namespaces: every simulated node as a host with an address and a wire of its own, so that the wire can be limited."""
+"""The engine of network namespaces: every simulated node is a host with an address and a link that can be limited."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit, Report
+from dpcompare.launch.engines import PollExit
 from dpcompare.launch.engines.hosts import exited
+from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import host_log_path
 from dpcompare.system.commands import run_command
@@ -33,10 +34,11 @@ _MOST_NODES = 200
 def check(config: RunConfig) -> None:
     if missing := [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]:
         raise RequestError(
-            f"--engine namespaces: {', '.join(missing)} not found; install iproute2 and util-linux, or use --engine local"
+            f"--engine namespaces: {', '.join(missing)} not found; install iproute2 and util-linux, or use --engine "
+            "local"
         )
     if os.geteuid() != 0:
-        raise RequestError("--engine namespaces: wires between network namespaces take root; use --engine local")
+        raise RequestError("--engine namespaces: links between network namespaces take root; use --engine local")
     if config.cluster.num_nodes > _MOST_NODES:
         raise RequestError(f"--nodes: received {config.cluster.num_nodes}, expected at most {_MOST_NODES} namespaces")
 
@@ -50,14 +52,14 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
         _ip(switch, "link set switch up")
         hosts = [stack.enter_context(isolated()) for _ in config.cluster.nodes]
         for rank, host in enumerate(hosts):
-            _ip(switch, f"link add wire{rank} type veth peer name eth0 netns {host.pid}")
-            _ip(switch, f"link set wire{rank} master switch up")
+            _ip(switch, f"link add node{rank} type veth peer name eth0 netns {host.pid}")
+            _ip(switch, f"link set node{rank} master switch up")
             _ip(host, f"addr add {_address(rank)}/24 dev eth0")
             _ip(host, "link set eth0 up")
             if rate := config.placement.link:
                 # What a node sends, on its own side; what it gets, on the side of the switch.
                 _in(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst {BURST} latency {QUEUE}")
-                _in(switch, f"tc qdisc add dev wire{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
+                _in(switch, f"tc qdisc add dev node{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
         processes = []
         for rank, host in enumerate(hosts):
             processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))

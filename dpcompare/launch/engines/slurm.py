@@ -1,4 +1,4 @@
-"""Slurm: a run is one job, or a step of the allocation that it is started in."""
+"""The Slurm engine: a run is one job, or a step of the allocation that it is started in."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit, Report
+from dpcompare.launch.engines import PollExit
+from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import end_of, slurm_log_path
 from dpcompare.system.addresses import local_address
 from dpcompare.system.commands import run_command
+from dpcompare.system.deadline import Deadline
 from dpcompare.system.processes import kill_groups, wait_for_exit
 from dpcompare.system.signals import signals_held
 
 MAY_QUEUE = True
-SECONDS_BETWEEN_LOOKS = 1.0
+JOB_POLL_SECONDS = 1.0
 COMMAND_SECONDS = 120.0
 """How long Slurm may take to answer; its commands give up before, where its controller is away."""
-SECONDS_TO_END = 15.0
-"""Until a job that was cancelled is killed: TensorFlow catches SIGTERM."""
+CANCEL_SECONDS = 15.0
+"""How long a job that was cancelled may take to end before it is killed: TensorFlow catches SIGTERM."""
 
 WAITING = ("PENDING", "CONFIGURING")
 ENDED = (
@@ -115,7 +117,7 @@ def check(config: RunConfig) -> None:
 
 
 def srun_command(config: RunConfig, run_dir: Path, attempt: str | None = None, *options: str) -> list[str]:
-    """What starts the part of every node within an allocation."""
+    """The command that starts every node within an allocation."""
     nodes = config.cluster.num_nodes
     return [
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
@@ -142,7 +144,7 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
         f"--cpus-per-task={cluster.nodes[0].num_cores}",
         f"--output={slurm_log_path(run_dir)}",
         "--open-mode=append",
-        "--no-requeue",  # who began the run decides whether it begins again
+        "--no-requeue",  # the process that started the run decides whether it is restarted
     ]
     if cluster.device_type == "gpu":
         options.append(f"--gpus-per-node={cluster.devices_per_node}")
@@ -166,35 +168,35 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
             job = _slurm("sbatch", "--parsable", text=script, interruptible=False).strip().split(";")[0]
         report(f"Slurm job {job} was submitted")
         yield _followed(job, run_dir, report)
-        _ended_within(job, SECONDS_TO_END)  # its nodes have ended: it does by itself, unless they did not all
+        _ended_within(job, CANCEL_SECONDS)  # its nodes have ended: it does by itself, unless they did not all
     finally:
         if job:
             _cancel(job, report)
 
 
 def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
-    """Asks for the state of a job now and then, and tells when it changes."""
-    told, asked = "", 0.0
+    """Asks for the state of a job now and then, and reports when it changes."""
+    reported, next_look = "", Deadline(0)
 
     def poll_exit() -> str | None:
-        nonlocal told, asked
-        if time.monotonic() - asked < SECONDS_BETWEEN_LOOKS:
+        nonlocal reported, next_look
+        if not next_look.passed:
             return None
-        asked = time.monotonic()
+        next_look = Deadline(JOB_POLL_SECONDS)
         state, reason = _state(job)
         why = f" ({reason})" if reason not in ("", "None") else ""
-        if f"{state}{why}" != told:
-            told = f"{state}{why}"
-            report(f"Slurm job {job} is {told}")
+        if f"{state}{why}" != reported:
+            reported = f"{state}{why}"
+            report(f"Slurm job {job} is {reported}")
         if state in WAITING and HOPELESS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
-        return f"Slurm job {job} has ended: {told}\n{end_of(slurm_log_path(run_dir))}" if state in ENDED else None
+        return f"Slurm job {job} has ended: {reported}\n{end_of(slurm_log_path(run_dir))}" if state in ENDED else None
 
     return poll_exit
 
 
 def _state(job: str) -> tuple[str, str]:
-    """Its state and Slurm's reason; COMPLETED where Slurm has forgotten it, which it does some minutes after its end."""
+    """A job's state and Slurm's reason; COMPLETED where Slurm has forgotten it, some minutes after its end."""
     try:
         answer = run_command(["scontrol", "--oneliner", "show", "job", job], seconds=COMMAND_SECONDS)
     except subprocess.TimeoutExpired as error:
@@ -213,17 +215,17 @@ def _cancel(job: str, report: Report) -> None:
             return
         with suppress(subprocess.TimeoutExpired):
             run_command(command, seconds=COMMAND_SECONDS, interruptible=False)
-        if _ended_within(job, SECONDS_TO_END):
+        if _ended_within(job, CANCEL_SECONDS):
             return
     report(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")
 
 
 def _ended_within(job: str, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
+    deadline = Deadline(seconds)
     while _state(job)[0] not in ENDED:
-        if time.monotonic() >= deadline:
+        if deadline.passed:
             return False
-        time.sleep(SECONDS_BETWEEN_LOOKS / 4)
+        time.sleep(JOB_POLL_SECONDS / 4)
     return True
 
 
@@ -248,9 +250,9 @@ def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[
         try:
             yield poll_exit
         finally:
-            if not wait_for_exit([step], SECONDS_TO_END, signals):
+            if not wait_for_exit([step], CANCEL_SECONDS, signals):
                 step.terminate()
-                if not wait_for_exit([step], SECONDS_TO_END, signals):
+                if not wait_for_exit([step], CANCEL_SECONDS, signals):
                     kill_groups([step])
 
 

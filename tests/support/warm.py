@@ -1,0 +1,117 @@
+"""Frameworks that are imported once: a launcher whose training processes fork from a process that holds theirs already.
+
+For tests of what is trained, not of how processes are started: it takes the place of `launch` alone, so that run
+directory, plan, environment, the door `dpcompare.worker`, the loop and the collecting of results are the real ones.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpcompare.config.run import RunConfig
+from dpcompare.launch import local
+from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer
+from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess, TrainingProcess
+from dpcompare.results.events import EventTail
+from dpcompare.results.run_dir import CONFIG_FILE
+from tests.support import warm_process
+
+# torch imports the last one, which takes longest, when the first optimizer is made.
+IMPORTED = {"torch": ("torch", "torch.distributed", "torch._dynamo"), "tensorflow": ("tensorflow", "keras")}
+DOOR = "dpcompare.worker"
+
+
+class WarmLauncher:
+    """Starts the process of a framework when a run first needs it; `close` ends them all."""
+
+    def __init__(self, folder: Path) -> None:
+        """`folder` gets what the frameworks print."""
+        self._folder = folder
+        self._frameworks: dict[str, subprocess.Popen[str]] = {}
+
+    @property
+    def pids(self) -> set[int]:
+        """Of the processes that stay."""
+        return {process.pid for process in self._frameworks.values()}
+
+    def launch(
+        self,
+        node_processes: Sequence[NodeProcess],
+        run_dir: Path,
+        deadlines: Deadlines,
+        observe: Observer,
+        *,
+        isolate: bool,
+    ) -> LaunchOutcome:
+        """As `local.launch`, without deadlines; events are observed when all have ended.
+
+        What needs processes of its own is started as ever: in a network of its own, by another interpreter, or by spawn.
+        """
+        config = RunConfig.load(run_dir / CONFIG_FILE)
+        if isolate or config.python != sys.executable or config.launch == "spawn":
+            return local.launch(node_processes, run_dir, deadlines, observe, isolate=isolate)
+        placed = [(node, process) for node in node_processes for process in node.processes]
+        statuses = self._answer(config.framework, [_request(config, *place) for place in placed])
+        for event in EventTail(run_dir, [process.process_rank for _, process in placed]).new_events():
+            observe(event)
+        outcome = LaunchOutcome()
+        for (node, process), status in zip(placed, statuses, strict=True):
+            outcome.nodes[node.node_rank] = outcome.nodes.get(node.node_rank) or status
+            if status < 0:
+                outcome.vanished.append(process.process_rank)
+        return outcome
+
+    def _answer(self, framework: str, request: list[dict[str, Any]]) -> list[int]:
+        if framework not in self._frameworks:
+            self._frameworks[framework] = self._start(framework)
+        process = self._frameworks[framework]
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        statuses: list[int] = json.loads(process.stdout.readline())
+        return statuses
+
+    def _start(self, framework: str) -> subprocess.Popen[str]:
+        with (self._folder / f"{framework}.log").open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, warm_process.__file__, *IMPORTED[framework]],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+                cwd="/",
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def close(self) -> None:
+        for process in self._frameworks.values():
+            process.communicate()
+
+
+def _request(config: RunConfig, node: NodeProcess, process: TrainingProcess) -> dict[str, Any]:
+    inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
+    environment = inherited | node.env
+    if config.launch == "torchrun":
+        environment |= _of_torchrun(config, node, process)
+    return {"argv": node.argv[node.argv.index(DOOR) :], "environment": environment, "folder": str(Path.cwd())}
+
+
+def _of_torchrun(config: RunConfig, node: NodeProcess, process: TrainingProcess) -> dict[str, str]:
+    """What an agent of torchrun sets for the processes that it starts."""
+    options = dict(zip(node.argv, node.argv[1:], strict=False))
+    return {
+        "RANK": str(process.process_rank),
+        "LOCAL_RANK": str(process.local_rank),
+        "WORLD_SIZE": str(config.topology.num_processes),
+        "LOCAL_WORLD_SIZE": str(config.topology.processes_per_node),
+        "GROUP_RANK": str(node.node_rank),
+        "MASTER_ADDR": options["--master-addr"],
+        "MASTER_PORT": options["--master-port"],
+    }

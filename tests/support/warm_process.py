@@ -1,0 +1,77 @@
+"""A process in which a framework is imported already, and from which training processes fork: `python warm_process.py MODULE...`.
+
+It reads one launch per line, a JSON list of training processes, and answers with a JSON list of their exit statuses. It
+imports nothing of dpcompare, whose modules each training process thus imports itself, with the fault that it is to have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+SECONDS_TO_END = 10.0
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # a framework may print what it likes
+    for name in sys.argv[1:]:
+        import_module(name)
+    for line in sys.stdin:
+        print(json.dumps(_launch(json.loads(line))), file=answers, flush=True)
+
+
+def _launch(processes: list[dict[str, Any]]) -> list[int]:
+    """Fork the processes of a run and wait for all; the first that fails ends the others."""
+    pids = [os.fork() or _train(**process) for process in processes]
+    statuses: dict[int, int] = {}
+    deadline = None
+    while len(statuses) < len(pids):
+        pid, status = os.waitpid(-1, os.WNOHANG if deadline else 0)
+        if pid:
+            statuses[pid] = os.waitstatus_to_exitcode(status)
+        running = [pid for pid in pids if pid not in statuses]
+        if deadline is None and any(statuses.values()):
+            deadline = time.monotonic() + SECONDS_TO_END
+            _signal(running, signal.SIGTERM)
+        elif deadline and time.monotonic() > deadline:
+            _signal(running, signal.SIGKILL)
+        elif deadline and not pid:
+            time.sleep(0.05)
+    return [statuses[pid] for pid in pids]
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)  # its child, so still there
+
+
+def _train(argv: list[str], environment: dict[str, str], folder: str) -> NoReturn:
+    """Become a training process: `argv` begins with the module of its door."""
+    try:
+        os.environ.clear()
+        os.environ.update(environment)
+        os.chdir(folder)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.argv = argv
+        python_path = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+        sys.path[:0] = python_path
+        for entry in python_path:  # as an interpreter does when it starts
+            if (custom := Path(entry, "sitecustomize.py")).is_file():
+                exec(compile(custom.read_text(), custom, "exec"), {"__name__": "sitecustomize"})
+        runpy.run_module(argv[0], run_name="__main__")
+    except BaseException:
+        traceback.print_exc()
+    os._exit(1)  # a training process ends itself
+
+
+if __name__ == "__main__":
+    main()
