@@ -235,8 +235,8 @@ def _settings(config: RunConfig) -> Iterator[str]:
             yield f"{name}: received {received} with mode {config.mode}, which can have {expected} only"
     if row.shards_parameters and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
         yield (
-            f"tune: received optimizer_kernels=fused with mode {config.mode} and sgd, for whose sharded tensors torch has "
-            "none; expected foreach"
+            f"tune: received optimizer_kernels=fused with mode {config.mode} and sgd, for whose sharded tensors torch "
+            "has none; expected foreach"
         )
     if workload.batchnorm == "sync" and config.cluster.device_type not in row.sync_batchnorm_on:
         yield (

@@ -147,7 +147,7 @@ def usable_contenders(frameworks: Sequence[str], modes: Sequence[str], num_repli
 def _variants() -> Iterator[tuple[str, str, Variant]]:
     """Framework and name of each mode and variant; a mode itself is the variant that has the mode's name."""
     for (framework, mode), row in MODES.items():
-        yield framework, mode, Variant(mode=mode, stages=2 if row.is_pipeline else 1)
+        yield framework, mode, Variant(mode=mode, stages=row.default_stages)
         for name, variant in VARIANTS.items():
             if variant.mode == mode:
                 yield framework, name, variant
