@@ -66,6 +66,7 @@ def enlarged(folder: Path, factor: int, temporary: Path) -> Path:
 
 
 def prepare_ours(folder: Path, size: int) -> float:
+    """Images per second of preparing a store."""
     with tempfile.TemporaryDirectory() as temporary:
         source = linked(folder, Path(temporary))
         begin = time.perf_counter()
@@ -145,6 +146,7 @@ OVER_STORE = {"batches of the store": read_ours, "the same, all augmentations": 
 
 
 def in_a_process(name: str, folder: Path, size: int) -> float:
+    """Images per second of a contestant, measured in a separate process."""
     argv = [sys.executable, "-m", "benchmarks.input", str(folder), "--image-size", str(size), "--only", name]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(

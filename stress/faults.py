@@ -24,6 +24,8 @@ Events = list[Event]
 
 
 def at_step(do: Callable[[Trial], None]) -> Callable[[Trial, Events], None]:
+    """Act once a process has trained the step of the trial."""
+
     def act(trial: Trial, events: Events) -> None:
         if any(isinstance(event, StepsTrained) and event.step >= trial.step for event in events):
             do(trial)
@@ -32,6 +34,8 @@ def at_step(do: Callable[[Trial], None]) -> Callable[[Trial, Events], None]:
 
 
 def at_start(do: Callable[[Trial], None]) -> Callable[[Trial, Events], None]:
+    """Act once the process of the trial has started."""
+
     def act(trial: Trial, events: Events) -> None:
         if trial.rank in trial.pids:
             do(trial)

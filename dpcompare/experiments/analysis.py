@@ -48,6 +48,8 @@ class Efficiency(_Shown):
 
 
 class Curve(_Shown):
+    """The training loss over the steps, thinned out; None where it was not finite."""
+
     steps: list[int]
     losses: list[float | None]
 

@@ -139,6 +139,8 @@ def _kinds(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
+    """One knob of the sheet, with its value in each result."""
+
     knob: str
     values: list[Any]
     """One per result, in their order."""
@@ -159,6 +161,8 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
+    """All knobs of some results, and what follows from them."""
+
     rows: list[Row]
 
     @property
@@ -197,7 +201,7 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> She
     for name, knob in KNOBS.items():
         values = [knob.value(result) for result in results]
         equal = all(value == values[0] for value in values)
-        # What was not recorded, or a run that did not complete, cannot be called equal.
+        # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = knob.must_be_equal and (not equal or unknown_value) and name not in subject
         rows.append(Row(knob=name, values=values, equal=equal and not reason, reason=reason, remedy=knob.remedy))

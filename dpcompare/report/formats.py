@@ -108,6 +108,7 @@ def columns(comparison: Comparison) -> dict[str, Column]:
 
 
 def as_json(comparison: Comparison) -> str:
+    """The comparison with all its fields."""
     return json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
 
 
@@ -140,6 +141,7 @@ def _plain(text: str) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
+    """The headline, a table with a line per arm, every claim, and the reasons of the fairness sheet."""
     lines = ["# dpcompare", "", f"**{_escaped(comparison.headline)}**", ""]
     shown = columns(comparison)
     lines += ["| " + " | ".join(shown) + " |"]
