@@ -165,7 +165,7 @@ def run_of(num_steps: int) -> dict[str, float]:
 
 
 def prepared(num_images: int) -> dict[str, float]:
-    """A store of so many images."""
+    """A store of this many images."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rng = np.random.default_rng(0)

@@ -66,6 +66,7 @@ def enlarged(folder: Path, factor: int, temporary: Path) -> Path:
 
 
 def prepare_ours(folder: Path, size: int) -> float:
+    """Images per second of preparing a store."""
     with tempfile.TemporaryDirectory() as temporary:
         source = linked(folder, Path(temporary))
         begin = time.perf_counter()
@@ -145,6 +146,7 @@ OVER_STORE = {"batches of the store": read_ours, "the same, all augmentations": 
 
 
 def in_a_process(name: str, folder: Path, size: int) -> float:
+    """Images per second of a contestant, measured in a separate process."""
     argv = [sys.executable, "-m", "benchmarks.input", str(folder), "--image-size", str(size), "--only", name]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
     done = subprocess.run(
@@ -163,7 +165,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("photos", type=Path)
     parser.add_argument("--image-size", type=int, action="append")
-    parser.add_argument("--enlarge", type=int, action="append", help="so many times as wide and high; default: 1 and 6")
+    parser.add_argument(
+        "--enlarge", type=int, action="append", help="how many times as wide and high; default: 1 and 6"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", choices=[*OVER_FILES, *OVER_STORE], help="one contestant, once, in this process")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")

@@ -36,6 +36,7 @@ Steps = dict[tuple[str, str], list[float]]
 
 
 def trained(config: RunConfig, link: str) -> float:
+    """Seconds of the median step of one run."""
     placement = Placement(engine="namespaces", link=None if link in (FREE, NO_SYNC) else link)
     changes = {"placement": placement, "sync_gradients": link != NO_SYNC}
     with tempfile.TemporaryDirectory(prefix="dpcompare-links-") as folder:

@@ -87,7 +87,7 @@ def bare(
 
 
 def copies(framework: str, options: list[str]) -> Figures:
-    """Two processes of one thread, half of the batch each: what two replicas without an exchange could reach."""
+    """Two processes of one thread, half of the batch each: what two replicas could reach without gradient sync."""
     variant = {"torch": "channels_last", "tensorflow": "loop"}[framework]
     half = ["--global-batch-size", "16", "--threads", "1"]
     argv = [f"benchmarks.bare.{framework}_loop", "--mode", "single", "--variant", variant, *options, *half]

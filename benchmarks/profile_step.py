@@ -28,7 +28,7 @@ FIRST_STEP, LAST_STEP = 11, 15
 
 
 def operation(event: dict[str, Any]) -> str | None:
-    """The kind of operation that an event of either framework's trace tells of; None for what is no operation."""
+    """The kind of operation of an event in either framework's trace; None for what is no operation."""
     name: str = event["name"]
     if event.get("cat") == "cpu_op":  # torch
         return "autograd itself" if name.startswith("autograd::") else name.removeprefix("aten::")

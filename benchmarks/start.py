@@ -38,12 +38,14 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 
 
 def seconds_of(argv: list[str]) -> float:
+    """Seconds that a command takes; it must succeed."""
     begin = time.perf_counter()
     subprocess.run(argv, check=True, capture_output=True, env=ENVIRONMENT)
     return time.perf_counter() - begin
 
 
 def by_command(framework: str, mode: str, run_dir: Path) -> float:
+    """Seconds of `dpcompare run`."""
     argv = [sys.executable, "-m", "dpcompare", "run", "--framework", framework, "--mode", mode, "--device", "cpu"]
     argv += ["--model", WORKLOAD.model, "--dataset", WORKLOAD.dataset, "--global-batch-size", "32", "--steps", "3"]
     argv += ["--warmup-steps", "1", *devices_of(framework, mode), "--run-dir", str(run_dir)]
@@ -51,6 +53,7 @@ def by_command(framework: str, mode: str, run_dir: Path) -> float:
 
 
 def by_hand(framework: str, mode: str, run_dir: Path) -> float:
+    """Seconds of the same processes, started without the command."""
     row = MODES[framework, mode]
     nodes, devices = (2, 1) if row.multi_node else (1, 2) if row.multi_device else (1, 1)
     cluster = Cluster.partition(nodes, devices, device="cpu")

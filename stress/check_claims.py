@@ -87,7 +87,7 @@ def slowdown(folder: Path, rounds: int) -> Iterator[Line]:
     slow = interpreter_with(folder / "python", "dpcompare.backends.torch.backend", SLOW_STEP)
     shown = compared(folder / "study", [arm("unharmed"), arm("slower", slow)], rounds)
     made = shown.claims[0]
-    # The delay is that share of what a step computes; it waits for its data as before.
+    # The delay is that fraction of what a step computes; it waits for data as before.
     truth = 1 + SLOWER * (1 - (shown.arms[0].data_wait_fraction or 0.0))
     found = made.outcome == "faster" and made.low is not None and made.low <= truth <= (made.high or 0.0)
     yield (
@@ -111,7 +111,7 @@ def ablation(folder: Path, rounds: int) -> Iterator[Line]:
         added = {part: ms - plain.step_parts_ms[part] for part, ms in row.step_parts_ms.items()}
         others = max(abs(ms) for part, ms in added.items() if part != "communication")
         found = row is plain or (added["communication"] > 20 and added["communication"] > 3 * others)  # of 30 ms
-        yield f"| {DELAY_SECONDS * 1000:.0f} ms added to the exchange: {row.name} | {parts} |", found
+        yield f"| {DELAY_SECONDS * 1000:.0f} ms added to gradient sync: {row.name} | {parts} |", found
 
 
 def against_itself(folder: Path, rounds: int, studies: int) -> Iterator[Line]:

@@ -69,7 +69,7 @@ def outcome(run_dir: Path) -> dict[str, Any]:
     return same | {"sha256 of weights and optimizer": state.hexdigest()}
 
 
-def go_on(trial: Trial, steps: int, *, kill_at: int | None = None) -> list[str]:
+def resume_trial(trial: Trial, steps: int, *, kill_at: int | None = None) -> list[str]:
     """Resume to the end, or to the next kill; returns problems."""
     code = 0
     (trial.folder / "acted").unlink(missing_ok=True)
@@ -99,11 +99,11 @@ def undisturbed(framework: str, mode: str, steps: int) -> dict[str, Any]:
 
 
 def killed_at(framework: str, mode: str, steps: int, kills: list[int], expected: dict[str, Any]) -> list[str]:
-    """Kill at these steps, one attempt after the other, and go on to the end; returns problems."""
+    """Kill at these steps, one attempt after the other, and resume to the end; returns problems."""
     with trial_of(fault(steps), framework, mode, random.Random(kills[0]), step=kills[0]) as trial:
         problems = list(trial.problems)
         for kill_at in [*kills[1:], None]:
-            problems += [] if problems else go_on(trial, steps, kill_at=kill_at)
+            problems += [] if problems else resume_trial(trial, steps, kill_at=kill_at)
         if not problems:
             found = outcome(trial.run_dir)
             problems = [f"{name} differs" for name in expected if found[name] != expected[name]]
@@ -113,7 +113,7 @@ def killed_at(framework: str, mode: str, steps: int, kills: list[int], expected:
 
 
 def trained(folder: Path, *options: str) -> dict[str, Any]:
-    """The result of a run, or of one that goes on."""
+    """The result of a run, new or resumed."""
     done = subprocess.run(
         [sys.executable, "-m", "dpcompare", "run", *options, "--json"],
         env=os.environ | {"DPCOMPARE_CACHE_DIR": str(folder / "cache")},
@@ -137,16 +137,16 @@ def across_frameworks(steps: int) -> list[str]:
             with tempfile.TemporaryDirectory(prefix="dpcompare-across-") as temporary:
                 folder = Path(temporary)
                 begin = ["--framework", first, "--mode", "single", *tiny, "--optimizer", optimizer]
-                whole = trained(folder, *begin, "--steps", str(steps), "--run-dir", f"{folder}/whole")
+                uninterrupted = trained(folder, *begin, "--steps", str(steps), "--run-dir", f"{folder}/uninterrupted")
                 for stop in range(1, steps, 6):
                     run_dir = f"{folder}/{stop}"
                     trained(folder, *begin, "--steps", str(stop), "--run-dir", run_dir)
-                    went_on = trained(
+                    resumed = trained(
                         folder, "--resume", run_dir, "--framework", second, "--mode", "single", "--steps", str(steps)
                     )
-                    pairs = zip(went_on["train_loss"], whole["train_loss"], strict=True)
+                    pairs = zip(resumed["train_loss"], uninterrupted["train_loss"], strict=True)
                     loss = max(abs(one - other) for one, other in pairs)
-                    last = abs(went_on["evaluations"][-1]["loss"] - whole["evaluations"][-1]["loss"])
+                    last = abs(resumed["evaluations"][-1]["loss"] - uninterrupted["evaluations"][-1]["loss"])
                     lines.append(f"| {optimizer} | {first} | {second} | {stop} | {loss:.1e} | {last:.1e} |")
                     print(lines[-1], file=sys.stderr)
     return lines

@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.sections import commit, write_section
 from dpcompare.config.modes import modes_by_default
 from stress.faults import FAULTS
-from stress.trials import Fault, go_on, trial_of
+from stress.trials import Fault, resume_trial, trial_of
 
 VISIBLE = 5
 """Seconds within which everything must be gone where a death can be seen."""
@@ -86,7 +86,7 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fault", action="append", choices=FAULTS, help="only these")
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
-    parser.add_argument("--go-on-every", type=int, default=4, metavar="N", help="resume every N-th trial that can be")
+    parser.add_argument("--resume-every", type=int, default=4, metavar="N", help="resume every N-th trial that can be")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     return parser.parse_args(argv)
 
@@ -110,9 +110,9 @@ def try_once(
 ) -> None:
     """One trial, counted in its row; resumed afterwards where the fault allows it, always if it acts only then."""
     with trial_of(fault, framework, mode, generator) as trial:
-        wanted = fault.before_going_on is not None or resumes
-        if fault.goes_on and fault.code != 0 and not trial.problems and wanted:
-            trial.problems += go_on(trial, fault)
+        wanted = fault.before_resuming is not None or resumes
+        if fault.resumable and fault.code != 0 and not trial.problems and wanted:
+            trial.problems += resume_trial(trial, fault)
             row.resumed += not trial.problems
     row.seconds.append(trial.seconds)
     row.failed += bool(trial.problems)
@@ -136,7 +136,7 @@ def main() -> None:
             title = f"[{number}/{len(order)}] {name}, {framework} {mode}"
             try:
                 try_once(
-                    rows[name], FAULTS[name], framework, mode, generator, number % arguments.go_on_every == 0, title
+                    rows[name], FAULTS[name], framework, mode, generator, number % arguments.resume_every == 0, title
                 )
             except Exception:  # of this script: the trial has failed, and the series continues
                 rows[name].failed += 1

@@ -24,6 +24,8 @@ Events = list[Event]
 
 
 def at_step(do: Callable[[Trial], None]) -> Callable[[Trial, Events], None]:
+    """Act once a process has trained the step of the trial."""
+
     def act(trial: Trial, events: Events) -> None:
         if any(isinstance(event, StepsTrained) and event.step >= trial.step for event in events):
             do(trial)
@@ -32,6 +34,8 @@ def at_step(do: Callable[[Trial], None]) -> Callable[[Trial, Events], None]:
 
 
 def at_start(do: Callable[[Trial], None]) -> Callable[[Trial, Events], None]:
+    """Act once the process of the trial has started."""
+
     def act(trial: Trial, events: Events) -> None:
         if trial.rank in trial.pids:
             do(trial)
@@ -48,7 +52,7 @@ def signal_command(number: signal.Signals) -> Callable[[Trial], None]:
 
 
 def kill_while_it_writes(trial: Trial, events: Events) -> None:
-    # Not the first one: there would be none to go on from.
+    # Not the first one: there would be none to resume from.
     temporary = (trial.run_dir / "checkpoints").glob("*.tmp")
     if not (trial.pids and checkpoint_paths(trial.run_dir) and list(temporary)):
         return
@@ -84,7 +88,7 @@ def in_rank(trial: Trial, broken: str) -> tuple[str, str]:
     """A fault in the process of one rank only, around its training.
 
     Args:
-        broken: statements that change the module before `train` is called; {note} among them tells that the fault acts.
+        broken: statements that change the module before `train` is called; {note} among them reports the fault.
     """
     note = f"open({str(trial.folder / 'acted')!r}, 'w').close()"
     body = "\n".join(f"            {line}" for line in broken.format(note=note).splitlines())
@@ -306,7 +310,7 @@ KILLED = Fault(code=-9, within=2, act=at_step(signal_command(signal.SIGKILL)))
 
 FAULTS: dict[str, Fault] = {
     "SIGKILL of a process as it starts": Fault(
-        code=1, says=DIED, within=5, act=at_start(signal_process(signal.SIGKILL)), goes_on=False
+        code=1, says=DIED, within=5, act=at_start(signal_process(signal.SIGKILL)), resumable=False
     ),
     "SIGKILL of a process": Fault(code=1, says=DIED, within=5, act=at_step(signal_process(signal.SIGKILL))),
     "SIGKILL while a checkpoint is written": Fault(code=1, says=DIED, within=5, act=kill_while_it_writes),
@@ -342,7 +346,7 @@ FAULTS: dict[str, Fault] = {
         within=15 + 5,
         inject=lambda trial: in_rank(trial, "{note}\ntime.sleep(1000)"),
         options=("--start-timeout", "15"),
-        goes_on=False,
+        resumable=False,
     ),
     "a process that starts 20 s late": Fault(
         code=0,
@@ -380,7 +384,7 @@ FAULTS: dict[str, Fault] = {
         act=at_step(fill_disk),
         needs_root=True,
         writes_result=False,
-        before_going_on=empty_disk,
+        before_resuming=empty_disk,
     ),
     "a full disk, nothing but logs written": Fault(
         code=1,
@@ -391,7 +395,7 @@ FAULTS: dict[str, Fault] = {
         options=("--checkpoint-every", "1000000"),
         needs_root=True,
         writes_result=False,
-        goes_on=False,
+        resumable=False,
     ),
     "the run directory made read-only": Fault(
         code=1,
@@ -400,7 +404,7 @@ FAULTS: dict[str, Fault] = {
         around=bound_by_permissions,
         act=at_step(make_read_only),
         writes_result=False,
-        before_going_on=make_writable,
+        before_resuming=make_writable,
     ),
     "out of memory": Fault(
         code=1,
@@ -427,15 +431,15 @@ FAULTS: dict[str, Fault] = {
         then=as_if_alone("run", "other"),
     ),
     "the newest checkpoint truncated": replace(
-        KILLED, before_going_on=damage(lambda content: content[:-1], "was damaged or cut off")
+        KILLED, before_resuming=damage(lambda content: content[:-1], "was damaged or cut off")
     ),
     "a bit of the newest checkpoint flipped": replace(
-        KILLED, before_going_on=damage(flip_one_bit, "was damaged or cut off")
+        KILLED, before_resuming=damage(flip_one_bit, "was damaged or cut off")
     ),
     "the newest checkpoint of another model": replace(
-        KILLED, before_going_on=damage(of_another_model, "belongs to another model")
+        KILLED, before_resuming=damage(of_another_model, "belongs to another model")
     ),
     "the newest checkpoint of a newer version": replace(
-        KILLED, before_going_on=damage(of_a_newer_version, "expected at most 1")
+        KILLED, before_resuming=damage(of_a_newer_version, "expected at most 1")
     ),
 }

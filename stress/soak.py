@@ -1,4 +1,4 @@
-"""Two hundred tiny runs in one process, half of them killed at random and resumed: nothing may be lost, left or leaked.
+"""The soak test: two hundred tiny runs in one process, half of them killed and resumed; nothing may be lost or leaked.
 
     python -m stress.soak [--runs 200] [--seed 0] [--write FILE]
 

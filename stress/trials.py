@@ -135,10 +135,10 @@ class Fault:
     needs_root: bool = False
     writes_result: bool = True
     """Whether it can."""
-    goes_on: bool = True
-    """Whether there is a checkpoint to go on from."""
-    before_going_on: Callable[[Trial], str] | None = None
-    """Mends what was broken, or breaks a checkpoint; returns what must be said by the command that goes on."""
+    resumable: bool = True
+    """Whether there is a checkpoint to resume from."""
+    before_resuming: Callable[[Trial], str] | None = None
+    """Mends what was broken, or breaks a checkpoint; returns what the resumed command must say."""
     then: Callable[[Trial], list[str]] = lambda trial: []
     """Further problems, of a run that survives."""
 
@@ -287,9 +287,9 @@ def _problems(trial: Trial, fault: Fault) -> Iterator[str]:
                 yield f"result.json says {status}"
 
 
-def go_on(trial: Trial, fault: Fault) -> list[str]:
+def resume_trial(trial: Trial, fault: Fault) -> list[str]:
     """Resume without the fault, three steps further, and compare with a run that was left alone; returns problems."""
-    says = fault.before_going_on(trial) if fault.before_going_on is not None else ""
+    says = fault.before_resuming(trial) if fault.before_resuming is not None else ""
     paths = checkpoint_paths(trial.run_dir)
     if not paths:
         return ["no checkpoint"]
@@ -306,12 +306,12 @@ def go_on(trial: Trial, fault: Fault) -> list[str]:
         timeout=LONGEST,
     )
     if done.returncode != 0:
-        return [f"it does not go on: {done.stderr[-300:]}"]
+        return [f"it does not resume: {done.stderr[-300:]}"]
     if not re.search(says, done.stderr.replace("\n", " ")):
-        return [f"going on it does not say {says!r}: {done.stderr[-300:]}"]
+        return [f"resumed, it does not say {says!r}: {done.stderr[-300:]}"]
     result = json.loads(done.stdout)
     if result["train_loss"] != reference[:steps]:
-        return ["the losses after going on are others"]
+        return ["the losses after resuming are others"]
     evaluated = {evaluation["step"] for evaluation in result["evaluations"]}
     if not set(range(STEPS_PER_EPOCH, steps + 1, STEPS_PER_EPOCH)) <= evaluated:
         return ["an evaluation was lost"]

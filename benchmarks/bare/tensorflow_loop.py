@@ -50,12 +50,12 @@ def main() -> None:
 def looped(model: Any, optimizer: Any, strategy: Any, data: Any, chosen: Any) -> float:
     """A tf.function of one step, called in a loop."""
     loss_of_rows = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
-    share = chosen.global_batch_size // strategy.num_replicas_in_sync
+    rows = chosen.global_batch_size // strategy.num_replicas_in_sync
 
     def of_replica(context: Any, number: int) -> Any:
         images, labels = data[number]
-        first = context.replica_id_in_sync_group * share % len(images)
-        return tf.constant(images[first : first + share]), tf.constant(labels[first : first + share])
+        first = context.replica_id_in_sync_group * rows % len(images)
+        return tf.constant(images[first : first + rows]), tf.constant(labels[first : first + rows])
 
     placed = [
         strategy.experimental_distribute_values_from_function(lambda context, n=number: of_replica(context, n))
@@ -105,8 +105,10 @@ def fitted(model: Any, optimizer: Any, strategy: Any, data: Any, chosen: Any) ->
 def build(name: str, image_size: int) -> Any:
     if name == "toy-cnn":
         return build_model(Workload(model=name, image_size=image_size), NUM_CLASSES)
-    whole = getattr(keras.applications, f"EfficientNet{name[-2:].upper()}")
-    return whole(weights=None, input_shape=(image_size, image_size, 3), classes=NUM_CLASSES, classifier_activation=None)
+    architecture = getattr(keras.applications, f"EfficientNet{name[-2:].upper()}")
+    return architecture(
+        weights=None, input_shape=(image_size, image_size, 3), classes=NUM_CLASSES, classifier_activation=None
+    )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ python -m torch.distributed.run --nproc-per-node 2 -m benchmarks.bare.torch_loop
 from __future__ import annotations
 
 import os
+from argparse import Namespace
 from typing import Any
 
 import timm
@@ -36,26 +37,7 @@ def main() -> None:
         model = torch.compile(model)
     optimizer: Any = torch.optim.Adam(model.parameters())
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    backward = torch.Tensor.backward
-    if chosen.variant == "fabric":
-        from lightning.fabric import Fabric
-
-        fabric = Fabric(accelerator=device.type, devices=world, strategy="ddp")
-        fabric.launch()
-        model, optimizer = fabric.setup(model, optimizer)
-        backward = fabric.backward
-    elif chosen.variant == "accelerate":
-        from accelerate import Accelerator
-
-        accelerator = Accelerator(cpu=not on_gpu)
-        model, optimizer = accelerator.prepare(model, optimizer)
-        backward = accelerator.backward
-    elif chosen.mode == "ddp":
-        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
-        model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if on_gpu else None)
-    elif chosen.mode == "dp":
-        model = Computation(model, device.type, enabled=False)
-        model = nn.DataParallel(model) if on_gpu else ThreadedDataParallel(model, 2, chosen.threads)
+    model, optimizer, backward = distributed(chosen, model, optimizer, device, world)
     data = [
         (
             torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(memory_format=layout).to(device),
@@ -77,6 +59,31 @@ def main() -> None:
         report(speed)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def distributed(
+    chosen: Namespace, model: Any, optimizer: Any, device: torch.device, world: int
+) -> tuple[Any, Any, Any]:
+    """The model, the optimizer and the function that goes backward, as the mode or the wrapper has them."""
+    on_gpu = device.type == "cuda"
+    if chosen.variant == "fabric":
+        from lightning.fabric import Fabric
+
+        fabric = Fabric(accelerator=device.type, devices=world, strategy="ddp")
+        fabric.launch()
+        return *fabric.setup(model, optimizer), fabric.backward
+    if chosen.variant == "accelerate":
+        from accelerate import Accelerator
+
+        accelerator = Accelerator(cpu=not on_gpu)
+        return *accelerator.prepare(model, optimizer), accelerator.backward
+    if chosen.mode == "ddp":
+        torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[device] if on_gpu else None)
+    elif chosen.mode == "dp":
+        model = Computation(model, device.type, enabled=False)
+        model = nn.DataParallel(model) if on_gpu else ThreadedDataParallel(model, 2, chosen.threads)
+    return model, optimizer, torch.Tensor.backward
 
 
 def build(name: str, image_size: int) -> nn.Module:

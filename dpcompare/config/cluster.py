@@ -33,7 +33,7 @@ class Node(BaseModel):
 
 
 class Cluster(BaseModel):
-    """The nodes of a run, each with as many devices."""
+    """The nodes of a run, all with the same number of devices."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

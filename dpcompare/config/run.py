@@ -33,7 +33,7 @@ class Inputs(BaseModel):
     weights: Path
     weights_sha256: str
     classifier: str = "drawn"
-    """`drawn`, or `from file` where a file of initial weights brought one for as many classes."""
+    """`drawn`, or `from file` where a file of initial weights has one for the same number of classes."""
     num_classes: int
     num_train: int
     num_validation: int
@@ -196,7 +196,7 @@ def _stages(config: RunConfig) -> Iterator[str]:
     if config.pipeline_schedule == "1f1b" and micro_batches < stages:
         yield (
             f"pipeline_schedule: received 1f1b with {micro_batches} micro-batches and {stages} stages; expected "
-            "as many micro-batches at least, or gpipe"
+            "at least as many micro-batches, or gpipe"
         )
     if per_node % stages:
         yield (
@@ -235,8 +235,8 @@ def _settings(config: RunConfig) -> Iterator[str]:
             yield f"{name}: received {received} with mode {config.mode}, which can have {expected} only"
     if row.shards_parameters and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
         yield (
-            f"tune: received optimizer_kernels=fused with mode {config.mode} and sgd, for whose sharded tensors torch has "
-            "none; expected foreach"
+            f"tune: received optimizer_kernels=fused with mode {config.mode} and sgd, for whose sharded tensors torch "
+            "has none; expected foreach"
         )
     if workload.batchnorm == "sync" and config.cluster.device_type not in row.sync_batchnorm_on:
         yield (

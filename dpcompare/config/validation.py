@@ -12,6 +12,13 @@ from dpcompare.system.import_path import is_custom
 
 
 def one_of(what: str, known: Iterable[str], *, or_custom: bool = False) -> Callable[[str], str]:
+    """A validator of a name.
+
+    Args:
+        what: the kind of thing that is named, for the error.
+        known: the names that are accepted.
+        or_custom: whether `package.module:NAME` is accepted too.
+    """
     names = tuple(known)
 
     def check(received: str) -> str:
@@ -25,6 +32,7 @@ def one_of(what: str, known: Iterable[str], *, or_custom: bool = False) -> Calla
 
 
 def raise_problems(problems: list[str]) -> None:
+    """Raise one ValueError that names all problems, if there are any."""
     if problems:
         raise ValueError("; ".join(problems))
 

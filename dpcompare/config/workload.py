@@ -141,7 +141,7 @@ class Workload(BaseModel):
         return self.epochs or DEFAULT_EPOCHS
 
     def total_steps(self, num_train: int) -> int:
-        """Optimizer steps of a whole run over a training split of `num_train` samples."""
+        """Optimizer steps of a complete run over a training split of `num_train` samples."""
         if self.steps is not None:
             return self.steps
         return self.num_epochs * steps_per_epoch(num_train, self.global_batch_size)

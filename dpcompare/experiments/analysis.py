@@ -48,12 +48,14 @@ class Efficiency(_Shown):
 
 
 class Curve(_Shown):
+    """The training loss over the steps, thinned out; None where it was not finite."""
+
     steps: list[int]
     losses: list[float | None]
 
 
 class ArmRow(_Shown):
-    """What is shown of an arm; figures are medians over its completed rounds."""
+    """One arm as it is shown: a run config trained once per round; figures are medians over its completed rounds."""
 
     name: str
     source: str
@@ -99,7 +101,7 @@ class ArmRow(_Shown):
 
     @property
     def all_failures(self) -> list[str]:
-        return self.failures + [f"without exchange, {failure}" for failure in self.ablation_failures]
+        return self.failures + [f"without gradient sync, {failure}" for failure in self.ablation_failures]
 
 
 class KnobRow(_Shown):
@@ -392,21 +394,21 @@ def _but_micro_batches(config: RunConfig) -> str:
 def _parts(arm: ArmRuns) -> dict[str, Any]:
     """The parts of a mean step, in milliseconds; medians over the rounds."""
     runs = [run for run in arm.completed if run.step_seconds]
-    whole = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
-    if whole is None:
+    step_ms = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
+    if step_ms is None:
         return {"step_parts_ms": {}, "communication_ms": None}
-    waiting = whole * (_median([run.data_wait_fraction for run in runs]) or 0.0)
+    waiting = step_ms * (_median([run.data_wait_fraction for run in runs]) or 0.0)
     parts = {"waiting for data": waiting}
     # Paired within the rounds, as ratios of speeds are.
     differences = [
         1000 * (run.step_seconds.mean - other.step_seconds.mean)
-        for run, other in zip(arm.runs, arm.without_exchange, strict=False)
+        for run, other in zip(arm.runs, arm.without_sync, strict=False)
         if run and other and run.step_seconds and other.step_seconds
     ]
     communication = _median(differences)
     if communication is not None:
         parts["communication"] = max(0.0, communication)
-    parts["computing"] = max(0.0, whole - sum(parts.values()))
+    parts["computing"] = max(0.0, step_ms - sum(parts.values()))
     between = _median([run.host_overhead_seconds for run in runs])
     if between is not None:
         parts["other"] = 1000 * between

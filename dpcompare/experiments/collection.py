@@ -36,7 +36,7 @@ class ArmRuns:
     """Per round, when it ran among the arms, from 1."""
     failures: list[str] = field(default_factory=list)
     ablation_failures: list[str] = field(default_factory=list)
-    without_exchange: list[RunResult | None] = field(default_factory=list)
+    without_sync: list[RunResult | None] = field(default_factory=list)
     """Per round, the same arm without gradient sync, where the study has it."""
 
     @property
@@ -47,8 +47,8 @@ class ArmRuns:
     def complete_rounds(self) -> int:
         """Rounds whose runs are all there, other than those that failed."""
         complete = len(self.completed)
-        if self.without_exchange and not self.ablation_failures:
-            complete = min(complete, sum(run is not None for run in self.without_exchange))
+        if self.without_sync and not self.ablation_failures:
+            complete = min(complete, sum(run is not None for run in self.without_sync))
         return complete
 
     @property
@@ -170,6 +170,6 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
     for arm in study.arms:
         if arm.ablation_of in arms:
             without = arms.pop(arm.name)
-            arms[arm.ablation_of].without_exchange = without.runs
+            arms[arm.ablation_of].without_sync = without.runs
             arms[arm.ablation_of].ablation_failures = without.failures
     return list(arms.values())

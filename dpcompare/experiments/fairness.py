@@ -120,10 +120,8 @@ KNOBS: dict[str, Knob] = {
     "mode": Knob(value=lambda r: r.mode),
     "nodes": Knob(value=lambda r: r.num_nodes),
     "processes": Knob(value=lambda r: r.num_processes),
-    "exchange of gradients": Knob(
-        value=lambda r: r.config.get("sync_gradients", True), remedy="runs that exchange gradients"
-    ),
-    "exchange": Knob(value=lambda r: r.collective),
+    "gradient sync": Knob(value=lambda r: r.config.get("sync_gradients", True), remedy="runs that sync gradients"),
+    "collective": Knob(value=lambda r: r.collective),
     "memory layout": Knob(value=_setting("memory_layout")),
     "compilation": Knob(value=_setting("compilation")),
     "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
@@ -141,6 +139,8 @@ def _kinds(names: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
+    """One knob of the sheet, with its value in each result."""
+
     knob: str
     values: list[Any]
     """One per result, in their order."""
@@ -152,7 +152,7 @@ class Row:
 
 
 def shown(value: Any) -> str:
-    """A value as people read it: of a checksum, which nobody reads whole, the beginning."""
+    """A value as people read it: of a checksum only the beginning."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
     text = str(value)
@@ -161,6 +161,8 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
+    """All knobs of some results, and what follows from them."""
+
     rows: list[Row]
 
     @property
@@ -199,7 +201,7 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> She
     for name, knob in KNOBS.items():
         values = [knob.value(result) for result in results]
         equal = all(value == values[0] for value in values)
-        # What was not recorded, or a run that did not complete, cannot be called equal.
+        # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = knob.must_be_equal and (not equal or unknown_value) and name not in subject
         rows.append(Row(knob=name, values=values, equal=equal and not reason, reason=reason, remedy=knob.remedy))

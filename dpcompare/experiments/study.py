@@ -55,7 +55,7 @@ def ablated(arm: Arm) -> Arm | None:
     if config.topology.num_replicas == 1 or not config.mode_row.gradient_sync_separable:
         return None
     without = config.model_copy(update={"sync_gradients": False})
-    return Arm(name=f"{arm.name} without exchange", config=without, ablation_of=arm.name)
+    return Arm(name=f"{arm.name} without gradient sync", config=without, ablation_of=arm.name)
 
 
 class Study(BaseModel):

@@ -147,14 +147,14 @@ def usable_contenders(frameworks: Sequence[str], modes: Sequence[str], num_repli
 def _variants() -> Iterator[tuple[str, str, Variant]]:
     """Framework and name of each mode and variant; a mode itself is the variant that has the mode's name."""
     for (framework, mode), row in MODES.items():
-        yield framework, mode, Variant(mode=mode, stages=2 if row.is_pipeline else 1)
+        yield framework, mode, Variant(mode=mode, stages=row.default_stages)
         for name, variant in VARIANTS.items():
             if variant.mode == mode:
                 yield framework, name, variant
 
 
 def _contender(framework: str, variant: Variant, num_replicas: int) -> Contender | None:
-    """A variant with this many replicas, on two nodes where that is possible; None where it cannot have so many."""
+    """A variant with this many replicas, on two nodes where that is possible; None where it cannot have this many."""
     row = MODES[framework, variant.mode]
     if row.roles:
         if num_replicas > 1:  # asynchronous: one worker alone computes what others do

@@ -66,7 +66,7 @@ FIGURES: dict[str, Column] = {
         cell=lambda row: figure(row.data_wait_fraction, "{:.1%}"),
         explanation="fraction of a step spent waiting for data",
     ),
-    "exchange ms": Column(
+    "sync ms": Column(
         cell=lambda row: figure(row.communication_ms),
         explanation="what gradient sync adds to a mean step, where that was measured (--ablate)",
         is_optional=True,
@@ -108,6 +108,7 @@ def columns(comparison: Comparison) -> dict[str, Column]:
 
 
 def as_json(comparison: Comparison) -> str:
+    """The comparison with all its fields."""
     return json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
 
 
@@ -140,6 +141,7 @@ def _plain(text: str) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
+    """The headline, a table with a line per arm, every claim, and the reasons of the fairness sheet."""
     lines = ["# dpcompare", "", f"**{_escaped(comparison.headline)}**", ""]
     shown = columns(comparison)
     lines += ["| " + " | ".join(shown) + " |"]

@@ -68,6 +68,7 @@ def _altair() -> Any:
 
 
 def as_svg(plot: Plot) -> str:
+    """The plot as an SVG document with INK as its text colour."""
     import vl_convert
 
     return str(vl_convert.vegalite_to_svg(_styled(plot, INK)))

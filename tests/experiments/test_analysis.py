@@ -119,9 +119,9 @@ def test_a_baseline_with_other_settings_is_none(changes):
     assert shown.arms[1].efficiency is None
 
 
-def test_communication_is_what_a_step_takes_more_with_the_exchange():
+def test_communication_is_what_gradient_sync_adds_to_a_step():
     arm = runs("torch", "ddp", [100.0] * 3, mean_ms=[50.0, 60.0, 70.0])
-    arm.without_exchange = runs("torch", "ddp", [100.0] * 3, mean_ms=[40.0, 45.0, 62.0]).runs
+    arm.without_sync = runs("torch", "ddp", [100.0] * 3, mean_ms=[40.0, 45.0, 62.0]).runs
     row = compared(arm, repeats=3).arms[0]
     assert row.communication_ms == pytest.approx(10.0)
     assert row.step_parts_ms == pytest.approx({"waiting for data": 6.0, "communication": 10.0, "computing": 44.0})
@@ -252,17 +252,17 @@ def test_a_run_of_another_release_with_other_settings_is_refused(tmp_path):
         collect([tmp_path])
 
 
-def test_a_failed_run_without_exchange_is_said():
+def test_a_failed_run_without_sync_is_said():
     arm = runs("torch", "ddp", FAST)
     arm.ablation_failures = ["round 1: killed"]
     shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
-    assert "- FAILED torch ddp 2x1: without exchange, round 1: killed" in as_markdown(shown)
+    assert "- FAILED torch ddp 2x1: without gradient sync, round 1: killed" in as_markdown(shown)
     assert widest_interval(shown) is not None  # the arm itself is in good health
 
 
-def test_a_study_that_lacks_a_run_without_exchange_is_partial():
+def test_a_study_that_lacks_a_run_without_sync_is_partial():
     arm = runs("torch", "ddp", FAST)
-    arm.without_exchange = [*arm.runs[:5], None]
+    arm.without_sync = [*arm.runs[:5], None]
     assert compared(arm).headline.startswith("PARTIAL (5 of 6 rounds are whole).")
 
 

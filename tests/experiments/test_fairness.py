@@ -70,7 +70,7 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     assert sheet.verdict == "COMPARABLE"
     assert sheet.reasons == []
     differing = {row.knob for row in sheet.rows if not row.equal}
-    assert differing == {"framework", "mode", "exchange", "memory layout", "versions"}
+    assert differing == {"framework", "mode", "collective", "memory layout", "versions"}
     judged = sum(knob.must_be_equal for knob in KNOBS.values())
     assert sheet.summary == f"COMPARABLE ({judged} of {judged} knobs equal)"
 

@@ -28,7 +28,7 @@ def comparison():
         peak_memory_bytes=memory,
         train_loss=[2.0 - 0.01 * step for step in range(45)],
     )
-    ddp.without_exchange = runs("torch", "ddp", FAST, mean_ms=[40.0] * 6).runs
+    ddp.without_sync = runs("torch", "ddp", FAST, mean_ms=[40.0] * 6).runs
     arms = [single(SLOW), ddp, runs("tensorflow", "multiworker", SLOW, dataset=HOSTILE)]
     arms[2].name = f"tensorflow multiworker 2x1 {HOSTILE}"
     return compared(*arms)
