@@ -69,7 +69,7 @@ def differences(workload: Workload) -> dict[str, Difference]:
         "first loss": lambda a, b: abs(_losses(a)[0] - _losses(b)[0]),
     }
     if workload.regularization == "shared":
-        found["regularization"] = lambda _, side: _rows_against_host(side, "factors")
+        found["regularization"] = lambda _, side: _rows_against_host(side, "drop_masks")
     if optimizer == "sgd":
         found["gradient"] = lambda a, b: _relative(_slots(a, "momentum"), _slots(b, "momentum"))
         found["gradient of each tensor"] = _gradient_of_each_tensor

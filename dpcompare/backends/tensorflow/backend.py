@@ -244,7 +244,7 @@ class TensorFlowBackend(Inspectable):
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
         if batch.drop_masks is not None:
-            arrays["factors"] = batch.drop_masks
+            arrays["drop_masks"] = batch.drop_masks
         return {name: self._local_rows(array) for name, array in arrays.items()}
 
     def _local_rows(self, per_replica: Any) -> npt.NDArray[Any]:

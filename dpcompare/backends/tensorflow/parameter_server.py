@@ -158,7 +158,7 @@ class ParameterServer(TensorFlowBackend):
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
         if batch.drop_masks is not None:
-            arrays["factors"] = batch.drop_masks
+            arrays["drop_masks"] = batch.drop_masks
         return {name: np.concatenate(parts) for name, parts in arrays.items()}
 
     def _enter(self, *, training: bool) -> None:

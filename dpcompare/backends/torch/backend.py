@@ -253,7 +253,7 @@ class TorchBackend(Inspectable):
         images = batch.images.permute(0, 2, 3, 1).contiguous()
         arrays = {"images": images, "labels": batch.labels.int(), "weights": batch.weights}
         if batch.drop_masks is not None:
-            arrays["factors"] = batch.drop_masks
+            arrays["drop_masks"] = batch.drop_masks
         return {name: array.cpu().numpy() for name, array in arrays.items()}
 
     def _enter(self, *, training: bool) -> None:
