@@ -147,7 +147,7 @@ class Inspectable(Backend):
 
     @abstractmethod
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        """images, labels, weights and any drop masks (`factors`) of this process's rows, read back from its devices.
+        """images, labels, weights and any drop masks of this process's rows, read back from its devices.
 
         In the layout of a HostBatch.
         """

@@ -73,7 +73,7 @@ def _check_shape(name: str, parts: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     except Exception as error:  # whatever a user's dataset does
         raise RequestError(
             f"dataset: {name!r} cannot be taken ({type(error).__name__}: {error}); expected a length, and class_names "
-            "that are texts"
+            "that are strings"
         ) from None
     if len(set(class_names.values())) > 1:
         raise RequestError(

@@ -8,6 +8,7 @@ import pytest
 
 from dpcompare.backends import load_backend
 from dpcompare.backends.availability import missing_packages, require_framework, require_mode
+from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.errors import RequestError
 
@@ -87,6 +88,13 @@ def test_every_mode_belongs_to_a_known_framework_and_says_what_it_is():
         assert mode.target.startswith(f"{framework}.")
         assert mode.summary
         assert mode.collective if mode.multi_device else not mode.collective
+
+
+def test_the_order_of_use_names_every_method_of_a_backend():
+    methods = {name for name, member in vars(Backend).items() if callable(member) and not name.startswith("_")}
+    assert len(methods) == 12
+    assert [name for name in methods if f"`{name}`" not in Backend.__doc__] == []
+    assert Inspectable.__abstractmethods__ - Backend.__abstractmethods__ == {"logits", "activations", "to_host"}
 
 
 def test_an_unknown_mode_is_refused_with_a_hint():
