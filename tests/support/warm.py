@@ -75,7 +75,9 @@ class WarmLauncher:
         assert process.stdout
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
-        statuses: list[int] = json.loads(process.stdout.readline())
+        answer = process.stdout.readline()
+        assert answer, f"the process that holds {framework} has ended; see {self._folder / framework}.log"
+        statuses: list[int] = json.loads(answer)
         return statuses
 
     def _start(self, framework: str) -> subprocess.Popen[str]:
