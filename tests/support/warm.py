@@ -33,6 +33,8 @@ class WarmLauncher:
     def __init__(self, folder: Path) -> None:
         """`folder` gets what the frameworks print."""
         self._folder = folder
+        # Of the session: the test that happens to start a framework may have put a fault into PYTHONPATH.
+        self._environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         self._frameworks: dict[str, subprocess.Popen[str]] = {}
 
     @property
@@ -84,7 +86,7 @@ class WarmLauncher:
         with (self._folder / f"{framework}.log").open("w") as log:
             return subprocess.Popen(
                 [sys.executable, warm_process.__file__, *IMPORTED[framework]],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+                env=self._environment,
                 cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
