@@ -53,7 +53,7 @@ class WarmLauncher:
     ) -> LaunchOutcome:
         """As `local.launch`, without deadlines; events are observed when all have ended.
 
-        What needs processes of its own is started as ever: in a network of its own, by another interpreter, or by spawn.
+        What needs processes of its own is started as ever: an isolated network, another interpreter, spawn.
         """
         config = RunConfig.load(run_dir / CONFIG_FILE)
         if isolate or config.python != sys.executable or config.launch == "spawn":

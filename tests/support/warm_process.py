@@ -1,7 +1,8 @@
-"""A process in which a framework is imported already, and from which training processes fork: `python warm_process.py MODULE...`.
+"""A process in which a framework is imported already, and from which training processes fork.
 
-It reads one launch per line, a JSON list of training processes, and answers with a JSON list of their exit statuses. It
-imports nothing of dpcompare, whose modules each training process thus imports itself, with the fault that it is to have.
+`python warm_process.py MODULE...` reads one launch per line, a JSON list of training processes, and answers with a JSON
+list of their exit statuses. It imports nothing of dpcompare, whose modules each training process thus imports itself,
+with the fault that it is to have.
 """
 
 from __future__ import annotations
