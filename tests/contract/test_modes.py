@@ -92,6 +92,19 @@ def test_a_mode_runs_and_records_what_it_was(launched, arm):
             assert (run_dir / f"process-{node * per_node + local_rank}.json").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("arm", ALL_MODES)
+def test_processes_that_fork_from_a_framework_train_what_launched_ones_do(launched, trained, arm):
+    """What the tests below of variants of a mode rest on."""
+    started, forked = launched(*arm)[0], trained(*arm)
+    assert forked.train_loss == started.train_loss
+    assert (forked.settings, forked.collective, forked.versions) == (
+        started.settings,
+        started.collective,
+        started.versions,
+    )
+
+
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("more", [[], pytest.param(FOUR_REPLICAS, marks=pytest.mark.slow)], ids=["two", "four"])

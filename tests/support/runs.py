@@ -1,4 +1,4 @@
-"""Shared runs and shared time: what the tests of one session, in one process or several, make only once or one by one."""
+"""Shared runs and shared time: what the tests of a session, in one process or several, make once or one by one."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ class WarmLauncher:
     def __init__(self, folder: Path) -> None:
         """`folder` gets what the frameworks print."""
         self._folder = folder
+        # Of the session: the test that happens to start a framework may have put a fault into PYTHONPATH.
+        self._environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         self._frameworks: dict[str, subprocess.Popen[str]] = {}
 
     @property
@@ -51,7 +53,7 @@ class WarmLauncher:
     ) -> LaunchOutcome:
         """As `local.launch`, without deadlines; events are observed when all have ended.
 
-        What needs processes of its own is started as ever: in a network of its own, by another interpreter, or by spawn.
+        What needs processes of its own is started as ever: an isolated network, another interpreter, spawn.
         """
         config = RunConfig.load(run_dir / CONFIG_FILE)
         if isolate or config.python != sys.executable or config.launch == "spawn":
@@ -75,14 +77,16 @@ class WarmLauncher:
         assert process.stdout
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
-        statuses: list[int] = json.loads(process.stdout.readline())
+        answer = process.stdout.readline()
+        assert answer, f"the process that holds {framework} has ended; see {self._folder / framework}.log"
+        statuses: list[int] = json.loads(answer)
         return statuses
 
     def _start(self, framework: str) -> subprocess.Popen[str]:
         with (self._folder / f"{framework}.log").open("w") as log:
             return subprocess.Popen(
                 [sys.executable, warm_process.__file__, *IMPORTED[framework]],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+                env=self._environment,
                 cwd="/",
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -1,7 +1,8 @@
-"""A process in which a framework is imported already, and from which training processes fork: `python warm_process.py MODULE...`.
+"""A process in which a framework is imported already, and from which training processes fork.
 
-It reads one launch per line, a JSON list of training processes, and answers with a JSON list of their exit statuses. It
-imports nothing of dpcompare, whose modules each training process thus imports itself, with the fault that it is to have.
+`python warm_process.py MODULE...` reads one launch per line, a JSON list of training processes, and answers with a JSON
+list of their exit statuses. It imports nothing of dpcompare, whose modules each training process thus imports itself,
+with the fault that it is to have.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+LONGEST_SECONDS = 600.0
+"""Of a launch; one that hangs is killed."""
 SECONDS_TO_END = 10.0
 
 
@@ -33,25 +37,25 @@ def _launch(processes: list[dict[str, Any]]) -> list[int]:
     """Fork the processes of a run and wait for all; the first that fails ends the others."""
     pids = [os.fork() or _train(**process) for process in processes]
     statuses: dict[int, int] = {}
-    deadline = None
-    while len(statuses) < len(pids):
-        pid, status = os.waitpid(-1, os.WNOHANG if deadline else 0)
-        if pid:
-            statuses[pid] = os.waitstatus_to_exitcode(status)
-        running = [pid for pid in pids if pid not in statuses]
-        if deadline is None and any(statuses.values()):
-            deadline = time.monotonic() + SECONDS_TO_END
-            _signal(running, signal.SIGTERM)
-        elif deadline and time.monotonic() > deadline:
+    deadline = time.monotonic() + LONGEST_SECONDS
+    while running := [pid for pid in pids if pid not in statuses]:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid and time.monotonic() < deadline:
+            time.sleep(0.01)
+        elif not pid:
             _signal(running, signal.SIGKILL)
-        elif deadline and not pid:
-            time.sleep(0.05)
+        else:
+            if status and not any(statuses.values()):
+                _signal(running, signal.SIGTERM)
+                deadline = time.monotonic() + SECONDS_TO_END
+            statuses[pid] = os.waitstatus_to_exitcode(status)
     return [statuses[pid] for pid in pids]
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
-        os.kill(pid, number)  # its child, so still there
+        with suppress(ProcessLookupError):  # it is the one that has just ended
+            os.kill(pid, number)
 
 
 def _train(argv: list[str], environment: dict[str, str], folder: str) -> NoReturn:
