@@ -1,7 +1,7 @@
-"""A small ResNet in both frameworks, the same one: `dpcompare verify --model small_resnet:model` in this folder proves it.
+"""The same small ResNet in both frameworks: `dpcompare verify --model small_resnet:model` in this folder proves it.
 
-What makes two models the same is in the comments. The first lines of each factory import its framework, so that the other
-one need not be installed.
+What makes two models the same is in the comments. The first lines of each factory import its framework, so that the
+other one need not be installed.
 """
 
 from dpcompare import CustomModel
@@ -16,7 +16,7 @@ def torch_model(image_size, num_classes):
     from torch.nn import functional
 
     def conv(channels_in, channels_out, stride=1):
-        # A whole number of pixels on every side: where Keras would pad a strided "same" convolution on one side only, both pad.
+        # A fixed number of pixels on every side: Keras would pad a strided "same" convolution on one side only.
         return nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
 
     def norm(channels):

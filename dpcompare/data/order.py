@@ -39,7 +39,7 @@ def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
 
 
 def parts_trained(num_samples: int, global_batch_size: int, *, num_parts: int, num_steps: int) -> int:
-    """How many parts of the first global batches hold a sample, where each batch is cut into `num_parts` in its order."""
+    """How many parts of the first global batches hold a sample, each batch being cut into `num_parts` in order."""
     epochs, steps = divmod(num_steps, steps_per_epoch(num_samples, global_batch_size))
     return epochs * -(-num_samples // (global_batch_size // num_parts)) + steps * num_parts
 

@@ -20,8 +20,8 @@ class Regularization:
     them to the precision of the features.
 
     The draws come from Philox, a counter-based generator (Salmon et al. 2011): key = (seed, step), counter = sample,
-    and a layer's draws follow those of the layers before it. So they depend neither on the batch that a sample is in nor
-    on the number of replicas, processes and micro-batches.
+    and a layer's draws follow those of the layers before it. So they depend neither on the batch that a sample is in
+    nor on the number of replicas, processes and micro-batches.
     """
 
     def __init__(self, drops: Sequence[Drop], *, seed: int) -> None:

@@ -20,7 +20,7 @@ def marked(framework, mode, nodes, devices):
 
 
 def rows(*, by_default):
-    """Every mode that runs on CPU devices, on two replicas; one of an asynchronous mode, whose losses are no function of the workload."""
+    """Every mode that runs on CPU devices, on two replicas; on one where it is asynchronous: its losses then vary."""
     return [
         marked(
             framework,

@@ -133,7 +133,7 @@ def test_what_makes_no_manifest_is_refused(asked, says):
 
 @pytest.mark.torch
 def test_a_run_outside_of_a_pod_says_what_to_do(tmp_path):
-    refused = invoke("run", *PLAN[1:3], "--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--image", "i", "--volume-claim", "c",
-                        "--run-dir", tmp_path / "run")  # fmt: skip
+    refused = invoke("run", *PLAN[1:3], "--nodes", "2", "--device", "cpu", *TORCH, *TINY, "--image", "i",
+                    "--volume-claim", "c", "--run-dir", tmp_path / "run")  # fmt: skip
     assert refused.code == 2
     assert "`dpcompare plan --format kubernetes`" in refused.stderr

@@ -1,7 +1,7 @@
-"""The parts of Kubernetes's schemas that our manifests use; unknown fields are refused, as `kubectl --validate=strict` does.
+"""The parts of Kubernetes's schemas that our manifests use; unknown fields are refused, as kubectl does if strict.
 
-Fields, types and limits of TrainJob are those of pkg/apis/trainer/v1alpha1/trainjob_types.go of kubeflow/trainer at 0015772c, from which its CRD
-is generated; those of Job, ConfigMap and pods are the Kubernetes API's (batch/v1, v1).
+Fields, types and limits of TrainJob are those of pkg/apis/trainer/v1alpha1/trainjob_types.go of kubeflow/trainer at
+0015772c, from which its CRD is generated; those of Job, ConfigMap and pods are the Kubernetes API's (batch/v1, v1).
 """
 
 # ruff: noqa: N815 (the names are those of Kubernetes)
