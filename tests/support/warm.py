@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class WarmLauncher:
         observe: Observer,
         *,
         isolate: bool,
+        stopped_by: Callable[[], str | None],
     ) -> LaunchOutcome:
         """As `local.launch`, without deadlines; events are observed when all have ended.
 
@@ -57,7 +58,7 @@ class WarmLauncher:
         """
         config = RunConfig.load(run_dir / CONFIG_FILE)
         if isolate or config.python != sys.executable or config.launch == "spawn":
-            return local.launch(node_processes, run_dir, deadlines, observe, isolate=isolate)
+            return local.launch(node_processes, run_dir, deadlines, observe, isolate=isolate, stopped_by=stopped_by)
         placed = [(node, process) for node in node_processes for process in node.processes]
         statuses = self._answer(config.framework, [_request(config, *place) for place in placed])
         for event in EventTail(run_dir, [process.process_rank for _, process in placed]).new_events():
