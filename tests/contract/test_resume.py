@@ -235,8 +235,8 @@ def test_the_other_framework_goes_on(tmp_path, pair, optimizer):
 def test_the_command_goes_on_with_a_killed_launcher(tmp_path, undisturbed):
     long = ["--model", "toy-bn", "--image-size", "16", "--global-batch-size", "16", "--dataset", "synthetic-mini"]
     run_dir = tmp_path / "run"
-    process = start("run", "--framework", "torch", "--mode", "single", *long, 
-                    "--steps", "100000", "--warmup-steps", "0", "--device", "cpu", "--checkpoint-every", "1", "--run-dir", run_dir)  # fmt: skip
+    options = ["--steps", "100000", "--warmup-steps", "0", "--device", "cpu", "--checkpoint-every", "1"]
+    process = start("run", "--framework", "torch", "--mode", "single", *long, *options, "--run-dir", run_dir)
     while not checkpoint_paths(run_dir):
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
