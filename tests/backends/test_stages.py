@@ -116,13 +116,25 @@ def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
 @pytest.mark.parametrize(
     ("modes", "replicas", "among"),
     [
-        ("single,pipeline", "1", ["torch pipeline 1x2 in 2 stages in 2 micro-batches"]),
+        ("single,pipeline", "1", ["torch pipeline on 1 node x 2 devices in 2 stages in 2 micro-batches"]),
         (
             "ddp,pipeline,ddp-spawn,ddp-stages",
             "2",
-            ["torch pipeline 2x2 in 2 stages", "torch ddp 1x2 by spawn", "torch ddp 2x2 in 2 stages"],
+            [
+                "torch pipeline on 2 nodes x 2 devices in 2 stages",
+                "torch ddp on 1 node x 2 devices by spawn",
+                "torch ddp on 2 nodes x 2 devices in 2 stages",
+            ],
         ),
-        ("ddp,fsdp,fabric,accelerate", "2", ["torch fsdp 2x1", "torch fabric 2x1", "torch accelerate 2x1"]),
+        (
+            "ddp,fsdp,fabric,accelerate",
+            "2",
+            [
+                "torch fsdp on 2 nodes x 1 device",
+                "torch fabric on 2 nodes x 1 device",
+                "torch accelerate on 2 nodes x 1 device",
+            ],
+        ),
     ],
     ids=["one replica", "split or spawned", "sharded or wrapped"],  # in few commands: each trains ddp again
 )
