@@ -39,9 +39,9 @@ class StudyOptions:
     devices_per_node: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of devices per node, by commas.")
     repeats: int = option(type=click.IntRange(min=1), default=1, show_default=True, help="Rounds; 6 for a claim.")
     until: str | None = option(metavar="PERCENT", help="Add rounds until every interval is that narrow, such as 2%.")
-    budget: str | None = option(metavar="TIME", help="With --until: begin no round after this time, such as 30m or 2h.")
+    budget: str | None = option(metavar="TIME", help="With --until: start no round after this time, such as 30m or 2h.")
     order_seed: int = option(type=click.IntRange(min=0), default=0, show_default=True, help="Of the order in a round.")
-    ablate: bool = option(is_flag=True, help="Run each arm also without its exchange of gradients, to tell its cost.")
+    ablate: bool = option(is_flag=True, help="Run each arm also without gradient sync, to measure its cost.")
     subject: tuple[str, ...] = option(
         multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ."
     )
@@ -49,7 +49,7 @@ class StudyOptions:
         type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
     )
     skip_unusable: bool = option(is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
-    retry_failed: bool = option(is_flag=True, help="Of a study that goes on: make its failed runs again.")
+    retry_failed: bool = option(is_flag=True, help="In a resumed study: run the failed runs again.")
     autotune: bool = option(is_flag=True, help="First find the fastest settings of arms with --profile native here.")
     dry_run: bool = option(is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
     as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")
@@ -73,7 +73,7 @@ def compare(**values: Any) -> int:
     Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
     --devices-per-node every arm runs on every topology that it can have. An arm may change any option of a run, several
     augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
-    arm = ["torch:ddp", "torch:ddp,profile=native"]. The same command with the same --out goes on where it was
+    arm = ["torch:ddp", "torch:ddp,profile=native"]. The same command with the same --out resumes where it was
     interrupted.
 
     \b
@@ -237,7 +237,7 @@ def _interruption_reported(out: Path, *, as_json: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"interrupted; the same command with --out {out} goes on from here", err=True)
+        click.echo(f"interrupted; the same command with --out {out} resumes from here", err=True)
         if not as_json and any(result.status == "completed" for result in _compared_results(out)):
             print_comparison(analyse(collect([out])))
         raise

@@ -99,7 +99,7 @@ class RunOptions:
     )
     ssh: bool = _placement(is_flag=True, help="With --engine hosts: start their part by ssh, instead of printing it.")
     link: str | None = _placement(
-        metavar="RATE", help="With --engine namespaces: of each node's wire, such as 1gbit.  [default: no limit]"
+        metavar="RATE", help="With --engine namespaces: the rate of each node's link, such as 1gbit.  [default: no limit]"
     )
     partition: str | None = _placement(help="With --engine slurm.  [default: Slurm's]")
     time: str | None = _placement(metavar="LIMIT", help="With --engine slurm, as sbatch takes it.")
@@ -121,7 +121,7 @@ class RunOptions:
     weights: str | None = _workload(
         metavar="random|imagenet|FILE",
         help="FILE: safetensors of a timm tf_efficientnet, or a Keras file; a classifier for other classes is drawn "
-        "anew.  [default: random]",
+        "afresh.  [default: random]",
     )
     dataset: str | None = _workload(
         help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits]"
@@ -211,7 +211,7 @@ class RunOptions:
         type=click.Choice(["stop", "continue"]), help="At a loss that is not finite.  [default: stop]"
     )
     max_restarts: int | None = _run(
-        type=int, help="Begin again from the newest checkpoint, all processes, that often.  [default: 0]"
+        type=int, help="Restart all processes from the newest checkpoint up to that often.  [default: 0]"
     )
     isolate: bool = _run(is_flag=True, help="In a network of its own: nothing outside reaches the ports of the run.")
     start_timeout: float | None = _run(type=float, metavar="SECONDS", help="Until the first step.  [default: 600]")

@@ -183,7 +183,7 @@ class StudyView:
         seconds, source = estimate_seconds(study, ended)
         table.caption = f"{left} runs left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
         if left and not held:
-            table.caption += "; nobody runs this study now, the command that began it goes on with it"
+            table.caption += "; nobody runs this study now, the command that started it resumes it"
         return table
 
     def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:

@@ -71,7 +71,7 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
 def _refuse_fixed(given: Set[str]) -> None:
     if fixed := sorted(given - {row.name for row in OPTIONS if row.resumable}):
         raise RequestError(
-            f"--resume: received {', '.join('--' + name.replace('_', '-') for name in fixed)}, but a run that goes on "
+            f"--resume: received {', '.join('--' + name.replace('_', '-') for name in fixed)}, but a resumed run "
             "keeps its workload; expected none of these, or a new run"
         )
 

@@ -265,7 +265,7 @@ def test_what_cannot_go_on_is_refused(tmp_path):
     assert "holds no checkpoint that can be used" in without.stderr
     changed = invoke("run", "--resume", tmp_path / "run", "--learning-rate", "0.5")
     assert changed.code == 2
-    assert "received --learning-rate, but a run that goes on keeps its workload" in changed.stderr
+    assert "received --learning-rate, but a resumed run keeps its workload" in changed.stderr
 
 
 @pytest.mark.torch

@@ -42,10 +42,10 @@ def read(split, num_processes, *, augment=("flip", "contrast")):
 
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_the_global_batch_does_not_depend_on_the_number_of_processes(split, num_processes):
-    for alone, merge_outcomes in zip(read(split, 1), read(split, num_processes), strict=True):
+    for alone, combined in zip(read(split, 1), read(split, num_processes), strict=True):
         for name in ("images", "labels", "weights"):
-            assert alone[name].tobytes() == merge_outcomes[name].tobytes()
-        assert alone["counts"] == merge_outcomes["counts"]
+            assert alone[name].tobytes() == combined[name].tobytes()
+        assert alone["counts"] == combined["counts"]
 
 
 def test_pixels_are_normalised_and_padding_rows_weigh_nothing(split):

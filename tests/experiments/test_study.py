@@ -161,7 +161,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "PARTIAL (" in stdout
-    assert f"with --out {tmp_path / 'out'} goes on from here" in stderr
+    assert f"with --out {tmp_path / 'out'} resumes from here" in stderr
     report = invoke("report", tmp_path / "out")
     assert report.code == 0
     assert "of 50 rounds are whole" in report.stdout
@@ -232,7 +232,7 @@ def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
     assert "exit code 1" in done.stdout, done.stderr
     assert "error: the study has stopped: " in done.stderr
     assert "No space left on device" in done.stderr
-    assert f"--out {tmp_path}/out goes on" in done.stderr
+    assert f"--out {tmp_path}/out resumes" in done.stderr
     (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are whole\)", done.stdout)
     assert int(whole) >= 2
 
