@@ -293,8 +293,8 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
         )
     except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
         raise RunFailedError(
-            f"the study has stopped: {error}\nThe runs that are done are kept; the same command with --out {out} goes "
-            "on from here",
+            f"the study has stopped: {error}\nThe runs that are done are kept; the same command with --out {out} "
+            "resumes from here",
             str(out),
         ) from None
 

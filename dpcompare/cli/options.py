@@ -99,7 +99,7 @@ class RunOptions:
     )
     ssh: bool = _placement(is_flag=True, help="With --engine hosts: start their part by ssh, instead of printing it.")
     link: str | None = _placement(
-        metavar="RATE", help="With --engine namespaces: the rate of each node's link, such as 1gbit.  [default: no limit]"
+        metavar="RATE", help="With --engine namespaces: rate of each node's link, such as 1gbit.  [default: no limit]"
     )
     partition: str | None = _placement(help="With --engine slurm.  [default: Slurm's]")
     time: str | None = _placement(metavar="LIMIT", help="With --engine slurm, as sbatch takes it.")

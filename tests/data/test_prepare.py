@@ -74,9 +74,7 @@ def test_a_stanford_list_cannot_point_outside(photos, tmp_path):
 def test_several_processes_write_the_same_store_as_one(photos, tmp_path):
     seen = []
     alone = prepare(photos, tmp_path / "alone", 32, num_processes=1)
-    combined = prepare(
-        photos, tmp_path / "together", 32, num_processes=2, progress=lambda *done: seen.append(done)
-    )
+    combined = prepare(photos, tmp_path / "together", 32, num_processes=2, progress=lambda *done: seen.append(done))
     assert combined.manifest.sha256 == alone.manifest.sha256
     assert seen[-1] == (20, 20)
 
