@@ -113,11 +113,11 @@ def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _environment() -> dict[str, str]:
-    # KMP_...: set by importing scikit-learn and its OpenMP runtime, once per interpreter.
+    # Set once per interpreter: KMP_... by importing scikit-learn and its OpenMP runtime, CRC32C_... by tensorboardX.
     return {
         name: value
         for name, value in os.environ.items()
-        if name != "PYTEST_CURRENT_TEST" and not name.startswith("KMP_")
+        if name != "PYTEST_CURRENT_TEST" and not name.startswith(("KMP_", "CRC32C_"))
     }
 
 
