@@ -183,12 +183,14 @@ def config_of(contender: Contender, workload: Workload, device: str, interpreter
     """The run of one contender."""
     interpreter = interpreters.get(contender.framework)
     chosen: dict[str, Any] = {"python": interpreter} if interpreter else {}
+    nodes, devices = contender.num_nodes, contender.devices_per_node
+    cluster = Cluster.partition(nodes, devices, device=device)  # type: ignore[arg-type]
     config: RunConfig = request(
         RunConfig,
         framework=contender.framework,
         mode=contender.mode,
         workload=workload.model_copy(update={"accumulate": contender.accumulate}),
-        cluster=Cluster.partition(contender.num_nodes, contender.devices_per_node, device=device),  # type: ignore[arg-type]
+        cluster=cluster,
         task="probe",
         stages=contender.stages,
         launcher=contender.launcher,
