@@ -100,6 +100,7 @@ def _study(options: StudyOptions, run_options: RunOptions) -> Study:
     Raises:
         RequestError: it cannot be run here, or there is none to run.
     """
+    from dpcompare.config.validation import request
     from dpcompare.experiments.study import Study, ablated
 
     _refuse_unknown_knobs(options.subject)
@@ -111,7 +112,8 @@ def _study(options: StudyOptions, run_options: RunOptions) -> Study:
         )
     if options.ablate:
         arms += tuple(filter(None, map(ablated, arms)))
-    return Study(arms=arms, repeats=repeats, order_seed=options.order_seed, subject=options.subject)
+    study: Study = request(Study, arms=arms, repeats=repeats, order_seed=options.order_seed, subject=options.subject)
+    return study
 
 
 def _refuse_unknown_knobs(subject: tuple[str, ...]) -> None:

@@ -135,7 +135,7 @@ def test_every_kind_of_keras_file_is_read_tensor_by_tensor(keras_files, name):
 def probed(framework, weights, run_dir):
     """What a mode computes with weights from a file: (its tensors, its evaluation logits on the first batch)."""
     from dpcompare import run
-    from dpcompare.training import probe
+    from dpcompare.results import arrays
 
     workload = B0.model_copy(
         update={"weights": str(weights), "dataset": "synthetic-mini", "steps": 1, "warmup_steps": 0, "seed": 3}
@@ -144,7 +144,7 @@ def probed(framework, weights, run_dir):
     cluster = Cluster.partition(device="cpu")
     config = RunConfig(framework=framework, mode="single", workload=workload, cluster=cluster, task="probe")
     result = run(prepare_inputs(config), run_dir)
-    return result, probe.load(run_dir, 1)
+    return result, arrays.load(run_dir, 1)
 
 
 @pytest.mark.torch
