@@ -163,7 +163,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     emulated = " (emulated: not the framework's own code for this mode)" if result.emulated else ""
     topology = topology_in_words(result.num_nodes, result.devices_per_node, result.device_type)
     rows = {
-        "mode": f"{result.framework} {result.mode}{emulated}, exchange: {result.collective}",
+        "mode": f"{result.framework} {result.mode}{emulated}, collective: {result.collective}",
         "devices": f"{topology}, {result.num_processes} processes, {result.num_replicas} replicas",
         "workload": f"{result.model} on {result.dataset}, {result.image_size} px, global batch "
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",

@@ -136,7 +136,8 @@ class ClaimRow(_Shown):
 class Comparison(_Shown):
     """Everything that a report shows."""
 
-    schema_version: int = 1
+    schema_version: int = 2
+    """Changes where a key changes its name or meaning; 1 had `waiting_share` for `data_wait_fraction`."""
     dpcompare_version: str = __version__
     partial: bool
     """Whether rounds are missing."""

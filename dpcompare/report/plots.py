@@ -328,7 +328,7 @@ def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         title="Where the time goes",
         explanation="A mean step in parts. Communication is what gradient sync adds to it, measured by leaving it out; "
         "where it was not measured, it is part of computing. Other is what the loop does between two steps "
-        " (reading losses, writing events), which images/s leave out.",
+        "(reading losses, writing events), which images/s leave out.",
         chart=chart,
     )
 

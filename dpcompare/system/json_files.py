@@ -54,8 +54,21 @@ def read_document(model: type[D], path: Path, *, kind: str, expected: str, forma
         raise RequestError(
             f"{str(path.parent)!r} holds no readable {path.name} ({error.strerror}); expected {expected}"
         ) from None
-    except (ValidationError, UnicodeDecodeError) as error:
+    except ValidationError as error:
+        _refuse_unknown_fields(error, path)
         raise RequestError(f"{str(path)!r} is not {kind}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise RequestError(f"{str(path)!r} is not {kind}: {error}") from None
+
+
+def _refuse_unknown_fields(error: ValidationError, path: Path) -> None:
+    """Say of a file with fields that this version does not know that another version wrote it."""
+    unknown = [".".join(map(str, each["loc"])) for each in error.errors() if each["type"] == "extra_forbidden"]
+    if unknown:
+        raise OtherFormatError(
+            f"{str(path)!r} has fields that this version of dpcompare does not know ({', '.join(unknown)}): another "
+            "version wrote it; use that one, or start again"
+        ) from None
 
 
 def _require_format(found: _Format, expected: int, path: Path) -> None:

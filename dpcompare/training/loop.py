@@ -149,7 +149,8 @@ class Trainer:
         if self._config.on_nan == "stop":
             _require_finite(checkpoint)
         # The run continues from what the file holds, as one that resumes from it does: both then agree bit for bit.
-        # (torch keeps the running variance in another form while it trains, and each replica has its statistics.)
+        # (torch keeps the running variance in another form while it trains, and each replica has its statistics;
+        # without gradient sync each has its own optimizer slots too.)
         backend.load_state(checkpoint)
         backend.barrier()  # all have logged what they measured up to here, or a run that resumes here would lack it
         if backend.process_rank == 0:

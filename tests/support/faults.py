@@ -178,7 +178,7 @@ Augmentation.__call__ = lambda self, pixels, *, epoch, indices: pixels
 """,
         caught_by="pixels and augmentation",
     ),
-    "rows that fill up a batch count": Fault(
+    "padding rows count": Fault(
         framework="torch",
         optimizer="sgd",
         module="torch.backend",

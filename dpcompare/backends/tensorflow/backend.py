@@ -320,7 +320,10 @@ class TensorFlowBackend(Inspectable):
     def load_state(self, state: TrainingState) -> None:
         self._load_model(state.model)
         for name, (mapped, slot) in self._slots().items():
-            slot.assign(mapped.layout.from_neutral(state.optimizer[name]))
+            if state.step:
+                slot.assign(mapped.layout.from_neutral(state.optimizer[name]))
+            else:  # torch makes its slots in the first step
+                slot.assign(tf.zeros_like(slot))
         self._step = state.step
 
     def _load_model(self, state: State) -> None:
