@@ -59,6 +59,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
                 "TF_CONFIG",
                 "FORCE_COLOR",
                 "HF_ENDPOINT",
+                "NODES",
+                "DEVICE",
             ):
                 patch.delenv(name)
         patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))

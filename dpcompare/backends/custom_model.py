@@ -11,6 +11,10 @@ from importlib import import_module
 from typing import Any
 
 from dpcompare.errors import RequestError
+from dpcompare.system.commands import run_command
+
+LONGEST_SECONDS = 600.0
+"""That a user's model may take to be built."""
 
 
 @cache
@@ -32,12 +36,14 @@ def tensor_shapes(
         RequestError: there is no such model, or it gives something else than logits.
     """
     argv = [python, "-P", "-m", "dpcompare.backends.custom_model", model, framework, str(image_size), str(num_classes)]
-    done = subprocess.run(
-        argv,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        capture_output=True,
-        text=True,
-    )
+    try:
+        done = run_command(
+            argv, seconds=LONGEST_SECONDS, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        )
+    except subprocess.TimeoutExpired:
+        raise RequestError(
+            f"model: {model!r} was not built in {framework} within {LONGEST_SECONDS:.0f} s; expected a model that is"
+        ) from None
     last = (done.stdout.splitlines() or [""])[-1]
     try:
         described = json.loads(last)

@@ -234,7 +234,7 @@ def trial(
             )
             result = run(config, Path(folder) / "run", stopped_by=lambda: too_long if deadline.passed else None)
         except (RunFailedError, RequestError) as error:
-            if deadline.passed:
+            if too_long in str(error):
                 found = too_long
                 remedy = "the processes start but do not reach each other: look for a firewall on 127.0.0.1"
             else:

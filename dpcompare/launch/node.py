@@ -136,6 +136,14 @@ def _node_outcome(node: NodeContext, outcome: LaunchOutcome, raised: BaseExcepti
     )
 
 
+def _failure_of_another(node: NodeContext) -> str | None:
+    """Why this node was to stop, which another one reports itself; None where that cannot be read."""
+    try:
+        return node.rendezvous.why_stopped(node.rank)
+    except (OSError, ValueError):  # a shared disk; what this node met is known all the same
+        return None
+
+
 def _explain(node: NodeContext, outcome: LaunchOutcome, raised: BaseException | None) -> tuple[str | None, bool]:
     """Why the node failed before its process ended, if it did, and whether it was stopped instead."""
     match raised:
@@ -144,7 +152,7 @@ def _explain(node: NodeContext, outcome: LaunchOutcome, raised: BaseException | 
         case KeyboardInterrupt():
             return None, True
         case RequestError() | RendezvousError():
-            reason = node.rendezvous.why_stopped(node.rank)  # the failure of another node, which reports it itself
+            reason = _failure_of_another(node)
             node.report(reason or str(raised))
             return (None, True) if reason else (str(raised), False)
         case Exception():

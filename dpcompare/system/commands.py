@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO
 
@@ -14,7 +14,12 @@ from dpcompare.system.signals import signals_held
 
 
 def run_command(
-    argv: Sequence[str], *, seconds: float, text: str | None = None, interruptible: bool = True
+    argv: Sequence[str],
+    *,
+    seconds: float,
+    text: str | None = None,
+    env: Mapping[str, str] | None = None,
+    interruptible: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program and return its exit status and what it printed.
 
@@ -22,6 +27,7 @@ def run_command(
         argv: the program and its arguments.
         seconds: after which it is killed.
         text: its standard input.
+        env: its environment; default: that of this process.
         interruptible: whether Ctrl-C kills it too, rather than waiting for its end.
 
     Raises:
@@ -39,6 +45,7 @@ def run_command(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
+                env=env,
                 start_new_session=True,  # Ctrl-C is for this process
             )
         )

@@ -14,6 +14,9 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """By default they end a process."""
 
+MOST_HELD = 3
+"""Signals of one kind: whoever sends that many sees that nothing happens, as where a full pipe holds our output up."""
+
 
 class HeldSignals:
     """Signals that came while they were held back."""
@@ -23,8 +26,10 @@ class HeldSignals:
         self._noted: list[int] = []
 
     def note(self, number: int, frame: FrameType | None) -> None:
-        """Be the handler of a signal: keep it for later."""
+        """Be the handler of a signal: keep it for later, but for one that is sent again and again."""
         self._noted.append(number)
+        if number in ENDING and self._noted.count(number) >= MOST_HELD:
+            raise KeyboardInterrupt
 
     @property
     def is_interrupted(self) -> bool:
@@ -35,14 +40,18 @@ class HeldSignals:
         """Call the handlers of the signals that came.
 
         Raises:
-            KeyboardInterrupt, or whatever else a handler raises; signals after that one stay undelivered.
+            KeyboardInterrupt, for all signals that end a process and came until now; or whatever else a handler raises.
         """
         while self._noted:
             number = self._noted.pop(0)
             handler = self._handlers[number]
-            if not callable(handler):  # the default: without a trace, and without an end for child processes
-                raise KeyboardInterrupt
-            handler(number, None)
+            try:
+                if not callable(handler):  # the default: without a trace, and without an end for child processes
+                    raise KeyboardInterrupt
+                handler(number, None)
+            except KeyboardInterrupt:  # those that came together are one interruption, not one of its clean-up too
+                self._noted = [each for each in self._noted if each not in ENDING]
+                raise
 
 
 _held: HeldSignals | None = None

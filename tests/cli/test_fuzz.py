@@ -9,6 +9,7 @@ import string
 import time
 from contextlib import suppress
 from itertools import takewhile
+from pathlib import Path
 
 import click
 import numpy as np
@@ -44,7 +45,10 @@ MOST_MEMORY = 8 << 30
 def _little_memory():
     """What would take the memory of the machine fails here."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, hard))
+    # V8, which draws the plots of reports, has reserved tens of GB of addresses once it is loaded.
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MOST_MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
     yield
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

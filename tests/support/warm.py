@@ -71,7 +71,8 @@ class WarmLauncher:
         return outcome
 
     def _answer(self, framework: str, request: list[dict[str, Any]]) -> list[int]:
-        if framework not in self._frameworks:
+        known = self._frameworks.get(framework)
+        if known is None or known.poll() is not None:
             self._frameworks[framework] = self._start(framework)
         process = self._frameworks[framework]
         assert process.stdin

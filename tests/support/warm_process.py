@@ -7,6 +7,7 @@ with the fault that it is to have.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import runpy
@@ -25,12 +26,17 @@ SECONDS_TO_END = 10.0
 
 
 def main() -> None:
+    _end_with_parent()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a framework may print what it likes
     for name in sys.argv[1:]:
         import_module(name)
     for line in sys.stdin:
         print(json.dumps(_launch(json.loads(line))), file=answers, flush=True)
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which fork clears
 
 
 def _launch(processes: list[dict[str, Any]]) -> list[int]:
@@ -61,6 +67,7 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 def _train(argv: list[str], environment: dict[str, str], folder: str) -> NoReturn:
     """Become a training process: `argv` begins with the module of its door."""
     try:
+        _end_with_parent()
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)

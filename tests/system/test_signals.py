@@ -12,6 +12,36 @@ from dpcompare.system.commands import run_command
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
 
 
+@pytest.fixture(autouse=True)
+def _signals_of_a_terminal():
+    """Tests may run under nohup or in the background of a shell, where signals are ignored."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_signals_that_come_together_are_one_interruption():
+    with signals_held() as signals:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signals.deliver()
+        assert not signals.is_interrupted
+
+
+def test_a_signal_that_is_sent_again_and_again_gets_through():
+    """As where a full pipe holds up what is printed while signals are held."""
+    with signals_held() as signals:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            signals.deliver()
+
+
 def test_a_held_signal_is_handled_where_it_is_delivered():
     with signals_held() as signals:
         signal.raise_signal(signal.SIGINT)

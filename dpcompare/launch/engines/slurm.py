@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shlex
@@ -165,7 +166,9 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
     try:
         with signals_held():  # or a job might be submitted whose id nobody knows
             script = job_script(config, run_dir, rendezvous.attempt.id)
-            job = _slurm("sbatch", "--parsable", text=script, interruptible=False).strip().split(";")[0]
+            job = (
+                _slurm("sbatch", "--parsable", text=script, interruptible=False, seconds=math.inf).strip().split(";")[0]
+            )
         report(f"Slurm job {job} was submitted")
         yield _followed(job, run_dir, report)
         _ended_within(job, CANCEL_SECONDS)  # its nodes have ended: it does by itself, unless they did not all
@@ -266,7 +269,7 @@ def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     return int(os.environ["SLURM_NODEID"]), local_address(described["NodeAddr"])
 
 
-def _slurm(*command: str, text: str | None = None, interruptible: bool = True) -> str:
+def _slurm(*command: str, text: str | None = None, interruptible: bool = True, seconds: float = COMMAND_SECONDS) -> str:
     """What a command of Slurm's prints.
 
     Raises:
@@ -275,7 +278,7 @@ def _slurm(*command: str, text: str | None = None, interruptible: bool = True) -
     if shutil.which(command[0]) is None:
         raise RequestError(f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used")
     try:
-        answer = run_command(command, seconds=COMMAND_SECONDS, text=text, interruptible=interruptible)
+        answer = run_command(command, seconds=seconds, text=text, interruptible=interruptible)
     except subprocess.TimeoutExpired as error:
         raise RequestError(f"--engine slurm: {error}; expected an answer of Slurm's controller: is it up?") from None
     if answer.returncode:
