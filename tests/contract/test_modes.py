@@ -98,11 +98,10 @@ def test_processes_that_fork_from_a_framework_train_what_launched_ones_do(launch
     """What the tests below of variants of a mode rest on."""
     started, forked = launched(*arm)[0], trained(*arm)
     assert forked.train_loss == started.train_loss
-    assert (forked.settings, forked.collective, forked.versions) == (
-        started.settings,
-        started.collective,
-        started.versions,
-    )
+    assert (forked.collective, forked.versions) == (started.collective, started.versions)
+    measured = "stages"  # where a pipeline is cut, by the seconds of its layers
+    settings = [{name: value for name, value in one.settings.items() if name != measured} for one in (forked, started)]
+    assert settings[0] == settings[1]
 
 
 @pytest.mark.torch
