@@ -63,6 +63,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
                 "DEVICE",
             ):
                 patch.delenv(name)
+        # Tests run side by side: threads of OpenMP that spin while they wait take the core from those they wait for.
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
         patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield
 
