@@ -65,7 +65,10 @@ class RunConfig(BaseModel):
     sync_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what gradient sync costs."""
     profile_steps: tuple[int, int] | None = None
-    """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time."""
+    """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time.
+
+    Of TensorFlow's multiworker only process 0 keeps one.
+    """
     checkpoint_every: int | None = Field(default=None, ge=1)
     """Steps from one checkpoint to the next; the last step always gets one. None: no checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)

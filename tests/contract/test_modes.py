@@ -308,17 +308,22 @@ def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clot
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", [marked("torch", "ddp", 2, 1), marked("tensorflow", "multiworker", 2, 1)])
-def test_a_trace_of_some_steps_is_kept_of_every_process(arm, tmp_path):
+def test_a_trace_of_some_steps_is_kept(arm, tmp_path):
     framework, mode, nodes, devices = arm
     cluster = Cluster.partition(nodes, devices, device="cpu")
     config = RunConfig(framework=framework, mode=mode, workload=WORKLOAD, cluster=cluster, profile_steps=(4, 6))
     run(config, tmp_path / "run")
-    for rank in range(2):
-        events = json.loads((tmp_path / "run" / "traces" / f"process-{rank}.json").read_text())["traceEvents"]
+    traces = sorted(path.name for path in (tmp_path / "run" / "traces").iterdir())
+    assert traces == [f"process-{rank}.json" for rank in range(PROCESSES_WITH_A_TRACE[framework])]
+    for trace in traces:
+        events = json.loads((tmp_path / "run" / "traces" / trace).read_text())["traceEvents"]
         steps = [event for event in events if event.get("ph") == "X" and STEP_IN_TRACE[framework](event["name"])]
         assert len(steps) == 3
         assert all(event["dur"] > 0 for event in steps)
 
+
+# TensorFlow's profiler can abort the workers that ask another one for the parameters of a collective.
+PROCESSES_WITH_A_TRACE = {"torch": 2, "tensorflow": 1}
 
 # What a step has once in a trace: the optimizer's, and the call of the compiled function.
 STEP_IN_TRACE = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -30,6 +32,14 @@ class MultiWorkerMirrored(TensorFlowBackend):
         self.strategy.run(
             lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
         )
+
+    def profile(self, path: Path) -> AbstractContextManager[None]:
+        """Only worker 0 keeps a trace.
+
+        The others ask it for each collective's parameters, an event that ends in another thread than it began in, and
+        TensorFlow 2.21's profiler now and then writes such an event's name into memory it has freed, and aborts.
+        """
+        return super().profile(path) if self.process_rank == 0 else nullcontext()
 
     def teardown(self) -> None:
         """Wait for the other workers: one that leaves early takes the cluster's coordinator or peers with it."""
