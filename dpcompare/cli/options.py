@@ -201,7 +201,7 @@ class RunOptions:
         metavar="A:B",
         parse=parse_steps,
         resumable=False,
-        help="Keep a trace of steps A to B of every process (of multiworker's: process 0), for Chrome's viewer or Perfetto.",
+        help="Keep a trace of steps A to B, for Chrome's viewer or Perfetto, of each process (multiworker: process 0).",
     )
     checkpoint_every: int | None = _run(
         type=int, metavar="STEPS", help="Write a checkpoint that often, and at the end."
