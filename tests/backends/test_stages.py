@@ -114,21 +114,33 @@ def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("modes", "replicas", "among"),
+    ("modes", "replicas", "precision", "among"),
     [
-        ("single,pipeline", "1", ["torch pipeline on 1 node x 2 devices in 2 stages in 2 micro-batches"]),
         (
-            "ddp,pipeline,ddp-spawn,ddp-stages",
+            "single,pipeline",
+            "1",
+            ["--precision", "float64"],
+            ["torch pipeline on 1 node x 2 devices in 2 stages in 2 micro-batches"],
+        ),
+        (
+            "ddp,pipeline,ddp-stages",
             "2",
+            ["--precision", "float64"],
             [
                 "torch pipeline on 2 nodes x 2 devices in 2 stages",
-                "torch ddp on 1 node x 2 devices by spawn",
                 "torch ddp on 2 nodes x 2 devices in 2 stages",
             ],
         ),
         (
+            "ddp,ddp-spawn",
+            "2",
+            ["--precision", "float32", "--quick"],  # once: its processes are started anew, which takes longest
+            ["torch ddp on 1 node x 2 devices by spawn"],
+        ),
+        (
             "ddp,fsdp,fabric,accelerate",
             "2",
+            ["--precision", "float64"],
             [
                 "torch fsdp on 2 nodes x 1 device",
                 "torch fabric on 2 nodes x 1 device",
@@ -136,12 +148,12 @@ def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
             ],
         ),
     ],
-    ids=["one replica", "split or spawned", "sharded or wrapped"],  # in few commands: each trains ddp again
+    ids=["one replica", "split", "spawned", "sharded or wrapped"],  # in few commands: each trains ddp again
 )
 @pytest.mark.usefixtures("warm")
-def test_the_other_modes_compute_the_same(modes, replicas, among):
+def test_the_other_modes_compute_the_same(modes, replicas, precision, among):
     done = invoke("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
-                     "--precision", "float64", "--json")  # fmt: skip
+                  *precision, "--json")  # fmt: skip
     assert done.code == 0, [check for check in done.json["checks"] if not check["passed"]]
     compared = ", ".join(check["modes"] for check in done.json["checks"])
     assert [mode for mode in among if mode not in compared] == []

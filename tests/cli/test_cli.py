@@ -324,10 +324,6 @@ MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", 
     ("mode", "number"),
     [
         pytest.param(DDP, signal.SIGINT, marks=pytest.mark.torch, id="ddp-int"),
-        pytest.param(DDP, signal.SIGTERM, marks=[pytest.mark.torch, pytest.mark.slow], id="ddp-term"),
-        pytest.param(
-            MULTIWORKER, signal.SIGINT, marks=[pytest.mark.tensorflow, pytest.mark.slow], id="multiworker-int"
-        ),
         pytest.param(MULTIWORKER, signal.SIGTERM, marks=pytest.mark.tensorflow, id="multiworker-term"),
     ],
 )

@@ -228,6 +228,7 @@ def inject(module):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_processes_of_fsdp_share_out_what_those_of_ddp_hold_each(tmp_path, monkeypatch):
     write_sitecustomize(tmp_path / "fault", "dpcompare.training.loop", COUNT_BYTES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fault"))
@@ -307,6 +308,7 @@ def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clot
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("arm", [marked("torch", "ddp", 2, 1), marked("tensorflow", "multiworker", 2, 1)])
 def test_a_trace_of_some_steps_is_kept(arm, tmp_path):
     framework, mode, nodes, devices = arm

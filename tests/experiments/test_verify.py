@@ -255,11 +255,12 @@ ONE_DEVICE = ["--modes", "single", "--model", "toy-bn", "--replicas", "1", "--pr
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_broken_alignment_fails_the_command(tmp_path, monkeypatch):
     fault = FAULTS["learning rate inside SGD's momentum, as Keras has it"]
     fault.install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = dpcompare("verify", *ONE_DEVICE)
+    done = invoke("verify", *ONE_DEVICE)
     assert done.code == 3
     assert fault.caught_by in {check["name"] for check in done.json["checks"] if not check["passed"]}
     assert f"FAILED {fault.caught_by}" in done.stderr
@@ -268,10 +269,11 @@ def test_a_broken_alignment_fails_the_command(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
     FAULTS["a sample dropped in evaluation"].install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = dpcompare("verify", *ONE_DEVICE)
+    done = invoke("verify", *ONE_DEVICE)
     assert done.code == 3
     failed = {check["name"]: check for check in done.json["checks"] if not check["passed"]}
     assert "each of the 41 validation samples once" in failed["run"]["detail"]
