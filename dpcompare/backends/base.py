@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from dpcompare.backends.description import Description, description_of
 from dpcompare.config.run import Inputs, RunConfig
-from dpcompare.data.batches import DeviceBatch, HostBatch
+from dpcompare.data.batches import DeviceBatch, HostRead
 from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState
 
@@ -68,13 +68,18 @@ class Backend(ABC):
         """Parts into which a global batch is divided among the processes."""
         return self.num_processes
 
+    @property
+    def input_threads(self) -> int:
+        """Threads that read this process's batches: as many for each replica in every mode."""
+        return self.config.input_threads * max(1, self.config.topology.num_replicas // self.data_parallel_size)
+
     @abstractmethod
     def setup(self) -> None:
         """Join the other processes and build the model, from the shared initial weights, and its optimizer."""
 
     @abstractmethod
-    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
-        """This process's host batches as device batches, prepared ahead of their use."""
+    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
+        """This process's batches on its devices, read and placed ahead of their use by `input_threads` threads."""
 
     @abstractmethod
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:

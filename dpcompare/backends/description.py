@@ -65,7 +65,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "stochastic_depth": _drop_rate(workload, "stochastic depth"),
         "tf32": workload.profile == "native",
         "convolution_algorithms": "measured" if config.cluster.device_type == "gpu" else "fixed",
-        "input_threads": 1,
+        "input_threads": config.input_threads,
         "allocator": _allocator(),
         "cores": available_cores(),
     }

@@ -197,6 +197,9 @@ class RunOptions:
         type=click.Choice(["torchrun", "spawn"]),
         help="Of ddp, fsdp and pipeline. spawn: the processes are started from inside a program.  [default: torchrun]",
     )
+    input_threads: int | None = _run(
+        type=int, help="Threads per replica that read batches ahead of training.  [default: 1]"
+    )
     profile_steps: str | None = _run(
         metavar="A:B",
         parse=parse_steps,

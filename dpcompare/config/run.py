@@ -62,6 +62,8 @@ class RunConfig(BaseModel):
     """Settings that override those of the profile; see `dpcompare.config.tuning`."""
     autotuned: bool = False
     """Whether `tune` was found by trials on this machine; see `dpcompare.experiments.autotune`."""
+    input_threads: int = Field(default=1, ge=1)
+    """Threads per replica that read batches ahead of training."""
     sync_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what gradient sync costs."""
     profile_steps: tuple[int, int] | None = None

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
+
+from dpcompare.data.pixels import BRIGHTNESSES
 
 AUGMENTATIONS = ("flip", "brightness", "contrast")
 
@@ -14,7 +18,21 @@ MAX_BRIGHTNESS_CHANGE = 0.2
 MAX_CONTRAST_CHANGE = 0.2
 """Contrast scales the distance from the image's mean by 1 plus or minus at most this."""
 
-Pixels = npt.NDArray[np.float32]
+_EPOCHS_KEPT = 2
+"""Draws of so many epochs: readers that run ahead begin the next one while others end this one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmented:
+    """What augmentation makes of images, told without touching their pixels."""
+
+    brightnesses: npt.NDArray[np.float32]
+    """(images, 256), or (1, 256) for all of them: what each byte becomes, in 0..1."""
+    flips: npt.NDArray[np.bool_] | None = None
+    """Images that are mirrored from left to right; None: none is."""
+
+
+UNCHANGED = Augmented(brightnesses=BRIGHTNESSES[None])
 
 
 class Augmentation:
@@ -24,33 +42,25 @@ class Augmentation:
         self._names = frozenset(names)
         self._seed = seed
         self._num_samples = num_samples
-        self._epoch = -1
-        self._draws: npt.NDArray[np.float64] = np.empty((0, 3))
+        self._draws_of = lru_cache(_EPOCHS_KEPT)(self._draw)
 
-    def __call__(self, pixels: Pixels, *, epoch: int, indices: npt.NDArray[np.int64]) -> Pixels:
-        """Augment pixels in 0..1 of shape (batch, height, width, channels) in place; `indices` are their samples."""
+    def __call__(self, *, epoch: int, indices: npt.NDArray[np.int64], means: npt.NDArray[np.float64]) -> Augmented:
+        """Augment the samples `indices`, whose pixels have these means in 0..1."""
         if not self._names:
-            return pixels
+            return UNCHANGED
         flip, brightness, contrast = self._draws_of(epoch)[indices].T
-        if "flip" in self._names:
-            chosen = flip < 0.5
-            pixels[chosen] = pixels[chosen, :, ::-1]
+        values = BRIGHTNESSES[None]
         if "brightness" in self._names:
-            pixels += _per_image((2 * brightness - 1) * MAX_BRIGHTNESS_CHANGE)
+            added = ((2 * brightness - 1) * MAX_BRIGHTNESS_CHANGE).astype(np.float32)
+            values = values + added[:, None]
+            means = means + added
         if "contrast" in self._names:
-            mean = pixels.mean(axis=(1, 2, 3), keepdims=True)
-            pixels -= mean
-            pixels *= _per_image(1 + (2 * contrast - 1) * MAX_CONTRAST_CHANGE)
-            pixels += mean
-        return np.clip(pixels, 0.0, 1.0, out=pixels)
+            factors = (1 + (2 * contrast - 1) * MAX_CONTRAST_CHANGE).astype(np.float32)
+            around = means.astype(np.float32)[:, None]
+            values = (values - around) * factors[:, None] + around
+        return Augmented(brightnesses=np.clip(values, 0.0, 1.0), flips=flip < 0.5 if "flip" in self._names else None)
 
-    def _draws_of(self, epoch: int) -> npt.NDArray[np.float64]:
+    def _draw(self, epoch: int) -> npt.NDArray[np.float64]:
         """One row of uniform draws per sample: row i belongs to sample i whatever the batch it is in."""
-        if epoch != self._epoch:
-            generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, 2, epoch])))
-            self._draws, self._epoch = generator.random((self._num_samples, 3)), epoch
-        return self._draws
-
-
-def _per_image(values: npt.NDArray[np.float64]) -> Pixels:
-    return values.astype(np.float32)[:, None, None, None]
+        generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, 2, epoch])))
+        return generator.random((self._num_samples, 3))

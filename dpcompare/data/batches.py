@@ -6,20 +6,17 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.data.augmentation import Augmentation
+from dpcompare.data.augmentation import UNCHANGED, Augmentation
 from dpcompare.data.order import GlobalBatch, OrderDigest
+from dpcompare.data.pixels import Bytes, Tables, look_up, normalised
 from dpcompare.data.regularization import DropMasks, Regularization
 from dpcompare.data.store import Split
-
-# The usual per-channel statistics of ImageNet, for pixels in 0..1 (red, green, blue).
-PIXEL_MEAN = np.array([0.485, 0.456, 0.406], np.float32)
-PIXEL_STD = np.array([0.229, 0.224, 0.225], np.float32)
 
 PREFETCH_DEPTH = 2
 """Batches prepared ahead: one in transfer, one waiting."""
@@ -29,8 +26,12 @@ PREFETCH_DEPTH = 2
 class HostBatch:
     """A micro-batch of one process; contiguous blocks of its rows go to its replicas."""
 
-    images: npt.NDArray[np.float32]
-    """(rows, height, width, channels), normalised."""
+    pixels: Bytes
+    """(rows, height, width, channels), as the store has them."""
+    tables: Tables
+    """(rows, channels, 256), or (1, channels, 256) for all rows: what each byte becomes, augmented and normalised."""
+    flips: npt.NDArray[np.bool_] | None
+    """Rows that are mirrored from left to right; None: none is."""
     labels: npt.NDArray[np.int32]
     weights: npt.NDArray[np.float32]
     """1 for a sample, 0 for a padding row."""
@@ -38,6 +39,20 @@ class HostBatch:
     """Samples of the global batch that count: what the sum of losses is divided by."""
     drop_masks: DropMasks | None = None
     """What regularization multiplies features by, (rows, features of all its layers); None where it is off."""
+
+    @cached_property
+    def images(self) -> npt.NDArray[np.float32]:
+        """(rows, height, width, channels), looked up by the host when first asked for; a GPU does so itself."""
+        return look_up(self.pixels, self.tables, self.flips)
+
+    def looked_up(self) -> HostBatch:
+        """This batch, with its images made."""
+        _ = self.images
+        return self
+
+
+HostRead = Callable[[], HostBatch]
+"""Reads a batch when it is called, by whichever thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +97,17 @@ class BatchReader:
         self._replicas_per_process = replicas_per_process
         self._accumulate = accumulate
 
-    def read(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostBatch]:
+    def reads(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostRead]:
+        """The readings of these batches, micro-batch by micro-batch; several threads may do them side by side."""
         for batch in batches:
             if digest is not None:
                 digest.update(batch)
             for rows in self._rows(len(batch.indices)):
-                yield self._read(batch, rows)
+                yield partial(self._read, batch, rows)
+
+    def read(self, batches: Iterable[GlobalBatch]) -> Iterator[HostBatch]:
+        """These batches, micro-batch by micro-batch."""
+        return (read() for read in self.reads(batches))
 
     def _rows(self, global_batch_size: int) -> npt.NDArray[np.int64]:
         """Positions in the global batch, (micro-batch, row): in each, the replicas' rows one replica after another."""
@@ -97,14 +117,16 @@ class BatchReader:
 
     def _read(self, batch: GlobalBatch, rows: npt.NDArray[np.int64]) -> HostBatch:
         indices = batch.indices[rows]
-        pixels = np.divide(self._split.images[indices], np.float32(255), dtype=np.float32)
+        augmented = UNCHANGED
         if self._augmentation is not None:
-            pixels = self._augmentation(pixels, epoch=batch.epoch, indices=indices)
+            augmented = self._augmentation(epoch=batch.epoch, indices=indices, means=self._split.means[indices])
         drop_masks = None
         if self._regularization is not None:
             drop_masks = self._regularization(step=batch.step, indices=indices)
         return HostBatch(
-            images=_normalised(pixels),
+            pixels=self._split.images[indices],
+            tables=normalised(augmented.brightnesses),
+            flips=augmented.flips,
             labels=self._split.labels[indices],
             weights=batch.weights[rows],
             global_count=batch.count,
@@ -112,60 +134,57 @@ class BatchReader:
         )
 
 
-def _normalised(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """(pixels - PIXEL_MEAN) / PIXEL_STD, in place.
-
-    Image by image: NumPy takes ten times as long where an innermost axis has 3 elements.
-    """
-    images = pixels.reshape(len(pixels), -1)
-    mean, std = _of_image(images.shape[1] // len(PIXEL_MEAN))
-    images -= mean
-    images /= std
-    return pixels
-
-
-@cache
-def _of_image(num_pixels: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-    """Mean and standard deviation of every value of an image."""
-    return np.tile(PIXEL_MEAN, num_pixels), np.tile(PIXEL_STD, num_pixels)
-
-
 Item = TypeVar("Item")
 Prepared = TypeVar("Prepared")
 
 
-def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared]) -> Iterator[Prepared]:
-    """`map(prepare, items)`, worked on by a separate thread up to PREFETCH_DEPTH items ahead.
+def prefetch(items: Iterable[Item], prepare: Callable[[Item], Prepared], num_threads: int = 1) -> Iterator[Prepared]:
+    """`map(prepare, items)`, in its order, worked on by separate threads up to PREFETCH_DEPTH items ahead of them.
 
-    An error in the thread is raised where its item would have come; closing the iterator ends the thread.
+    An error in a thread is raised where its item would have come; closing the iterator ends the threads.
     """
-    # In C, without a lock of Python's that both threads would wait for: a small model's step takes milliseconds.
-    places: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    ready: queue.SimpleQueue[tuple[Prepared | None, BaseException | None]] = queue.SimpleQueue()
+    # In C, without a lock of Python's that all threads would wait for: a small model's step takes milliseconds.
+    places: queue.SimpleQueue[None] = queue.SimpleQueue()
+    promised: queue.SimpleQueue[queue.SimpleQueue[tuple[Prepared | None, BaseException | None]]] = queue.SimpleQueue()
+    taking = threading.Lock()
+    iterator = iter(items)
+    closing = threading.Event()
 
     def work() -> None:
-        try:
-            for item in items:
-                if not places.get():
+        while True:
+            with taking:
+                ready: queue.SimpleQueue[tuple[Prepared | None, BaseException | None]] = queue.SimpleQueue()
+                places.get()
+                if closing.is_set():
+                    places.put(None)  # for the next thread
                     return
+                promised.put(ready)
+                try:
+                    item = next(iterator)
+                except Exception as error:  # the end, too; handed to the consumer, which raises it
+                    ready.put((None, error))
+                    return
+            try:
                 ready.put((prepare(item), None))
-            ready.put((None, StopIteration()))
-        except Exception as error:  # handed to the consumer, which raises it
-            ready.put((None, error))
+            except Exception as error:
+                ready.put((None, error))
 
-    for _ in range(PREFETCH_DEPTH):
-        places.put(True)
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
+    for _ in range(PREFETCH_DEPTH + num_threads - 1):
+        places.put(None)
+    threads = [threading.Thread(target=work, name="prefetch", daemon=True) for _ in range(num_threads)]
+    for thread in threads:
+        thread.start()
     try:
         while True:
-            prepared, error = ready.get()
-            places.put(True)
+            prepared, error = promised.get().get()
+            places.put(None)
             if isinstance(error, StopIteration):
                 return
             if error is not None:
                 raise error
             yield prepared  # type: ignore[misc]  # None only goes with an error
     finally:
-        places.put(False)
-        thread.join()
+        closing.set()
+        places.put(None)
+        for thread in threads:
+            thread.join()

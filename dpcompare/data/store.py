@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from dpcompare.errors import RequestError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 SPLITS = ("train", "validation")
 _CHUNK_ROWS = 1024
 
@@ -64,9 +65,17 @@ class Split:
     images: npt.NDArray[np.uint8]
     """(count, height, width, 3), memory-mapped."""
     labels: npt.NDArray[np.int32]
+    sums: npt.NDArray[np.int64]
+    """Of all values of each image: what its mean is told from without reading it again, exactly."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @cached_property
+    def means(self) -> npt.NDArray[np.float64]:
+        """Of each image, in 0..1."""
+        means: npt.NDArray[np.float64] = self.sums / (255 * self.images[0].size)
+        return means
 
 
 @dataclass(frozen=True)
@@ -76,8 +85,8 @@ class Store:
 
     def split(self, name: str) -> Split:
         images = np.load(self.path / f"{name}-images.npy", mmap_mode="r")
-        labels = np.load(self.path / f"{name}-labels.npy")
-        return Split(images=images, labels=labels)
+        labels, sums = (np.load(self.path / f"{name}-{what}.npy") for what in ("labels", "sums"))
+        return Split(images=images, labels=labels, sums=sums)
 
 
 def is_store(path: Path) -> bool:
@@ -109,29 +118,39 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
         except Exception as error:  # NumPy reads a header with Python's parser, which has many ways to fail
             raise RequestError(f"store {path} is damaged: split {name}: {error}; {remedy}") from None
         size = store.manifest.image_size
-        if split.images.shape != (expected.count, size, size, 3) or len(split) != expected.count:
+        if split.images.shape != (expected.count, size, size, 3) or {len(split), len(split.sums)} != {expected.count}:
             raise RequestError(
-                f"store {path} is damaged: split {name} has images {split.images.shape} and {len(split)} labels, "
-                f"expected {expected.count} images of {size} px; {remedy}"
+                f"store {path} is damaged: split {name} has images {split.images.shape}, {len(split)} labels and "
+                f"{len(split.sums)} sums, expected {expected.count} images of {size} px; {remedy}"
             )
-        if verify and split_manifest(split) != expected:
+        if verify and not _is_whole(split, expected):
             raise RequestError(
                 f"store {path} is damaged: the checksum of split {name} does not match its manifest; {remedy}"
             )
     return store
 
 
-def split_manifest(split: Split) -> SplitManifest:
-    return SplitManifest(count=len(split), images_sha256=_sha256(split.images), labels_sha256=_sha256(split.labels))
+def _is_whole(split: Split, expected: SplitManifest) -> bool:
+    images_sha256, sums = _read_images(split.images)
+    found = SplitManifest(count=len(split), images_sha256=images_sha256, labels_sha256=_sha256(split.labels))
+    return found == expected and np.array_equal(split.sums, sums)
 
 
 def _sha256(array: npt.NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
+
+
+def _read_images(images: npt.NDArray[np.uint8]) -> tuple[str, npt.NDArray[np.int64]]:
+    """The checksum of a split's images, and the sum of each."""
     digest = hashlib.sha256()
-    for start in range(0, len(array), _CHUNK_ROWS):
+    sums = [np.empty(0, np.int64)]
+    for start in range(0, len(images), _CHUNK_ROWS):
         # A new mapping for each chunk: pages that were read count as memory of the process while they are mapped.
-        rows = np.load(str(array.filename), mmap_mode="r") if isinstance(array, np.memmap) else array
-        digest.update(np.ascontiguousarray(rows[start : start + _CHUNK_ROWS]).data)
-    return digest.hexdigest()
+        rows = np.load(str(images.filename), mmap_mode="r") if isinstance(images, np.memmap) else images
+        chunk = np.ascontiguousarray(rows[start : start + _CHUNK_ROWS])
+        digest.update(chunk.data)
+        sums.append(chunk.sum(axis=(1, 2, 3), dtype=np.int64))
+    return digest.hexdigest(), np.concatenate(sums)
 
 
 class StoreWriter:
@@ -179,12 +198,17 @@ class StoreWriter:
         kept_path.replace(self.images_path(split))
 
     def finish(self, labels: Mapping[str, npt.NDArray[np.int32]], **described: Any) -> Store:
-        """Write labels and manifest and move the store to its destination; a store already there stays."""
+        """Write labels, sums and manifest and move the store to its destination; a store already there stays."""
+        splits = {}
         for split, values in labels.items():
-            np.save(self._temporary / f"{split}-labels.npy", values.astype(np.int32))
-        unfinished = Store(self._temporary, Manifest(image_size=self._image_size, splits={}, **described))
-        splits = {split: split_manifest(unfinished.split(split)) for split in labels}
-        manifest = unfinished.manifest.model_copy(update={"splits": splits})
+            images_sha256, sums = _read_images(np.load(self.images_path(split), mmap_mode="r"))
+            of_classes = values.astype(np.int32)
+            np.save(self._temporary / f"{split}-labels.npy", of_classes)
+            np.save(self._temporary / f"{split}-sums.npy", sums)
+            splits[split] = SplitManifest(
+                count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(of_classes)
+            )
+        manifest = Manifest(image_size=self._image_size, splits=splits, **described)
         (self._temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         self._temporary.chmod(0o755)  # mkdtemp makes it private
         try:

@@ -96,7 +96,7 @@ KNOBS: dict[str, Knob] = {
     "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
-    "input threads per process": Knob(value=_setting("input_threads"), remedy="same release of dpcompare"),
+    "input threads per replica": Knob(value=_setting("input_threads"), remedy="same --input-threads"),
     "checkpoints": Knob(
         value=lambda r: f"every {n} steps" if (n := r.config.get("checkpoint_every")) else "none",
         remedy="same --checkpoint-every",

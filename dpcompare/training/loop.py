@@ -126,7 +126,7 @@ class Trainer:
         reader = BatchReader(self._validation, None, None, **self._place)
         order = evaluation_batches(len(self._validation), self._workload.global_batch_size)
         handles = []
-        for batch in self._backend.feed(reader.read(order)):
+        for batch in self._backend.feed(reader.reads(order)):
             handles.append(self._backend.evaluate_step(batch))
             self._log.alive()
         loss_sum, correct, count = self._backend.read(handles).sum(axis=0)
@@ -168,7 +168,7 @@ class Trainer:
         for batch in islice(order, first_step):
             digest.update(batch)
         reader = training_reader(workload, self._split, **self._place, accumulate=workload.accumulate)
-        return self._backend.feed(reader.read(order, digest))
+        return self._backend.feed(reader.reads(order, digest))
 
     def _evaluates(self, step: int) -> bool:
         return step == self._num_steps or step % self._epoch_steps == 0

@@ -36,7 +36,7 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
         data_parallel_size=backend.data_parallel_size,
     )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
-    (first,) = backend.feed(reader.read(order))
+    (first,) = backend.feed(reader.reads(order))
     arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}
     if is_custom(workload.model):
         activations = backend.activations(first)

@@ -1,14 +1,16 @@
 """Host batches and prefetching."""
 
 import threading
+import time
 
 import numpy as np
 import pytest
 
 from dpcompare.config.workload import Workload
 from dpcompare.data.augmentation import Augmentation
-from dpcompare.data.batches import PIXEL_MEAN, PIXEL_STD, BatchReader, prefetch
+from dpcompare.data.batches import PREFETCH_DEPTH, BatchReader, prefetch
 from dpcompare.data.order import OrderDigest, training_batches
+from dpcompare.data.pixels import PIXEL_MEAN, PIXEL_STD
 from dpcompare.data.store import Split
 from dpcompare.training.reader import training_reader
 
@@ -16,9 +18,9 @@ from dpcompare.training.reader import training_reader
 @pytest.fixture
 def split():
     rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (21, 4, 4, 3), dtype=np.uint8)
     return Split(
-        images=rng.integers(0, 256, (21, 4, 4, 3), dtype=np.uint8),
-        labels=rng.integers(0, 5, 21, dtype=np.int32),
+        images=images, labels=rng.integers(0, 5, 21, dtype=np.int32), sums=images.sum(axis=(1, 2, 3), dtype=np.int64)
     )
 
 
@@ -73,28 +75,81 @@ def test_the_digest_covers_the_global_batches(split):
     digests = [OrderDigest(), OrderDigest()]
     for rank, digest in enumerate(digests):
         reader = BatchReader(split, None, data_parallel_rank=rank, data_parallel_size=2)
-        list(reader.read(training_batches(21, 8, seed=0, num_steps=3), digest))
+        list(reader.reads(training_batches(21, 8, seed=0, num_steps=3), digest))
     assert digests[0].hexdigest() == digests[1].hexdigest()
 
 
-def test_prefetch_keeps_the_order():
-    assert list(prefetch(range(50), lambda item: item * 2)) == [item * 2 for item in range(50)]
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_prefetch_keeps_the_order(num_threads):
+    def prepare(item):
+        time.sleep(0.002 * (item % 3 == 0))  # those behind it are ready first
+        return item * 2
+
+    assert list(prefetch(range(50), prepare, num_threads)) == [item * 2 for item in range(50)]
 
 
-def test_an_error_while_preparing_is_raised_where_its_item_would_have_come():
+def test_the_threads_of_prefetch_work_side_by_side():
+    together = threading.Barrier(3, timeout=30)
+
+    def prepare(item):
+        together.wait()  # nobody passes before three are here
+        return item
+
+    assert list(prefetch(range(6), prepare, 3)) == list(range(6))
+
+
+def test_prefetch_runs_no_further_ahead_than_it_may():
+    begun = []
+    items = prefetch(iter(int, 1), begun.append, 3)
+    next(items)
+    time.sleep(0.2)
+    assert len(begun) == PREFETCH_DEPTH + 3
+    items.close()
+
+
+def test_epochs_do_not_mix_where_threads_read_side_by_side(split):
+    """Batches of two epochs at once: the draws of each sample stay those of its epoch."""
+    augmentation = Augmentation(("flip", "brightness", "contrast"), seed=0, num_samples=len(split))
+    reader = BatchReader(split, augmentation, data_parallel_rank=0, data_parallel_size=1)
+
+    def order():
+        return training_batches(len(split), 8, seed=0, num_steps=60)
+
+    def read(task):
+        return task().images.tobytes()
+
+    alone = [batch.images.tobytes() for batch in reader.read(order())]
+    assert list(prefetch(reader.reads(order()), read, 4)) == alone
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_an_error_while_preparing_is_raised_where_its_item_would_have_come(num_threads):
     def prepare(item):
         if item == 2:
             raise ValueError("broken item")
         return item
 
-    items = prefetch(range(5), prepare)
+    items = prefetch(range(5), prepare, num_threads)
     assert [next(items), next(items)] == [0, 1]
     with pytest.raises(ValueError, match="broken item"):
         next(items)
 
 
-def test_closing_prefetch_ends_its_thread():
-    items = prefetch(iter(int, 1), str)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_an_error_of_what_is_read_from_is_raised_too(num_threads):
+    def items():
+        yield 1
+        raise ValueError("broken order")
+
+    prepared = prefetch(items(), str, num_threads)
+    assert next(prepared) == "1"
+    with pytest.raises(ValueError, match="broken order"):
+        next(prepared)
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_closing_prefetch_ends_its_threads(num_threads):
+    items = prefetch(iter(int, 1), str, num_threads)
     next(items)
     items.close()
     assert "prefetch" not in [thread.name for thread in threading.enumerate()]

@@ -72,7 +72,7 @@ def test_a_truncated_store_is_noticed(store):
         ("", "not a readable store"),
         ("[]", "not a readable store"),
         ("{}", "not a readable store"),
-        (json.dumps({"format": 99}), "received format 99, expected 1"),
+        (json.dumps({"format": 99}), "received format 99, expected 2"),
     ],
 )
 def test_a_broken_manifest_is_named(store, content, message):

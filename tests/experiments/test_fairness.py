@@ -129,7 +129,7 @@ def test_the_confounds_of_the_article_are_each_named():
     sheet = compare([torch, tensorflow])
     assert sheet.verdict == "NOT COMPARABLE"
     named = {row.knob for row in sheet.rows if row.reason}
-    assert named == {"input threads per process", "dropout", "augmentation", "evaluated samples"}
+    assert named == {"input threads per replica", "dropout", "augmentation", "evaluated samples"}
 
 
 @pytest.mark.parametrize("changes", [{"status": "failed"}, {"settings": {"dropout": None}}, {"store_sha256": None}])

@@ -146,7 +146,7 @@ from dpcompare.data import batches
 read = batches.BatchReader._read
 def blurred(self, batch, rows):
     host = read(self, batch, rows)
-    host.images[:, 1:] = (host.images[:, 1:] + host.images[:, :-1]) / 2
+    host.pixels[:, 1:] = (host.pixels[:, 1:].astype(int) + host.pixels[:, :-1]) // 2
     return host
 batches.BatchReader._read = blurred
 """,
@@ -158,12 +158,12 @@ batches.BatchReader._read = blurred
         module="tensorflow.backend",
         inject="""
 import dataclasses
-from dpcompare.data.batches import PIXEL_MEAN, PIXEL_STD
+from dpcompare.data.pixels import PIXEL_MEAN, PIXEL_STD
 place = module.TensorFlowBackend._to_device
 def normalise_there(self, batch):
-    raw = (batch.images * PIXEL_STD + PIXEL_MEAN) * 255
-    again = (raw.astype("float64") / 255 - PIXEL_MEAN) / PIXEL_STD
-    return place(self, dataclasses.replace(batch, images=again))
+    raw = batch.tables * PIXEL_STD[:, None] + PIXEL_MEAN[:, None]
+    again = (raw.astype("float64") - PIXEL_MEAN[:, None]) / PIXEL_STD[:, None]
+    return place(self, dataclasses.replace(batch, tables=again))
 module.TensorFlowBackend._to_device = normalise_there
 """,
         caught_by="pixels and augmentation",
@@ -173,8 +173,8 @@ module.TensorFlowBackend._to_device = normalise_there
         optimizer="sgd",
         module="tensorflow.backend",
         inject="""
-from dpcompare.data.augmentation import Augmentation
-Augmentation.__call__ = lambda self, pixels, *, epoch, indices: pixels
+from dpcompare.data import augmentation
+augmentation.Augmentation.__call__ = lambda self, *, epoch, indices, means: augmentation.UNCHANGED
 """,
         caught_by="pixels and augmentation",
     ),

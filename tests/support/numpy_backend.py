@@ -22,8 +22,8 @@ class NumpyBackend(Backend):
         self.step = 0
         self.calls = []
 
-    def feed(self, batches):
-        return prefetch(batches, self._to_device)
+    def feed(self, reads):
+        return prefetch(reads, lambda read: self._to_device(read()))
 
     def _to_device(self, batch):
         return DeviceBatch(

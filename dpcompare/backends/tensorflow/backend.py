@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,8 @@ from dpcompare.backends.base import Inspectable
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
-from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.backends.tensorflow.pixels import look_up
+from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.state import State, TrainingState
 
 
@@ -121,27 +122,47 @@ class TensorFlowBackend(Inspectable):
             host = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * replicas)
 
-    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
-        return prefetch(batches, self._to_device)
+    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
+        # Each thread places whole batches: one that waits for a replica's copy leaves the other replicas to the others.
+        return prefetch(reads, lambda read: self._to_device(read()), self.input_threads)
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         return DeviceBatch(
-            images=self._scatter(batch.images, self._dtype),
+            images=self._scatter_images(batch),
             labels=self._scatter(batch.labels, tf.int32),
             weights=self._scatter(batch.weights, self._dtype),
             global_count=batch.global_count,
             drop_masks=None if batch.drop_masks is None else self._scatter(batch.drop_masks, self._dtype),
         )
 
+    def _scatter_images(self, batch: HostBatch) -> Any:
+        """The images: bytes that each GPU looks up, or what the host has looked up."""
+        if self.config.cluster.device_type == "cpu":
+            return self._scatter(batch.images, self._dtype)
+        tables = batch.tables.astype(self._dtype.as_numpy_dtype, copy=False)
+
+        def part(rows: slice) -> tf.Tensor:
+            of_rows = tables[rows] if len(tables) > 1 else tables
+            flips = None if batch.flips is None else tf.constant(batch.flips[rows])
+            return look_up(tf.constant(batch.pixels[rows]), tf.constant(of_rows), flips)
+
+        return self._on_replicas(len(batch.pixels), part)
+
     def _scatter(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
         """This process's rows, a contiguous part on each of its replicas."""
+        # The host casts, where that is necessary: an operation less.
+        return self._on_replicas(
+            len(rows), lambda part: tf.constant(rows[part].astype(dtype.as_numpy_dtype, copy=False))
+        )
+
+    def _on_replicas(self, num_rows: int, make: Callable[[slice], tf.Tensor]) -> Any:
+        """What `make` gives for each replica's rows, made on the replica's device."""
         replicas = self.config.topology.replicas_per_process
-        count = len(rows) // replicas
+        count = num_rows // replicas
 
         def part(rank: int) -> tf.Tensor:
             with tf.device(self.local_devices()[rank]):  # TensorFlow itself would put all parts on the first
-                # The host casts, where that is necessary: an operation less.
-                return tf.constant(rows[rank * count : (rank + 1) * count].astype(dtype.as_numpy_dtype, copy=False))
+                return make(slice(rank * count, (rank + 1) * count))
 
         if replicas == 1:  # nothing to wrap, which would take as long as the rest
             return part(0)

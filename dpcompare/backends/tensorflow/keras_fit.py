@@ -16,7 +16,7 @@ import tensorflow as tf
 from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
-from dpcompare.data.batches import HostBatch, prefetch
+from dpcompare.data.batches import HostRead, prefetch
 from dpcompare.models.state import TrainingState
 
 
@@ -42,9 +42,9 @@ class KerasFit(TensorFlowBackend):
         self._peeked = False
         self._fitting: threading.Thread | None = None
 
-    def feed(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
+    def feed(self, reads: Iterable[HostRead]) -> Iterator[Any]:
         """As they are on the host: `fit` places them itself, and evaluation places them when it needs them."""
-        return prefetch(batches, lambda batch: batch)
+        return prefetch(reads, lambda read: read().looked_up(), self.input_threads)
 
     def train_step(self, batches: Sequence[Any], learning_rate: float) -> Any:
         self._enter(training=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,9 @@ from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_masks
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
-from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.backends.torch.pixels import look_up
+from dpcompare.backends.torch.side_stream import SideStream
+from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.models.state import State, TrainingState
 from dpcompare.system.cache import cache_dir
@@ -176,26 +179,36 @@ class TorchBackend(Inspectable):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
         return torch.compile(computation)
 
-    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
-        return prefetch(batches, self._to_device)
+    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
+        if self.device.type == "cpu":
+            return prefetch(reads, lambda read: self._to_device(read()), self.input_threads)
+        stream = SideStream(self.device)
+        placed = prefetch(reads, lambda read: stream.place(partial(self._to_device, read())), self.input_threads)
+        return map(stream.receive, placed)
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
-        images = torch.from_numpy(batch.images).permute(0, 3, 1, 2)
-        images = images.to(self._dtype).contiguous(memory_format=self._memory_format)
+        images = self._images(batch).to(self._dtype).permute(0, 3, 1, 2)
         return DeviceBatch(
-            images=self._move(images),
-            labels=self._move(torch.from_numpy(batch.labels).long()),
-            weights=self._move(torch.from_numpy(batch.weights).to(self._dtype)),
+            images=images.contiguous(memory_format=self._memory_format),
+            labels=self._move(batch.labels).long(),
+            weights=self._move(batch.weights).to(self._dtype),
             global_count=batch.global_count,
-            drop_masks=None
-            if batch.drop_masks is None
-            else self._move(torch.from_numpy(batch.drop_masks).to(self._dtype)),
+            drop_masks=None if batch.drop_masks is None else self._move(batch.drop_masks).to(self._dtype),
         )
 
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor
+    def _images(self, batch: HostBatch) -> torch.Tensor:
+        """(rows, height, width, channels): bytes that the GPU looks up, or what the host has looked up."""
+        if self.device.type == "cpu":
+            return torch.from_numpy(batch.images)
+        flips = None if batch.flips is None else self._move(batch.flips)
+        return look_up(self._move(batch.pixels), self._move(batch.tables), flips)
+
+    def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self.device.type == "cpu":
+            return tensor
+        # torch keeps pinned memory and gives it out again when the copies from it have ended.
+        return tensor.pin_memory().to(self.device, non_blocking=True)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
@@ -276,7 +289,8 @@ class TorchBackend(Inspectable):
     def synchronize(self, *, drain: bool = False) -> None:
         if self.device.type == "cuda":
             for device in self.local_devices():
-                torch.cuda.synchronize(device)
+                # Not the whole device, which copies the next batches meanwhile.
+                torch.cuda.current_stream(device).synchronize()
 
     def read(self, handles: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
         return torch.stack(list(handles)).double().cpu().numpy()
