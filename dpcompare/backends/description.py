@@ -66,6 +66,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "tf32": workload.profile == "native",
         "convolution_algorithms": "measured" if config.cluster.device_type == "gpu" else "fixed",
         "input_threads": config.input_threads,
+        "steps_per_window": config.window,
         "allocator": _allocator(),
         "cores": available_cores(),
     }

@@ -197,6 +197,11 @@ class RunOptions:
         type=click.Choice(["torchrun", "spawn"]),
         help="Of ddp, fsdp and pipeline. spawn: the processes are started from inside a program.  [default: torchrun]",
     )
+    steps_per_window: int | None = _run(
+        type=int,
+        metavar="STEPS",
+        help="Steps that are timed together, with one wait for the devices.  [default: 1 on the CPU, 10 on GPUs]",
+    )
     input_threads: int | None = _run(
         type=int, help="Threads per replica that read batches ahead of training.  [default: 1]"
     )

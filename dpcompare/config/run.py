@@ -22,6 +22,9 @@ from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.import_path import is_custom
 from dpcompare.system.json_files import read_document, write_document
 
+GPU_STEPS_PER_WINDOW = 10
+"""Few enough for a window to end several times a second, many enough for the wait at its end to be lost in it."""
+
 
 class Inputs(BaseModel):
     """The files that every process of a run reads; see `dpcompare.launch.inputs.prepare_inputs`."""
@@ -62,6 +65,9 @@ class RunConfig(BaseModel):
     """Settings that override those of the profile; see `dpcompare.config.tuning`."""
     autotuned: bool = False
     """Whether `tune` was found by trials on this machine; see `dpcompare.experiments.autotune`."""
+    steps_per_window: int | None = Field(default=None, ge=1)
+    """Steps that the clock measures together: the host waits for the device at the end of a window only.
+    None: 1 on the CPU, where a step has ended when its call returns, and GPU_STEPS_PER_WINDOW on GPUs."""
     input_threads: int = Field(default=1, ge=1)
     """Threads per replica that read batches ahead of training."""
     sync_gradients: bool = True
@@ -97,6 +103,11 @@ class RunConfig(BaseModel):
     @property
     def mode_row(self) -> Mode:
         return MODES[self.framework, self.mode]
+
+    @property
+    def window(self) -> int:
+        """Steps from one wait for the device to the next."""
+        return self.steps_per_window or (GPU_STEPS_PER_WINDOW if self.cluster.device_type == "gpu" else 1)
 
     @property
     def launch(self) -> str:

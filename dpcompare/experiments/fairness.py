@@ -97,6 +97,7 @@ KNOBS: dict[str, Knob] = {
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
     "input threads per replica": Knob(value=_setting("input_threads"), remedy="same --input-threads"),
+    "steps per window of the clock": Knob(value=_setting("steps_per_window"), remedy="same --steps-per-window"),
     "checkpoints": Knob(
         value=lambda r: f"every {n} steps" if (n := r.config.get("checkpoint_every")) else "none",
         remedy="same --checkpoint-every",

@@ -21,7 +21,8 @@ from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.training.reader import training_reader
 from dpcompare.training.schedule import learning_rate
-from dpcompare.training.step_log import MeasuredStep, NonFiniteError, StepLog
+from dpcompare.training.step_log import NonFiniteError, StepLog
+from dpcompare.training.window import MeasuredStep, Window
 
 
 def train(
@@ -40,7 +41,8 @@ def train(
         store: the prepared dataset.
         events: gets what is measured as it happens; see `dpcompare.results.events`.
         run_dir: gets the checkpoints, and the traces of steps that are to be profiled.
-        after_step: called with the number of each finished step, from 1, outside the measured time.
+        after_step: called with the number of each step, from 1, that the device was given; between two windows it is
+            not in the measured time.
         energy: counts what the devices of this process take.
 
     Returns:
@@ -58,7 +60,7 @@ class Trainer:
     def __init__(self, backend: Backend, store: Store, events: EventLog, run_dir: Path, energy: EnergyMeter) -> None:
         self._backend = backend
         self._config, self._workload = backend.config, backend.workload
-        self._events, self._run_dir, self._energy = events, run_dir, energy
+        self._events, self._run_dir = events, run_dir
         self._split, self._validation = store.split("train"), store.split("validation")
         self._num_steps = self._workload.total_steps(len(self._split))
         self._epoch_steps = steps_per_epoch(len(self._split), self._workload.global_batch_size)
@@ -71,8 +73,7 @@ class Trainer:
         self._trace = _Trace(backend, run_dir)
         self._batches: list[DeviceBatch] = []
         """Of the present step; kept until those of the next have arrived."""
-        self._previous_end = 0.0
-        """When the last step, evaluation or checkpoint ended, by `time.perf_counter`."""
+        self._window = Window(backend, energy, previous_end=0.0)
 
     def train(self, after_step: Callable[[int], None]) -> str:
         """Make all steps that are left; see `train` of this module."""
@@ -82,17 +83,18 @@ class Trainer:
             Ready(steps=self._num_steps, first_step=first_step, num_replicas=self._backend.num_replicas)
         )
         self._backend.synchronize()
-        self._previous_end = time.perf_counter()
+        self._window.previous_end = time.perf_counter()
         for step in range(first_step + 1, self._num_steps + 1):
             evaluates, checkpoints = self._evaluates(step), self._checkpoints(step)
             warmed_up = step - first_step == self._workload.warmup_steps  # the next is the first that counts
             self._trace.before(step)
-            rate = learning_rate(self._workload, step - 1, self._num_steps)
-            joules_before = self._energy.joules()
-            measured = self.timed_step(feed, rate, drain=evaluates or checkpoints or warmed_up)
-            joules = _difference(joules_before, self._energy)
-            self._trace.after(step)
-            self._log.add(step, measured, joules)
+            self.step(feed, step)
+            drain = evaluates or checkpoints or warmed_up
+            if drain or step % self._config.window == 0 or self._trace.begins_or_ends_after(step):
+                measured = self._window.close(drain=drain)
+                self._trace.after(step)
+                for each in measured:
+                    self._log.add(each)
             after_step(step)
             if evaluates:
                 self.evaluate(step)
@@ -102,22 +104,16 @@ class Trainer:
             self.evaluate(self._num_steps)
         return digest.hexdigest()
 
-    def timed_step(self, feed: Iterator[DeviceBatch], rate: float, *, drain: bool) -> MeasuredStep:
-        """One step under the clock: from asking for its batches until the device has finished."""
-        start = time.perf_counter()
+    def step(self, feed: Iterator[DeviceBatch], step: int) -> None:
+        """Have the device make a step; returns before it has, and the window waits for it."""
+        start = self._window.begin_step()
         self._batches = list(islice(feed, self._workload.accumulate))
         received = time.perf_counter()
-        loss = self._backend.train_step(self._batches, rate)
-        self._backend.synchronize(drain=drain)
-        end = time.perf_counter()
-
-        between, self._previous_end = start - self._previous_end, end
-        return MeasuredStep(
-            loss=loss,
-            global_count=self._batches[0].global_count,
-            step_seconds=end - start,
-            data_seconds=received - start,
-            host_overhead_seconds=between,
+        loss = self._backend.train_step(self._batches, learning_rate(self._workload, step - 1, self._num_steps))
+        self._window.steps.append(
+            MeasuredStep(
+                step=step, loss=loss, global_count=self._batches[0].global_count, data_seconds=received - start
+            )
         )
 
     def evaluate(self, step: int) -> None:
@@ -134,7 +130,7 @@ class Trainer:
         self._events.append(
             Evaluated(step=step, epoch=epoch, loss_sum=float(loss_sum), correct=int(correct), count=int(count))
         )
-        self._previous_end = time.perf_counter()
+        self._window.previous_end = time.perf_counter()
 
     def checkpoint(self, step: int) -> None:
         """Have the first process write a checkpoint, and all others wait for it.
@@ -157,7 +153,7 @@ class Trainer:
             size = save_checkpoint(checkpoint, self._run_dir, keep=self._config.keep_checkpoints)
             self._events.append(CheckpointSaved(step=step, seconds=time.perf_counter() - start, bytes=size))
         backend.barrier()
-        self._previous_end = time.perf_counter()
+        self._window.previous_end = time.perf_counter()
 
     def _feed(self, first_step: int, digest: OrderDigest) -> Iterator[DeviceBatch]:
         """The training batches after the first steps; `digest` gets the order of all."""
@@ -191,16 +187,13 @@ class _Trace:
             self._path.parent.mkdir(exist_ok=True)
             self._open.enter_context(self._backend.profile(self._path))
 
+    def begins_or_ends_after(self, step: int) -> bool:
+        """Whether the device must have finished this step, so that it is in the trace as a whole or not at all."""
+        return step in (self._first - 1, self._last)
+
     def after(self, step: int) -> None:
         if step == self._last:
             self._open.close()
-
-
-def _difference(before: float | None, energy: EnergyMeter) -> float | None:
-    """Joules since a reading; None where there is no counter."""
-    if before is None or (now := energy.joules()) is None:
-        return None
-    return now - before
 
 
 def _require_finite(state: TrainingState) -> None:

@@ -214,9 +214,9 @@ def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
 COUNT_BYTES = """
 def inject(module):
     add = module.StepLog.add
-    def counting(self, step, *arguments):
-        add(self, step, *arguments)
-        if step == 2:
+    def counting(self, measured):
+        add(self, measured)
+        if measured.step == 2:
             backend = self._backend
             slots = [slot for state in backend.optimizer.state.values() for slot in state.values() if slot.dim()]
             held = [*backend.model.parameters(), *slots]

@@ -17,6 +17,7 @@ SETTINGS = {
     "tf32": False,
     "compilation": "none",
     "input_threads": 1,
+    "steps_per_window": 1,
     "allocator": "keeps memory",
     "convolution_algorithms": "fixed",
     "cores": 2,

@@ -18,10 +18,16 @@ from dpcompare.training import loop, step_log
 from tests.support.numpy_backend import NumpyBackend
 
 
-def train(tmp_path, *, energy=None, **workload):
+def train(tmp_path, *, energy=None, steps_per_window=None, backend_class=NumpyBackend, **workload):
     chosen = Workload(model="mlp", image_size=8, global_batch_size=32, **workload)
-    config = RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
-    backend = NumpyBackend(prepare_inputs(config))
+    config = RunConfig(
+        framework="torch",
+        mode="single",
+        workload=chosen,
+        cluster=Cluster.partition(device="cpu"),
+        steps_per_window=steps_per_window,
+    )
+    backend = backend_class(prepare_inputs(config))
     backend.setup()
     log = EventLog(tmp_path, 0)
     digest = loop.train(backend, open_store(backend.inputs.store), log, tmp_path, energy=energy)
@@ -73,6 +79,53 @@ def test_losses_are_read_in_bulk_and_steps_end_with_a_synchronisation(tmp_path, 
     assert training.count("read") == 2  # after the first step, and before the evaluation
     assert len(events[StepsTrained]) == 2
     assert training.count("synchronize") == 21
+
+
+class RunsAhead(NumpyBackend):
+    """A device that works on a step for 2 ms, while the host goes on until it asks it to finish."""
+
+    busy_until = 0.0
+
+    def train_step(self, batches, learning_rate):
+        self.busy_until = max(self.busy_until, time.perf_counter()) + 0.002
+        return super().train_step(batches, learning_rate)
+
+    def synchronize(self, *, drain=False):
+        super().synchronize(drain=drain)
+        time.sleep(max(0.0, self.busy_until - time.perf_counter()))
+
+
+def test_the_host_waits_at_the_ends_of_windows_only(tmp_path):
+    """Also before the steps that count, and before an evaluation."""
+    backend, _, events = train(
+        tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=RunsAhead
+    )
+    training = backend.calls[: backend.calls.index("evaluate")]
+    trained = np.cumsum(np.array(training) == "train")
+    waits = [trained[at] for at, call in enumerate(training) if call == "synchronize"]
+    assert waits == [0, 6, 8, 16, 20]
+    seconds = series(events, "step_seconds")
+    assert len(seconds) == 20
+    for begin, end in itertools.pairwise(waits):
+        assert len(set(seconds[begin:end])) == 1  # equal shares of what was measured
+        assert sum(seconds[begin:end]) >= 0.002 * (end - begin)
+    assert [step for step, between in enumerate(series(events, "host_overhead_seconds")) if between] == [0, 6, 8, 16]
+
+
+def test_windows_change_nothing_of_what_is_trained(tmp_path):
+    losses = [
+        series(train(tmp_path / str(steps), epochs=1, learning_rate=0.01, steps_per_window=steps)[2], "losses")
+        for steps in (1, 7)
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_energy_is_read_around_every_window(tmp_path):
+    readings = itertools.count(step=6.0)
+    _, _, events = train(
+        tmp_path, energy=EnergyMeter([lambda: next(readings)]), steps=12, warmup_steps=4, steps_per_window=4
+    )
+    assert series(events, "joules") == [1.5] * 12
 
 
 def test_energy_is_read_around_every_step(tmp_path):

@@ -1,0 +1,76 @@
+"""The clock of the loop: windows of steps within which the host runs ahead of the device, and waits at their end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dpcompare.backends.base import Backend
+from dpcompare.system.energy import EnergyMeter
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredStep:
+    """One step: what it computed, and what the clock said.
+
+    Of a window of several steps only the whole is measured, and each step has an equal share of its seconds and joules.
+    """
+
+    step: int
+    loss: Any
+    """The backend's handle of it: the number may not be computed yet."""
+    global_count: int
+    """Samples of the global batch."""
+    data_seconds: float
+    """The part of `step_seconds` spent waiting for the batches."""
+    step_seconds: float = 0.0
+    host_overhead_seconds: float = 0.0
+    """Between the end of the window before and the start of this one; its first step has it."""
+    joules: float | None = None
+    """Energy of the metered devices; None where they have no counter."""
+
+
+@dataclass
+class Window:
+    """Steps that are measured together; `close` waits for the device."""
+
+    backend: Backend
+    energy: EnergyMeter
+    previous_end: float
+    """When the last window, evaluation or checkpoint ended, by `time.perf_counter`."""
+    steps: list[MeasuredStep] = field(default_factory=list)
+
+    def begin_step(self) -> float:
+        """Now; the first step begins the window."""
+        if not self.steps:
+            self._joules_before = self.energy.joules()
+            self._start = time.perf_counter()
+            return self._start
+        return time.perf_counter()
+
+    def close(self, *, drain: bool) -> list[MeasuredStep]:
+        """The steps since the last time, with their shares of the time until the device has finished them all."""
+        self.backend.synchronize(drain=drain)
+        end = time.perf_counter()
+        joules = _difference(self._joules_before, self.energy.joules())
+        count = len(self.steps)
+        waited = sum(step.data_seconds for step in self.steps)
+        measured = [
+            replace(
+                step,
+                step_seconds=(end - self._start) / count,
+                data_seconds=waited / count,
+                host_overhead_seconds=self._start - self.previous_end if number == 0 else 0.0,
+                joules=None if joules is None else joules / count,
+            )
+            for number, step in enumerate(self.steps)
+        ]
+        self.steps.clear()
+        self.previous_end = end
+        return measured
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    """Joules between two readings; None where there is no counter."""
+    return None if before is None or after is None else after - before
