@@ -17,6 +17,7 @@ from PIL import Image
 
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.launch.local import launch
+from dpcompare.system.devices import installed_gpus
 from tests.support.runs import SharedRuns, turn
 from tests.support.warm import WarmLauncher
 
@@ -177,7 +178,7 @@ GPU 3: NVIDIA H200 (UUID: GPU-dddd3333)
 
 
 @pytest.fixture
-def install_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def install_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Put an nvidia-smi into PATH that prints a listing: the hardware itself is absent."""
 
     def install(listing: str = NVIDIA_SMI) -> None:
@@ -188,5 +189,7 @@ def install_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
         program.write_text(f"#!/bin/sh\ncat {folder}/listing\n")
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        installed_gpus.cache_clear()
 
-    return install
+    yield install
+    installed_gpus.cache_clear()

@@ -21,7 +21,11 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
     from dpcompare.errors import RequestError
     from dpcompare.system.devices import installed_gpus, visible_gpus
 
-    device_type = "gpu" if visible_gpus(installed_gpus()) else "cpu"
+    try:
+        device_type = "gpu" if visible_gpus(installed_gpus()) else "cpu"
+    except RequestError as error:  # modes can be listed all the same
+        click.echo(f"warning: {error}", err=True)
+        device_type = "cpu"
     chosen_pythons = interpreters(python)
     rows: list[dict[str, Any]] = []
     for (framework, name), mode in MODES.items():

@@ -104,6 +104,9 @@ class RunOptions:
     partition: str | None = _placement(help="With --engine slurm.  [default: Slurm's]")
     time: str | None = _placement(metavar="LIMIT", help="With --engine slurm, as sbatch takes it.")
     account: str | None = _placement(help="With --engine slurm.")
+    gres: str | None = _placement(
+        help="With --engine slurm: GPUs are asked for as --gres=GRES:COUNT, such as gpu:a100, not by --gpus-per-node."
+    )
     sbatch: tuple[str, ...] = _placement(
         multiple=True, metavar="OPTION", help="With --engine slurm: one more of sbatch, such as --qos=high."
     )
@@ -222,7 +225,9 @@ class RunOptions:
         type=int, help="Restart all processes from the newest checkpoint up to that often.  [default: 0]"
     )
     isolate: bool = _run(is_flag=True, help="In a network of its own: nothing outside reaches the ports of the run.")
-    start_timeout: float | None = _run(type=float, metavar="SECONDS", help="Until the first step.  [default: 600]")
+    start_timeout: float | None = _run(
+        type=float, metavar="SECONDS", help="Until the first step.  [default: 600; on GPUs 1800]"
+    )
     progress_timeout: float | None = _run(
         type=float, metavar="SECONDS", help="Without a sign of progress after it.  [default: 600]"
     )

@@ -23,6 +23,8 @@ class Placement(BaseModel):
     partition: str | None = None
     time: str | None = None
     account: str | None = None
+    gres: str | None = Field(default=None, pattern=r"^gpu(:[\w.-]+)?$")
+    """slurm: how GPUs are asked for where a cluster refuses --gpus-per-node, such as gpu or gpu:a100."""
     sbatch: tuple[str, ...] = ()
     """slurm: more options of sbatch, each with its value, such as --qos=high."""
     image: str | None = None
@@ -35,7 +37,7 @@ class Placement(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Placement:
         problems = []
-        of_slurm = {"partition": self.partition, "time": self.time, "account": self.account, "sbatch": self.sbatch}
+        of_slurm = {name: getattr(self, name) for name in ("partition", "time", "account", "gres", "sbatch")}
         given = [name for name, value in of_slurm.items() if value]
         if given and self.engine != "slurm":
             problems.append(f"{', '.join(given)}: received with engine {self.engine}; expected engine slurm")

@@ -85,7 +85,7 @@ class RunConfig(BaseModel):
     """Checkpoint to start from instead of the initial weights; chosen by `dpcompare.launch.run`."""
     on_nan: Literal["stop", "continue"] = "stop"
     """What happens at a loss that is not finite."""
-    start_timeout: float = Field(default=600.0, gt=0)
+    start_timeout: float | None = Field(default=None, gt=0)
     """Seconds in which every process must have trained its first step."""
     progress_timeout: float = Field(default=600.0, gt=0)
     """Seconds after which a process that shows no progress counts as hanging."""
@@ -103,6 +103,11 @@ class RunConfig(BaseModel):
     @property
     def mode_row(self) -> Mode:
         return MODES[self.framework, self.mode]
+
+    @property
+    def seconds_to_start(self) -> float:
+        """How long the first step may take; on a GPU newer than itself TensorFlow compiles every kernel in it."""
+        return self.start_timeout or (1800.0 if self.cluster.device_type == "gpu" else 600.0)
 
     @property
     def window(self) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from dpcompare._version import __version__
+from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.config.run import RunConfig
@@ -35,8 +36,9 @@ TESTED = {"torch": "2.15", "timm": "1.0", "tensorflow": "2.21", "keras": "3.15",
 
 LEAST_SHARED_MEMORY = 1 << 30
 LEAST_OPEN_FILES = 1024
-TRIAL_SECONDS = 180
-"""A mode that has not trained two steps of a tiny model by then counts as hanging."""
+TRIAL_SECONDS = {"cpu": 180, "gpu": 900, "tpu": 900}
+"""A mode that has not trained two steps of a tiny model by then counts as hanging. On a GPU newer than itself
+TensorFlow first compiles every kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,14 +63,19 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
     yield Finding(name="system", status="ok", found=f"{platform.platform()}, Python {platform.python_version()}")
     yield _cores()
     yield from _limits()
+    try:
+        gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
+    except RequestError as error:
+        yield Finding(name="GPUs", status="problem", found=str(error), remedy="trials on them are left out")
+        gpus, trials = [], False
+    else:
+        yield from _gpus(gpus)
     usable = []
     for framework in FRAMEWORKS:
-        findings = list(_framework(framework, interpreters.get(framework, sys.executable)))
+        findings = list(_framework(framework, interpreters.get(framework, sys.executable), has_gpus=bool(gpus)))
         yield from findings
         if all(finding.status != "problem" for finding in findings):
             usable.append(framework)
-    gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
-    yield from _gpus(gpus)
     if trials:
         for (framework, mode), row in MODES.items():
             if framework in usable and row.by_default:
@@ -116,33 +123,26 @@ def _limits() -> Iterator[Finding]:
     )
 
 
-# Runs in the interpreter of a framework: versions without importing it, and files that two distributions both claim.
+# Runs in the interpreter of a framework: versions without importing it.
 _ASK = """
 import json, sys
 from importlib import metadata
-versions, owners = {"python": sys.version.split()[0]}, {}
+versions = {"python": sys.version.split()[0]}
 for name in sys.argv[1:]:
     try:
         versions[name] = metadata.version(name)
     except metadata.PackageNotFoundError:
         pass
-for distribution in metadata.distributions():
-    name = distribution.metadata["Name"] or ""
-    if name.startswith("nvidia-"):
-        for file in distribution.files or ():
-            if file.suffix in (".so", ".h") or ".so." in file.name:
-                owners.setdefault(str(file), set()).add(name)
-claimed = sorted({" and ".join(sorted(names)) for names in owners.values() if len(names) > 1})
-print(json.dumps({"versions": versions, "claimed_twice": claimed}))
+print(json.dumps(versions))
 """
 
 
-def _framework(framework: str, python: str) -> Iterator[Finding]:
+def _framework(framework: str, python: str, *, has_gpus: bool) -> Iterator[Finding]:
     packages = FRAMEWORKS[framework].packages
     try:
         answer = run_command([python, "-P", "-c", _ASK, *packages], seconds=60)
         answer.check_returncode()
-        reported = json.loads(answer.stdout)
+        versions = json.loads(answer.stdout)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         yield Finding(
             name=framework,
@@ -151,15 +151,10 @@ def _framework(framework: str, python: str) -> Iterator[Finding]:
             remedy=f"name one that holds dpcompare[{framework}] with --python {framework}=PATH",
         )
         return
-    yield from judge_versions(framework, packages, reported["versions"], python)
-    if reported["claimed_twice"]:
-        yield Finding(
-            name=f"{framework} CUDA wheels",
-            status="problem",
-            found=f"the same files belong to {'; '.join(reported['claimed_twice'])}",
-            remedy="the one installed last has overwritten the other: give each framework an environment of its own "
-            "and name it with --python FRAMEWORK=PATH",
-        )
+    yield from judge_versions(framework, packages, versions, python)
+    wheels = cuda_wheels_of(python)
+    if (wheels.claimed_twice or has_gpus) and (problem := cuda_problem(framework, python, wheels)):
+        yield Finding(name=f"{framework} CUDA wheels", status="problem", found=problem.found, remedy=problem.remedy)
 
 
 def judge_versions(
@@ -221,8 +216,9 @@ def trial(
     """Two steps of a tiny model, gradients synchronized where there are several replicas, with a time limit."""
     name = name or f"{framework} {mode}"
     chosen = {"python": interpreters[framework]} if framework in interpreters else {}
-    deadline = Deadline(TRIAL_SECONDS)
-    too_long = f"no end after {TRIAL_SECONDS} s"
+    seconds = TRIAL_SECONDS[cluster.device_type]
+    deadline = Deadline(seconds)
+    too_long = f"no end after {seconds} s"
     with tempfile.TemporaryDirectory(prefix="dpcompare-doctor-") as folder:
         try:
             config = RunConfig(

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dpcompare._version import __version__
 from dpcompare.backends.availability import require_compiler, require_mode
+from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
@@ -169,8 +170,9 @@ def _join_and_launch(node: NodeContext, outcome: LaunchOutcome) -> None:
     config = _with_local_gpus(node)
     endpoints = _endpoints(node, _join(node))
     node_process = plan(config, node.run_dir.resolve(), endpoints)[node.rank]
-    node_process = node_process.model_copy(update={"env": node_process.env | _interfaces(node.address)})
-    deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
+    network = _interfaces(node.address) | _nccl_between_namespaces(node)
+    node_process = node_process.model_copy(update={"env": node_process.env | network})
+    deadlines = Deadlines(start=config.seconds_to_start, progress=config.progress_timeout)
     launch([node_process], node.run_dir, deadlines, stopped_by=_stopped_by(node), outcome=outcome)
 
 
@@ -183,7 +185,7 @@ def _join(node: NodeContext) -> Sequence[NodeInfo]:
             port=listener.getsockname()[1],
             versions={"dpcompare": __version__, **_versions(node.config.framework)},
         )
-        return join(node.rendezvous, node_info, node.config.start_timeout, node.report)
+        return join(node.rendezvous, node_info, node.config.seconds_to_start, node.report)
 
 
 def _endpoints(node: NodeContext, node_infos: Sequence[NodeInfo]) -> Endpoints:
@@ -230,6 +232,7 @@ def _with_local_gpus(node: NodeContext) -> RunConfig:
         )
     if cluster.device_type != "gpu":
         return node.config
+    require_cuda(node.config.framework, node.config.python)
     visible = visible_gpus(installed_gpus())
     if len(visible) < cluster.devices_per_node:
         raise RequestError(
@@ -254,8 +257,22 @@ def _versions(framework: str) -> dict[str, str]:
 def _interfaces(address: str) -> dict[str, str]:
     """The network for collectives, unless the user chose one: by default they take that of the host's name."""
     interface = interface_of(address)
-    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-    return {name: interface for name in names if name not in os.environ} if interface else {}
+    if not interface:
+        return {}
+    # NCCL takes every interface whose name begins so, but for "=".
+    chosen = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {name: value for name, value in chosen.items() if name not in os.environ}
+
+
+def _nccl_between_namespaces(node: NodeContext) -> dict[str, str]:
+    """Has NCCL use the network between namespaces.
+
+    It tells hosts apart by hostname and boot id, so it would take all nodes for one, and look for its peers on Unix
+    sockets that a namespace keeps to itself, or go by the machine's own links and round `--link`.
+    """
+    if node.config.placement.engine != "namespaces":
+        return {}
+    return {"NCCL_HOSTID": f"node{node.rank}", "NCCL_NET": "Socket", "NCCL_IB_DISABLE": "1"}
 
 
 def main() -> None:

@@ -126,7 +126,9 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
         KEPT_MEMORY
         | compiling
         | {
-            "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu else "",
+            "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu and not _only_serves(config, node) else "",
+            # For GPUs newer than itself TensorFlow compiles its kernels, more of them than fit into CUDA's 1 GiB.
+            "CUDA_CACHE_MAXSIZE": str(4 << 30),
             # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "OMP_NUM_THREADS": threads,
@@ -137,6 +139,11 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
     )
 
 
+def _only_serves(config: RunConfig, node: Node) -> bool:
+    """Whether a node has no replica: a coordinator or server would take memory of GPUs that it never computes on."""
+    return node.rank < len(config.mode_row.roles)
+
+
 def _worker_argv(node: Node, run_dir: str) -> list[str]:
     return ["-m", "dpcompare.worker", run_dir, "--node-rank", str(node.rank)]
 
@@ -145,7 +152,7 @@ Start = tuple[list[str], dict[str, str]]
 
 
 def _plain(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
-    return [config.python, *_worker_argv(node, run_dir)], {}
+    return [config.python, *_worker_argv(node, run_dir)], _interface(endpoints)
 
 
 def _torchrun(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
@@ -175,7 +182,8 @@ def _world(config: RunConfig, endpoints: Endpoints) -> list[str]:
 
 def _interface(endpoints: Endpoints) -> dict[str, str]:
     """Simulated nodes are all this machine, whatever its name resolves to; others find their network themselves."""
-    return {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo"}
+    # NCCL takes loopback last of all and beginnings of names, but for "=".
+    return {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 
 
 def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
@@ -187,7 +195,7 @@ def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints
     role = roles[node.rank] if node.rank < len(roles) else "worker"
     index = tasks[role].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
     content = {"cluster": tasks, "task": {"type": role, "index": index}}
-    return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)}
+    return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)} | _interface(endpoints)
 
 
 _STARTERS: dict[str, Callable[[RunConfig, Node, str, Endpoints], Start]] = {

@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dpcompare.backends.availability import require_compiler, require_mode
+from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import RunConfig
 from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
@@ -189,7 +190,7 @@ def _attempt(
         RunFailedError: result.json cannot be written.
         KeyboardInterrupt, or whatever went wrong in this process.
     """
-    deadlines = Deadlines(start=config.start_timeout, progress=config.progress_timeout)
+    deadlines = Deadlines(start=config.seconds_to_start, progress=config.progress_timeout)
     started_at = time.time()
     status: Status = "failed"
     error: str | None = None
@@ -246,6 +247,8 @@ def _require_machine(config: RunConfig) -> None:
             f"GPUs {', '.join(missing)} are not visible here (visible: {visible}); name visible ones, or use "
             "--device cpu to simulate devices on the CPU"
         )
+    if config.cluster.simulated and config.cluster.device_type == "gpu":
+        require_cuda(config.framework, config.python)
 
 
 def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | None, started_at: float) -> RunResult:

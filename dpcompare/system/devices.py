@@ -7,10 +7,14 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
+from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -35,6 +39,9 @@ _GPU_LINE = re.compile(r"^GPU (?P<index>\d+): .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
 _MIG_LINE = re.compile(r"^\s+MIG .*\(UUID: (?P<uuid>MIG-[^)]+)\)")
 
 
+LISTING_SECONDS = 60.0
+
+
 class Gpu(BaseModel):
     """A GPU that is installed in this machine."""
 
@@ -43,13 +50,64 @@ class Gpu(BaseModel):
     mig: list[str] = []
 
 
+DEVICE_FILES = Path("/dev")
+"""Where the driver puts nvidia0, nvidia1...; a container has those that were given to it."""
+
+
+@cache  # without its persistence daemon the driver takes seconds to answer
 def installed_gpus() -> list[Gpu]:
-    """The GPUs that `nvidia-smi -L` lists, in PCI order; none where there is no driver."""
+    """The GPUs of this machine, in PCI order, as `nvidia-smi -L` lists them, or NVML where that is not installed.
+
+    Raises:
+        RequestError: there are GPUs that neither of them lists: the CPU is not taken in their place in silence.
+    """
+    problems = []
+    for ask in (_ask_nvidia_smi, _ask_nvml):
+        try:
+            return ask()
+        except subprocess.TimeoutExpired as error:  # NVML would hang too, and cannot be ended
+            problems.append(str(error))
+            break
+        except (OSError, subprocess.SubprocessError, RuntimeError) as error:
+            problems.append(str(error))
+    if files := sorted(DEVICE_FILES.glob("nvidia[0-9]*")):
+        raise RequestError(
+            f"this machine has {', '.join(map(str, files))}, but its GPUs cannot be listed: {'; '.join(problems)}; "
+            "see what `nvidia-smi` says, or simulate devices with --device cpu"
+        )
+    return []
+
+
+def _ask_nvml() -> list[Gpu]:
     try:
-        listing = run_command(["nvidia-smi", "-L"], seconds=60)
-        listing.check_returncode()
-    except (OSError, subprocess.SubprocessError):  # no driver, or one that does not answer: no usable GPU
-        return []
+        import pynvml
+    except ImportError:
+        raise RuntimeError("NVML: nvidia-ml-py is not installed") from None
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [
+            Gpu(index=str(index), uuid=pynvml.nvmlDeviceGetUUID(handle), mig=_mig_devices(pynvml, handle))
+            for index, handle in enumerate(handles)
+        ]
+    except pynvml.NVMLError as error:
+        raise RuntimeError(f"NVML: {error}") from None
+
+
+def _mig_devices(pynvml: Any, handle: Any) -> list[str]:
+    """UUIDs of the parts that a GPU is cut into."""
+    uuids = []
+    with suppress(pynvml.NVMLError_NotSupported):  # a GPU that cannot be cut
+        for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with suppress(pynvml.NVMLError_NotFound):  # fewer parts than there may be
+                uuids.append(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
+    return uuids
+
+
+def _ask_nvidia_smi() -> list[Gpu]:
+    listing = run_command(["nvidia-smi", "-L"], seconds=LISTING_SECONDS)
+    if listing.returncode:
+        raise RuntimeError(f"nvidia-smi -L says: {(listing.stdout + listing.stderr).strip()}")
     gpus: list[Gpu] = []
     for line in listing.stdout.splitlines():
         if gpu := _GPU_LINE.match(line):

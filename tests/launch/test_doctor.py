@@ -89,7 +89,7 @@ def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
 
     install_gpus(NVIDIA_SMI)
     monkeypatch.setattr(diagnosis, "trial", note)
-    monkeypatch.setattr(diagnosis, "_framework", lambda *arguments: iter(()))
+    monkeypatch.setattr(diagnosis, "_framework", lambda *arguments, **options: iter(()))
     list(diagnosis.diagnose({}, device="auto", trials=True))
     pairs = [(devices, name) for mode, devices, name in tried if name]
     assert len(pairs) == 6
@@ -103,7 +103,7 @@ def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
         "import sys\nif 'dpcompare.worker' in sys.orig_argv:\n    import time; time.sleep(60)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(diagnosis, "TRIAL_SECONDS", 3)
+    monkeypatch.setitem(diagnosis.TRIAL_SECONDS, "cpu", 3)
     hanging = diagnosis.trial("torch", "single", Cluster.partition(device="cpu"), {})
     assert (hanging.status, hanging.found) == ("problem", "no end after 3 s")
     (tmp_path / "sitecustomize.py").write_text(

@@ -34,7 +34,7 @@ class DistributedDataParallel(TorchBackend):
             self.device = self.local_devices()[0]
             torch.cuda.set_device(self.device)
         # Longer than the launcher waits, which knows how to name who hangs; torch's default is half an hour.
-        seconds = max(self.config.start_timeout, self.config.progress_timeout) + 60
+        seconds = max(self.config.seconds_to_start, self.config.progress_timeout) + 60
         self.join(timedelta(seconds=seconds))
         self.process_rank = distributed.get_rank()
         self.num_processes = self.num_replicas = self.gradient_average_over = distributed.get_world_size()

@@ -48,7 +48,7 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
     hosts = config.placement.hosts
     each = list(zip(hosts, commands(config, run_dir, rendezvous.attempt.id), strict=True))
     if not config.placement.ssh:
-        report(f"run one of these on each host, within {config.start_timeout:.0f} s:")
+        report(f"run one of these on each host, within {config.seconds_to_start:.0f} s:")
         for host, command in each:
             report(f"  on {host}: {command}")
         yield lambda: None

@@ -108,6 +108,8 @@ def _environment() -> list[Manifest]:
     return [
         {"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "DPCOMPARE_CACHE_DIR", "value": str(SHARED / "cache")},
+        # Kernels that TensorFlow compiled for a new GPU are not lost with the pod.
+        {"name": "CUDA_CACHE_PATH", "value": str(SHARED / "cache" / "cuda")},
     ]
 
 
@@ -123,11 +125,14 @@ def _volumes(config: RunConfig, name: str) -> list[Manifest]:
     return [
         {"name": "shared", "persistentVolumeClaim": {"claimName": config.placement.volume_claim}},
         {"name": "config", "configMap": {"name": name}},
+        # NCCL puts its buffers there, and a pod's own has 64 MiB.
+        {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
     ]
 
 
 def _mounts() -> list[Manifest]:
-    return [{"name": "shared", "mountPath": str(SHARED)}, {"name": "config", "mountPath": str(CONFIG)}]
+    places = {"shared": str(SHARED), "config": str(CONFIG), "shared-memory": "/dev/shm"}
+    return [{"name": name, "mountPath": path} for name, path in places.items()]
 
 
 def _train_job(config: RunConfig, name: str) -> Manifest:

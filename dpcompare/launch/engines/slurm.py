@@ -123,7 +123,7 @@ def srun_command(config: RunConfig, run_dir: Path, attempt: str | None = None, *
     return [
         *("srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--kill-on-bad-exit=1"),
         # Not inherited from the job since Slurm 22.05: a task would be bound to one core.
-        *(f"--cpus-per-task={config.cluster.nodes[0].num_cores}", *options),
+        *(f"--cpus-per-task={config.cluster.nodes[0].num_cores}", *_gpu_options(config), *options),
         *(
             config.python,
             "-P",
@@ -133,6 +133,20 @@ def srun_command(config: RunConfig, run_dir: Path, attempt: str | None = None, *
             *(("--attempt", attempt) if attempt else ()),
         ),
     ]
+
+
+def _gpu_options(config: RunConfig) -> list[str]:
+    """What asks sbatch for a node's GPUs, and srun again, whose steps do not get them by themselves everywhere."""
+    cluster = config.cluster
+    if cluster.device_type != "gpu":
+        return []
+    if config.placement.gres:
+        return [f"--gres={config.placement.gres}:{cluster.devices_per_node}"]
+    return [f"--gpus-per-node={cluster.devices_per_node}"]
+
+
+OF_AN_OUTER_JOB = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM_NTASKS_PER_GPU")
+"""Requests that srun would inherit: one GPU per task is one per node, since a node is one task here."""
 
 
 def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> str:
@@ -147,13 +161,13 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
         "--open-mode=append",
         "--no-requeue",  # the process that started the run decides whether it is restarted
     ]
-    if cluster.device_type == "gpu":
-        options.append(f"--gpus-per-node={cluster.devices_per_node}")
+    options += _gpu_options(config)
     for name, value in (("partition", placement.partition), ("time", placement.time), ("account", placement.account)):
         if value:
             options.append(f"--{name}={value}")
     lines = "\n".join(f"#SBATCH {option}" for option in [*options, *placement.sbatch])
-    return f"#!/bin/bash\n{lines}\nexec {shlex.join(srun_command(config, run_dir, attempt))}\n"
+    forget = f"unset {' '.join(OF_AN_OUTER_JOB)}\n" if cluster.device_type == "gpu" else ""
+    return f"#!/bin/bash\n{lines}\n{forget}exec {shlex.join(srun_command(config, run_dir, attempt))}\n"
 
 
 @contextmanager
@@ -235,10 +249,11 @@ def _ended_within(job: str, seconds: float) -> bool:
 @contextmanager
 def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[PollExit]:
     """A step of the allocation that this process is in."""
-    soon = f"--immediate={config.start_timeout:.0f}"  # another step may have the cores
+    soon = f"--immediate={config.seconds_to_start:.0f}"  # another step may have the cores
     with signals_held() as signals, slurm_log_path(run_dir).open("ab") as log:
         step = subprocess.Popen(
             srun_command(config, run_dir, rendezvous.attempt.id, soon),
+            env={name: value for name, value in os.environ.items() if name not in OF_AN_OUTER_JOB},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -1,0 +1,119 @@
+"""CUDA's libraries in an environment: whether its framework can use this machine's GPUs; nothing is imported."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from dpcompare.errors import RequestError
+from dpcompare.system.commands import run_command
+
+DRIVER_VERSION = Path("/proc/driver/nvidia/version")
+
+LEAST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+"""Major version of CUDA -> the first driver of Linux that runs all its minor versions; NVIDIA, CUDA Compatibility,
+table "CUDA Toolkit and minimum required driver versions"."""
+
+
+class CudaWheels(BaseModel):
+    """What the distributions of an environment say, and its dynamic linker."""
+
+    versions: dict[str, str]
+    """Of the distributions of NVIDIA's: name -> version."""
+    claimed_twice: list[str]
+    """Distributions that claim the same files: the one installed last has overwritten the other."""
+    finds_cudnn: bool
+    """Whether the system brings cuDNN, as images of NVIDIA's do."""
+
+
+_ASK = """
+import json
+from ctypes.util import find_library
+from importlib import metadata
+versions, owners = {}, {}
+for distribution in metadata.distributions():
+    name = distribution.metadata["Name"] or ""
+    if name.startswith("nvidia-"):
+        versions[name] = distribution.version
+        for file in distribution.files or ():
+            if file.suffix in (".so", ".h") or ".so." in file.name:
+                owners.setdefault(str(file), set()).add(name)
+claimed = sorted({" and ".join(sorted(names)) for names in owners.values() if len(names) > 1})
+print(json.dumps({"versions": versions, "claimed_twice": claimed, "finds_cudnn": bool(find_library("cudnn"))}))
+"""
+
+
+@cache
+def cuda_wheels_of(python: str) -> CudaWheels:
+    """Those of an interpreter's environment.
+
+    Raises:
+        RequestError: it cannot be used.
+    """
+    try:
+        answer = run_command([python, "-P", "-c", _ASK], seconds=60)
+        answer.check_returncode()
+        return CudaWheels.model_validate(json.loads(answer.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise RequestError(f"the interpreter {python!r} cannot be used: {error}") from None
+
+
+def require_cuda(framework: str, python: str) -> None:
+    """Raise RequestError, with what is to be done, unless a framework's environment can use this machine's GPUs."""
+    if problem := cuda_problem(framework, python, cuda_wheels_of(python)):
+        raise RequestError(f"{framework} cannot use the GPUs: {problem.found}; {problem.remedy}")
+
+
+class CudaProblem(NamedTuple):
+    found: str
+    remedy: str
+
+
+def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem | None:
+    """What keeps a framework from the GPUs of this machine, and what to do; None where nothing is known to."""
+    if wheels.claimed_twice:
+        return CudaProblem(
+            f"in the environment of {python} the same files belong to {'; '.join(wheels.claimed_twice)}",
+            "the one installed last has overwritten the other: give each framework an environment of its own and name "
+            "it with --python FRAMEWORK=PATH",
+        )
+    if framework == "tensorflow" and not wheels.finds_cudnn and "nvidia-cudnn-cu12" not in wheels.versions:
+        return CudaProblem(
+            f"the TensorFlow of {python} has no CUDA libraries",
+            f"{python} -m pip install 'tensorflow[and-cuda]', in an environment without torch, whose libraries have "
+            "the same names",
+        )
+    cuda, driver = _cuda_major(wheels), _driver()
+    if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda]:
+        return CudaProblem(
+            f"this machine's driver is {_dotted(driver)}, and the wheels of {python} for CUDA {cuda} need at least "
+            f"{_dotted(LEAST_DRIVER[cuda])}",
+            "update the driver, or install wheels for an older CUDA",
+        )
+    return None
+
+
+def _cuda_major(wheels: CudaWheels) -> int | None:
+    """From CUDA 13 on the names of the distributions no longer end in the version."""
+    for name, version in wheels.versions.items():
+        if re.fullmatch(r"nvidia-cuda-runtime(-cu\d+)?", name):
+            return int(version.split(".")[0])
+    return None
+
+
+def _driver() -> tuple[int, ...] | None:
+    """Major and minor version of the driver; None where there is none, or it cannot be told."""
+    if not DRIVER_VERSION.is_file():
+        return None
+    found = re.search(r"\b(\d{3})\.(\d+)(?:\.\d+)?\b", DRIVER_VERSION.read_text())
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

@@ -1,0 +1,81 @@
+"""What an environment's distributions say about using GPUs, before anything is started on them."""
+
+import pytest
+
+from dpcompare.backends import cuda_wheels
+from dpcompare.backends.cuda_wheels import CudaWheels, cuda_problem
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from dpcompare.launch.run import run
+from tests.conftest import NVIDIA_SMI
+
+CUDA_12 = {"nvidia-cuda-runtime-cu12": "12.5.82", "nvidia-cudnn-cu12": "9.3.0"}
+CUDA_13 = {"nvidia-cuda-runtime": "13.0.48", "nvidia-cudnn-cu13": "9.13.0"}
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch):
+    """A driver that says its version."""
+
+    def install(version):
+        file = tmp_path / "version"
+        file.write_text(
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Oct 22 20:52:08 UTC 2026\n"
+            "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n"
+        )
+        monkeypatch.setattr(cuda_wheels, "DRIVER_VERSION", file)
+
+    return install
+
+
+def problem(framework, versions, *, finds_cudnn=False, claimed_twice=()):
+    wheels = CudaWheels(versions=versions, claimed_twice=list(claimed_twice), finds_cudnn=finds_cudnn)
+    return cuda_problem(framework, "python", wheels)
+
+
+@pytest.mark.parametrize(("framework", "versions"), [("torch", CUDA_12), ("torch", CUDA_13), ("tensorflow", CUDA_12)])
+def test_an_environment_with_its_libraries_and_a_new_driver_is_sound(framework, versions, driver):
+    driver("580.65.06")
+    assert problem(framework, versions) is None
+
+
+@pytest.mark.parametrize(
+    ("version", "versions", "least"), [("575.57.08", CUDA_13, "580.65"), ("515.105.01", CUDA_12, "525.60")]
+)
+def test_a_driver_that_is_too_old_for_the_wheels_is_named(version, versions, least, driver):
+    driver(version)
+    found, remedy = problem("torch", versions)
+    assert f"driver is {version[:6].rstrip('.')}" in found
+    assert f"need at least {least}" in found
+    assert "update the driver" in remedy
+
+
+def test_tensorflow_without_cuda_s_libraries_is_told_how_to_get_them():
+    found, remedy = problem("tensorflow", {})
+    assert "has no CUDA libraries" in found
+    assert "'tensorflow[and-cuda]'" in remedy
+    assert problem("tensorflow", {}, finds_cudnn=True) is None  # an image of NVIDIA's
+    assert problem("torch", {}) is None
+
+
+def test_two_frameworks_in_one_environment_are_told_apart():
+    found, remedy = problem("torch", CUDA_12 | CUDA_13, claimed_twice=["nvidia-nccl-cu12 and nvidia-nccl-cu13"])
+    assert "nvidia-nccl-cu12 and nvidia-nccl-cu13" in found
+    assert "an environment of its own" in remedy
+
+
+def test_a_run_is_refused_before_anything_is_written(tmp_path, install_gpus, driver, monkeypatch):
+    install_gpus(NVIDIA_SMI)
+    driver("470.10")
+    monkeypatch.setattr("dpcompare.launch.run.require_mode", lambda *arguments: None)
+    wheels = CudaWheels(versions=CUDA_12, claimed_twice=[], finds_cudnn=False)
+    monkeypatch.setattr(cuda_wheels, "cuda_wheels_of", lambda python: wheels)
+    workload = Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0)
+    config = RunConfig(
+        framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="gpu")
+    )
+    with pytest.raises(RequestError, match=r"torch cannot use the GPUs: this machine's driver is 470\.10"):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

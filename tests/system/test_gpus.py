@@ -1,0 +1,136 @@
+"""The GPUs of a machine: imitated programs and libraries of the driver, which is absent."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.errors import RequestError
+from dpcompare.system import devices
+from dpcompare.system.devices import Gpu, installed_gpus
+from tests.conftest import NVIDIA_SMI
+from tests.support.command import invoke
+
+
+@pytest.fixture(autouse=True)
+def _asked_anew():
+    installed_gpus.cache_clear()
+    yield
+    installed_gpus.cache_clear()
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine with an nvidia-smi that is this shell script, if any, and these device files; without NVML."""
+
+    def make(script=None, files=()):
+        programs, device_files = tmp_path / "bin", tmp_path / "dev"
+        programs.mkdir()
+        device_files.mkdir()
+        for name in files:
+            (device_files / name).touch()
+        if script is not None:
+            (programs / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+            (programs / "nvidia-smi").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+        monkeypatch.setattr(devices, "DEVICE_FILES", device_files)
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        return programs
+
+    return make
+
+
+class NVMLError(Exception):
+    pass
+
+
+def nvml(monkeypatch, *uuids, mig=()):
+    """An NVML that knows these GPUs; those of `mig` (GPU, part) are cut into parts."""
+
+    def part(handle, index):
+        parts = [name for gpu, name in mig if gpu == handle]
+        if index >= len(parts):
+            raise errors.NVMLError_NotFound
+        return parts[index]
+
+    def most_parts(handle):
+        if handle not in [gpu for gpu, _ in mig]:
+            raise errors.NVMLError_NotSupported
+        return 7
+
+    errors = SimpleNamespace(
+        NVMLError_NotFound=type("NVMLError_NotFound", (NVMLError,), {}),
+        NVMLError_NotSupported=type("NVMLError_NotSupported", (NVMLError,), {}),
+    )
+
+    def init():
+        if not uuids:
+            raise NVMLError("Driver Not Loaded")
+
+    library = SimpleNamespace(
+        NVMLError=NVMLError,
+        nvmlInit=init,
+        nvmlDeviceGetCount=lambda: len(uuids),
+        nvmlDeviceGetHandleByIndex=lambda index: uuids[index],
+        nvmlDeviceGetUUID=lambda handle: handle,
+        nvmlDeviceGetMaxMigDeviceCount=most_parts,
+        nvmlDeviceGetMigDeviceHandleByIndex=part,
+        **vars(errors),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", library)
+
+
+def test_a_machine_without_a_driver_has_no_gpus(machine):
+    machine()
+    assert installed_gpus() == []
+    assert Cluster.partition(2, 1).device_type == "cpu"
+
+
+def test_where_nvidia_smi_is_not_installed_nvml_is_asked(machine, monkeypatch):
+    machine(files=["nvidia0", "nvidia1", "nvidiactl"])
+    nvml(monkeypatch, "GPU-aaaa", "GPU-bbbb", mig=[("GPU-bbbb", "MIG-1"), ("GPU-bbbb", "MIG-2")])
+    assert installed_gpus() == [
+        Gpu(index="0", uuid="GPU-aaaa"),
+        Gpu(index="1", uuid="GPU-bbbb", mig=["MIG-1", "MIG-2"]),
+    ]
+
+
+@pytest.mark.parametrize("script", [None, "echo Failed to initialize NVML: Driver/library version mismatch; exit 18"])
+def test_gpus_that_cannot_be_listed_are_refused_instead_of_the_cpu_taken(machine, monkeypatch, script):
+    machine(script, files=["nvidia0", "nvidiactl"])
+    nvml(monkeypatch)
+    with pytest.raises(RequestError, match=r"has .*/nvidia0, but its GPUs cannot be listed: .*Driver Not Loaded"):
+        Cluster.partition(1, 1, device="auto")
+    assert Cluster.partition(1, 1, device="cpu").device_type == "cpu"
+
+
+def test_an_nvidia_smi_that_hangs_is_ended_and_nvml_left_alone(machine, monkeypatch):
+    machine("sleep 60", files=["nvidia0"])
+    monkeypatch.setattr(devices, "LISTING_SECONDS", 0.5)
+    nvml(monkeypatch, "GPU-aaaa")
+    with pytest.raises(RequestError, match=r"timed out after 0\.5 seconds"):
+        installed_gpus()
+
+
+def test_a_driver_s_program_on_a_machine_without_gpus_is_no_obstacle(machine):
+    machine("echo NVIDIA-SMI has failed; exit 9")
+    assert Cluster.partition(1, 1).device_type == "cpu"
+
+
+def test_a_command_asks_once(machine, tmp_path):
+    (tmp_path / "listing").write_text(NVIDIA_SMI)
+    machine(f"echo asked >> {tmp_path}/asked; cat {tmp_path}/listing")
+    done = invoke("plan", "--framework", "torch", "--mode", "ddp", "--nodes", "2", "--json")
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "asked").read_text() == "asked\n"
+
+
+def test_commands_that_need_no_gpu_go_on_and_say_so(machine):
+    machine("exit 9", files=["nvidia0"])
+    listed = invoke("modes")
+    assert listed.code == 0
+    assert "warning: this machine has" in listed.stderr
+    diagnosed = invoke("doctor", "--no-trials")
+    assert diagnosed.code == 3
+    assert "problem GPUs: this machine has" in diagnosed.stdout
