@@ -126,7 +126,7 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
         KEPT_MEMORY
         | compiling
         | {
-            "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu and not _only_serves(config, node) else "",
+            "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu and not _keeps_parameters(config, node) else "",
             # For GPUs newer than itself TensorFlow compiles its kernels, more of them than fit into CUDA's 1 GiB.
             "CUDA_CACHE_MAXSIZE": str(4 << 30),
             # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
@@ -139,9 +139,9 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
     )
 
 
-def _only_serves(config: RunConfig, node: Node) -> bool:
-    """Whether a node has no replica: a coordinator or server would take memory of GPUs that it never computes on."""
-    return node.rank < len(config.mode_row.roles)
+def _keeps_parameters(config: RunConfig, node: Node) -> bool:
+    """Whether a node only keeps parameters: TensorFlow would take all memory of a GPU that it never computes on."""
+    return config.mode_row.roles[node.rank : node.rank + 1] == ("ps",)
 
 
 def _worker_argv(node: Node, run_dir: str) -> list[str]:

@@ -47,6 +47,24 @@ def test_a_job_without_a_name_gets_one_that_kubernetes_takes():
     assert shown.json["items"][1]["metadata"]["name"].startswith("torch-ddp-")
 
 
+@pytest.mark.parametrize(("mode", "kind"), MODES)
+def test_pods_have_shared_memory_for_nccl_and_keep_compiled_kernels(mode, kind):
+    _, job = planned(mode)["items"]
+    if kind == "TrainJob":
+        (patch,) = job["spec"]["runtimePatches"]
+        (replicated,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        pods = replicated["template"]["spec"]["template"]["spec"]
+        environment = job["spec"]["trainer"]["env"]
+    else:
+        pods = job["spec"]["template"]["spec"]
+        environment = pods["containers"][0]["env"]
+    (volume,) = [volume for volume in pods["volumes"] if volume.get("emptyDir")]
+    assert volume["emptyDir"] == {"medium": "Memory"}
+    mounted = {mount["name"]: mount["mountPath"] for mount in pods["containers"][0]["volumeMounts"]}
+    assert mounted[volume["name"]] == "/dev/shm"
+    assert {"name": "CUDA_CACHE_PATH", "value": "/shared/cache/cuda"} in environment
+
+
 def test_gpus_are_asked_for():
     shown = invoke(*PLAN, "--device", "gpu", "--devices-per-node", "4", *PLACE, *TORCH)
     job = shown.json["items"][1]

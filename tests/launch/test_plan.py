@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
+from dpcompare.launch.engines.slurm import job_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import command_line, shell_script
 
@@ -62,6 +64,35 @@ def test_one_node_modes_are_one_process_with_all_devices(mode):
     assert "TF_CONFIG" not in node.env
 
 
+@pytest.mark.parametrize(
+    ("framework", "mode", "nodes"),
+    [("torch", "ddp", 2), ("torch", "dp", 1), ("tensorflow", "mirrored", 1), ("tensorflow", "multiworker", 2)],
+)
+def test_nodes_that_are_one_machine_talk_over_loopback_and_machines_over_their_network(framework, mode, nodes):
+    run = config(framework, mode, nodes)
+    ports = range(29400, 29400 + num_ports(run))
+    for node in plan(run, RUN_DIR, Endpoints(ports)):
+        assert (node.env["GLOO_SOCKET_IFNAME"], node.env["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    addresses = [f"10.0.0.{rank}" for rank in range(nodes)]
+    for node in plan(run, RUN_DIR, Endpoints(ports, addresses)):
+        assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & node.env.keys()
+
+
+def test_the_server_of_parameters_sees_no_gpu():
+    run = config("tensorflow", "parameter-server", 4, 1)
+    nodes = plan(run, RUN_DIR, Endpoints(range(30001, 30005)))
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0", "", "2", "3"]
+
+
+def test_runs_on_gpus_have_longer_for_their_first_step():
+    on_gpus, on_cpu = (
+        RunConfig(framework="torch", mode="single", cluster=cluster)
+        for cluster in (Cluster.partition(1, 1, gpus=["0"]), Cluster.partition(device="cpu"))
+    )
+    assert (on_gpus.seconds_to_start, on_cpu.seconds_to_start) == (1800, 600)
+    assert on_gpus.model_copy(update={"start_timeout": 5.0}).seconds_to_start == 5
+
+
 def test_cpu_runs_hide_the_gpus():
     run = RunConfig(framework="torch", mode="single", cluster=Cluster.partition(device="cpu"))
     (node,) = plan(run, RUN_DIR, Endpoints([]))
@@ -90,3 +121,31 @@ def test_the_shell_script_is_valid_bash():
     script = shell_script(run, RUN_DIR, plan(run, RUN_DIR, Endpoints([29400])))
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     assert script.count("dpcompare.backends.torch.agent") == 2
+
+
+def slurm_config(**placement):
+    cluster = Cluster.of_machines(2, 4, "gpu", 16)
+    return RunConfig(
+        framework="torch",
+        mode="ddp",
+        cluster=cluster,
+        placement=Placement(engine="slurm", **placement),
+        python="/python",
+    )
+
+
+@pytest.mark.parametrize(
+    ("placement", "request_of_a_node"), [({}, "--gpus-per-node=4"), ({"gres": "gpu:a100"}, "--gres=gpu:a100:4")]
+)
+def test_slurm_is_asked_for_gpus_by_the_job_and_by_its_step(placement, request_of_a_node):
+    lines = job_script(slurm_config(**placement), RUN_DIR).splitlines()
+    assert f"#SBATCH {request_of_a_node}" in lines
+    assert request_of_a_node in lines[-1].split()
+    assert lines[-1].startswith("exec srun ")
+    (forget,) = [line for line in lines if line.startswith("unset ")]
+    assert {"SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"} <= set(forget.split())
+
+
+def test_gres_belongs_to_slurm():
+    with pytest.raises(ValueError, match="gres: received with engine local; expected engine slurm"):
+        Placement(gres="gpu")

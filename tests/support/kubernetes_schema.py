@@ -49,8 +49,14 @@ class ConfigMapSource(Strict):
     name: str
 
 
+class EmptyDir(Strict):
+    medium: Literal["", "Memory"] = ""
+    sizeLimit: str | None = None
+
+
 class Volume(Strict):
     name: str
+    emptyDir: EmptyDir | None = None
     persistentVolumeClaim: Claim | None = None
     configMap: ConfigMapSource | None = None
 

@@ -42,6 +42,8 @@ class ParameterServer(TensorFlowBackend):
 
     def _serve(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         threads = self.config.topology.threads_per_process
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
         self._server = tf.distribute.Server(
             resolver.cluster_spec(),
             job_name=resolver.task_type,
