@@ -87,17 +87,22 @@ def prepare_pillow(folder: Path, size: int) -> float:
     return len(paths) / (time.perf_counter() - begin)
 
 
-def read_ours(folder: Path, size: int, augment: tuple[str, ...] = ()) -> float:
+def read_ours(folder: Path, size: int, augment: tuple[str, ...] = (), *, looked_up: bool = False) -> float:
     split = open_store(folder).split("train")
     reader = BatchReader(
         split, Augmentation(augment, seed=0, num_samples=len(split)), None, data_parallel_rank=0, data_parallel_size=1
     )
     batches = reader.read(training_batches(len(split), BATCH, seed=0, num_steps=NUM_BATCHES + 2))
-    return _speed(iter(batches))
+    return _speed(batch.images for batch in batches) if looked_up else _speed(batches)
 
 
 def read_augmented(folder: Path, size: int) -> float:
     return read_ours(folder, size, AUGMENTATIONS)
+
+
+def read_looked_up(folder: Path, size: int) -> float:
+    """With the images made on the host, as for the CPU."""
+    return read_ours(folder, size, AUGMENTATIONS, looked_up=True)
 
 
 def read_torch(folder: Path, size: int) -> float:
@@ -142,7 +147,11 @@ OVER_FILES = {
     "torch DataLoader over files": read_torch,
     "tf.data over files": read_tensorflow,
 }
-OVER_STORE = {"batches of the store": read_ours, "the same, all augmentations": read_augmented}
+OVER_STORE = {
+    "batches of the store, as bytes": read_ours,
+    "the same, all augmentations": read_augmented,
+    "the same, looked up on the host": read_looked_up,
+}
 
 
 def in_a_process(name: str, folder: Path, size: int) -> float:

@@ -86,8 +86,8 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
     if framework == "tensorflow" and not wheels.finds_cudnn and "nvidia-cudnn-cu12" not in wheels.versions:
         return CudaProblem(
             f"the TensorFlow of {python} has no CUDA libraries",
-            f"{python} -m pip install 'tensorflow[and-cuda]', in an environment without torch, whose libraries have "
-            "the same names",
+            f"{python} -m pip install 'dpcompare[tensorflow-cuda]', in an environment without torch, whose libraries "
+            "have the same names",
         )
     cuda, driver = _cuda_major(wheels), _driver()
     if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda]:

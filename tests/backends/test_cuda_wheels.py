@@ -55,7 +55,7 @@ def test_a_driver_that_is_too_old_for_the_wheels_is_named(version, versions, lea
 def test_tensorflow_without_cuda_s_libraries_is_told_how_to_get_them():
     found, remedy = problem("tensorflow", {})
     assert "has no CUDA libraries" in found
-    assert "'tensorflow[and-cuda]'" in remedy
+    assert "'dpcompare[tensorflow-cuda]'" in remedy
     assert problem("tensorflow", {}, finds_cudnn=True) is None  # an image of NVIDIA's
     assert problem("torch", {}) is None
 

@@ -113,8 +113,8 @@ class TensorFlowBackend(Inspectable):
         if self.config.cluster.device_type == "gpu" and len(gpus) != replicas:
             raise RuntimeError(
                 f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; install "
-                "tensorflow[and-cuda] in a separate environment (torch's CUDA wheels overwrite its files) and name "
-                "its interpreter with --python tensorflow=PATH"
+                "dpcompare[tensorflow-cuda] in a separate environment (torch's CUDA wheels overwrite its files) and "
+                "name its interpreter with --python tensorflow=PATH"
             )
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)

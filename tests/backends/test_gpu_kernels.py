@@ -1,0 +1,113 @@
+"""What TensorFlow would compute where: its wheel registers its kernels for GPUs on machines without any."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.tensorflow
+
+# Prints, for every operation of a traced step, its type, types of its arguments, and whether a GPU has a kernel for it.
+TRACE = """
+import json, sys
+from functools import cache
+import tensorflow as tf
+from tensorflow.python.framework import kernels
+from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
+from dpcompare.backends.tensorflow.pixels import look_up
+from dpcompare.data.order import training_batches
+from dpcompare.data.store import open_store
+from dpcompare.training.reader import training_reader
+
+
+@cache
+def kernels_of(operation):
+    return list(kernels.get_registered_kernels_for_op(operation).kernel)
+
+
+def kernel_of(node):
+    for kernel in kernels_of(node.op):
+        constraints = {constraint.name: constraint.allowed_values.list.type for constraint in kernel.constraint}
+        fits = all(node.attr[name].type in allowed for name, allowed in constraints.items() if name in node.attr)
+        if kernel.device_type in ("GPU", "DEFAULT") and fits:
+            return list(kernel.host_memory_arg)
+    return None
+
+
+def operations(function):
+    graph = function.graph.as_graph_def()
+    for node in [*graph.node, *(node for inner in graph.library.function for node in inner.node_def)]:
+        types = sorted(tf.dtypes.as_dtype(attr.type).name for attr in node.attr.values() if attr.type)
+        yield {"type": node.op, "types": types, "host_memory": kernel_of(node)}
+
+
+what, precision = sys.argv[1:]
+if what == "lookup":
+    pixels, flips = tf.TensorSpec((4, 9, 9, 3), tf.uint8), tf.TensorSpec((4,), tf.bool)
+    functions = [look_up.get_concrete_function(pixels, tf.TensorSpec((n, 3, 256), precision), flips) for n in (1, 4)]
+else:
+    workload = Workload(
+        model=what, dataset="synthetic-mini", image_size=64, global_batch_size=8, precision=precision,
+        steps=1, warmup_steps=0,
+    )
+    config = RunConfig(
+        framework="tensorflow", mode="single", workload=workload, cluster=Cluster.partition(device="cpu")
+    )
+    backend = load_backend("tensorflow", "single")(prepare_inputs(config))
+    backend.setup()
+    split = open_store(backend.inputs.store).split("train")
+    reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
+    (batch,) = backend.feed(reader.reads(training_batches(len(split), 8, seed=0, num_steps=1)))
+    constants = tf.constant(backend.optimizer.step_constants(1, 0.01), tf.float64)
+    parts = batch.images, batch.labels, batch.weights, batch.drop_masks, tf.constant(8, backend._dtype)
+    functions = [backend._train.get_concrete_function(*parts, constants)]  # traced, not computed
+print(json.dumps([operation for function in functions for operation in operations(function)]))
+"""
+
+
+def traced(what, precision):
+    done = subprocess.run([sys.executable, "-c", TRACE, what, precision], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("precision", "on_the_host"),
+    [
+        ("float32", set()),
+        ("bfloat16", set()),
+        # TensorFlow has no such kernel; what `verify` compares in float64 goes over the bus there.
+        ("float64", {"SparseSoftmaxCrossEntropyWithLogits"}),
+    ],
+)
+@pytest.mark.slow
+def test_every_operation_of_a_step_has_a_kernel_for_gpus(precision, on_the_host):
+    operations = traced("efficientnet-b0", precision)  # the operations of B2, in fewer layers
+    assert len(operations) > 1000
+    assert "Conv2D" in {operation["type"] for operation in operations}
+    without = {operation["type"] for operation in operations if operation["host_memory"] is None}
+    assert without - {"Placeholder"} == on_the_host
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_pixels_are_looked_up_on_the_gpu_and_never_go_back_over_the_bus(precision):
+    """TensorFlow's int32 kernels "for GPUs" compute on the host."""
+    operations = traced("lookup", precision)
+    assert "GatherV2" in {operation["type"] for operation in operations}
+    data = [operation for operation in operations if operation["type"] in ("AddV2", "Cast", "GatherV2", "SelectV2")]
+    for operation in data:
+        assert operation["host_memory"] in ([], ["axis"]), operation
+
+
+def test_an_operation_without_a_kernel_is_noticed():
+    """int32 sums: registered for GPUs, computed on the host."""
+    script = TRACE.split("what, precision =")[0] + (
+        "f = tf.function(lambda x: tf.strings.length(tf.strings.as_string(x + x)))\\n"
+        "spec = tf.TensorSpec((3,), tf.int32)\\n"
+        "print(json.dumps(list(operations(f.get_concrete_function(spec)))))\\n"
+    ).replace("\\n", "\n")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    found = {operation["type"]: operation["host_memory"] for operation in json.loads(done.stdout.splitlines()[-1])}
+    assert found["AsString"] is None
+    assert found["AddV2"] == ["x", "y", "z"]
