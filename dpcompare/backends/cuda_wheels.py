@@ -115,5 +115,11 @@ def _driver() -> tuple[int, ...] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+def driver_version() -> str | None:
+    """Of the kernel module, such as 580.65; None where there is none."""
+    driver = _driver()
+    return _dotted(driver) if driver else None
+
+
 def _dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))

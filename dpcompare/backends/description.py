@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, BATCH_NORM_EPSILON, SGD_MOMENTUM
+from dpcompare.backends.environment import speed_variables
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
@@ -28,6 +29,9 @@ class Description:
     """Most device memory this process held at once; None where the device is the host itself."""
     collective: str
     """What carried the gradients between the replicas: nccl, gloo, ring, ..., or none for one replica."""
+
+    libraries: dict[str, str] = field(default_factory=dict)
+    """Versions of what a framework computes with on its devices: cuda, cudnn, nccl, driver."""
 
     def with_settings(self, **settings: Any) -> Description:
         """The same with these settings added, or in the place of those of the same names."""
@@ -68,6 +72,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "input_threads": config.input_threads,
         "steps_per_window": config.window,
         "allocator": _allocator(),
+        "environment": speed_variables(),
         "cores": available_cores(),
     }
 

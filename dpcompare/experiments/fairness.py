@@ -37,6 +37,11 @@ def _setting(name: str) -> Callable[[RunResult], Any]:
     return lambda result: result.settings.get(name)
 
 
+def _environment(result: RunResult) -> str:
+    variables = result.settings.get("environment") or {}
+    return ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
+
+
 KNOBS: dict[str, Knob] = {
     "status": Knob(value=lambda r: r.status, remedy="runs that completed"),
     # What is trained.
@@ -96,6 +101,7 @@ KNOBS: dict[str, Knob] = {
     "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
+    "environment variables": Knob(value=_environment, remedy="the same values, or none"),
     "input threads per replica": Knob(value=_setting("input_threads"), remedy="same --input-threads"),
     "steps per window of the clock": Knob(value=_setting("steps_per_window"), remedy="same --steps-per-window"),
     "checkpoints": Knob(

@@ -122,9 +122,12 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
     threads = str(config.topology.threads_per_process)
     # torch's pool of compilers would outlive a training process that is killed.
     compiling = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if config.tuning.get("compilation") == "torch.compile" else {}
+    # cuBLAS then takes the same workspace every time, which torch's deterministic algorithms ask for.
+    comparing = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if on_gpu and config.task == "probe" else {}
     return (
         KEPT_MEMORY
         | compiling
+        | comparing
         | {
             "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu and not _keeps_parameters(config, node) else "",
             # For GPUs newer than itself TensorFlow compiles its kernels, more of them than fit into CUDA's 1 GiB.

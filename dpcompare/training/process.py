@@ -151,6 +151,7 @@ def _record(
             "dpcompare": __version__,
             "python": sys.version.split()[0],
             "pillow": PIL.__version__,
+            **description.libraries,
             # From the module: a distribution may have another name, such as tensorflow-cpu. timm may not be loaded.
             **{
                 package: sys.modules[package].__version__

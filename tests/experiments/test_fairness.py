@@ -18,6 +18,7 @@ SETTINGS = {
     "compilation": "none",
     "input_threads": 1,
     "steps_per_window": 1,
+    "environment": {},
     "allocator": "keeps memory",
     "convolution_algorithms": "fixed",
     "cores": 2,
@@ -107,6 +108,8 @@ CHANGES = {
         {"versions that differ between nodes"},
     ),
     "engine": ({"placement": {"engine": "namespaces", "link": "1gbit"}}, {"engine", "link"}),
+    "variable": ({"settings": {"environment": {"NVIDIA_TF32_OVERRIDE": "1"}}}, {"environment variables"}),
+    "window": ({"settings": {"steps_per_window": 10}}, {"steps per window of the clock"}),
     "optimizer": ({"settings": {"optimizer": {"name": "adam", "epsilon": 1e-8}}}, {"optimizer"}),
 }
 

@@ -84,6 +84,16 @@ def test_the_server_of_parameters_sees_no_gpu():
     assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0", "", "2", "3"]
 
 
+def test_what_is_compared_on_gpus_takes_deterministic_kernels():
+    run = config("torch", "ddp", 2)
+    probe = run.model_copy(update={"task": "probe"})
+    on_cpu = probe.model_copy(update={"cluster": Cluster.partition(2, 1, device="cpu")})
+    workspaces = [
+        plan(each, RUN_DIR, Endpoints([29400]))[0].env.get("CUBLAS_WORKSPACE_CONFIG") for each in (probe, run, on_cpu)
+    ]
+    assert workspaces == [":4096:8", None, None]
+
+
 def test_runs_on_gpus_have_longer_for_their_first_step():
     on_gpus, on_cpu = (
         RunConfig(framework="torch", mode="single", cluster=cluster)

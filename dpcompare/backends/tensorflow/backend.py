@@ -18,6 +18,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 
 from dpcompare.backends.base import Inspectable
+from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
@@ -118,6 +119,10 @@ class TensorFlowBackend(Inspectable):
             )
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
+        if gpus and self.config.task == "probe":
+            # What is compared must not depend on which algorithm was fastest, or on the order in which threads add up.
+            tf.keras.utils.set_random_seed(self.workload.seed)  # which operations that draw ask for then
+            tf.config.experimental.enable_op_determinism()
         if self.config.cluster.device_type == "cpu":
             host = tf.config.list_physical_devices("CPU")[0]
             tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * replicas)
@@ -383,12 +388,22 @@ class TensorFlowBackend(Inspectable):
 
     def describe(self) -> Description:
         description = replace(
-            super().describe(), devices=self._device_names(), peak_device_memory_bytes=self._peak_device_memory_bytes()
-        ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply")
-        # TensorFlow's switch, which the user may have set.
-        if os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in ("0", "false"):
+            super().describe(),
+            devices=self._device_names(),
+            peak_device_memory_bytes=self._peak_device_memory_bytes(),
+            libraries=self._libraries(),
+        ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=_takes_tf32())
+        # TensorFlow's switch, which the user may have set, and which a probe overrules.
+        if self.config.task == "probe" or os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in ("0", "false"):
             return description.with_settings(convolution_algorithms="fixed")
         return description
+
+    def _libraries(self) -> dict[str, str]:
+        if self.config.cluster.device_type != "gpu":
+            return {}
+        built = tf.sysconfig.get_build_info()
+        found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "driver": driver_version()}
+        return {name: str(version) for name, version in found.items() if version}
 
     def _device_names(self) -> list[str]:
         if self.config.cluster.device_type == "cpu":
@@ -408,3 +423,9 @@ class TensorFlowBackend(Inspectable):
 def _on_host(mapped: MappedVariable, tensor: Any) -> npt.NDArray[Any]:
     """A model's variable, or an optimizer's slot of it, in the framework-neutral layout."""
     return np.ascontiguousarray(mapped.layout.to_neutral(tensor.numpy()))
+
+
+def _takes_tf32() -> bool:
+    """Read back, since a variable of CUDA's overrules TensorFlow's own switch."""
+    overruled = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+    return tf.config.experimental.tensor_float_32_execution_enabled() and not overruled

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 from dpcompare.backends.base import Inspectable
+from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_masks
@@ -160,6 +161,10 @@ class TorchBackend(Inspectable):
         torch.set_num_threads(self.config.topology.threads_per_process)
         # TensorFlow measures convolution algorithms before it chooses one, torch only where this is set.
         torch.backends.cudnn.benchmark = True
+        if self.config.cluster.device_type == "gpu" and self.config.task == "probe":
+            # What is compared must not depend on which algorithm was fastest, or on the order in which threads add up.
+            torch.backends.cudnn.benchmark = False
+            torch.use_deterministic_algorithms(True, warn_only=True)
 
     def _configure_precision(self) -> None:
         # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
@@ -351,8 +356,25 @@ class TorchBackend(Inspectable):
 
     def describe(self) -> Description:
         return replace(
-            super().describe(), devices=self._device_names(), peak_device_memory_bytes=self._peak_device_memory_bytes()
-        )
+            super().describe(),
+            devices=self._device_names(),
+            peak_device_memory_bytes=self._peak_device_memory_bytes(),
+            libraries=self._libraries(),
+        ).with_settings(tf32=_takes_tf32(), convolution_algorithms=self._convolution_algorithms())
+
+    def _convolution_algorithms(self) -> str:
+        return "measured" if self.device.type == "cuda" and torch.backends.cudnn.benchmark else "fixed"
+
+    def _libraries(self) -> dict[str, str]:
+        if self.device.type == "cpu":
+            return {}
+        found = {
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "driver": driver_version(),
+        }
+        return {name: str(version) for name, version in found.items() if version}
 
     def _device_names(self) -> list[str]:
         if self.device.type == "cpu":
@@ -364,3 +386,9 @@ class TorchBackend(Inspectable):
         if self.device.type == "cpu":
             return None
         return sum(torch.cuda.max_memory_allocated(device) for device in self.local_devices())
+
+
+def _takes_tf32() -> bool:
+    """Read back, since a variable of CUDA's overrules torch's own switches."""
+    overruled = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+    return (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32) and not overruled
