@@ -30,7 +30,7 @@ from PIL import Image
 from benchmarks.sections import commit, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
 from dpcompare.backends.base import Backend
-from dpcompare.data.batches import DeviceBatch, HostBatch, prefetch
+from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.experiments.analysis import analyse
@@ -122,10 +122,12 @@ class Nothing(Backend):
     def profile(self, path: Path) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def feed(self, batches: Iterable[HostBatch]) -> Iterator[DeviceBatch]:
-        return prefetch(batches, lambda batch: DeviceBatch(
-            images=None, labels=None, weights=batch.weights, global_count=batch.global_count
-        ))  # fmt: skip
+    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
+        def placed(read: HostRead) -> DeviceBatch:
+            batch = read()
+            return DeviceBatch(images=None, labels=None, weights=batch.weights, global_count=batch.global_count)
+
+        return prefetch(reads, placed)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         return 1.0

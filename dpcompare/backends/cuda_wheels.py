@@ -16,6 +16,9 @@ from dpcompare.system.commands import run_command
 
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 
+COMPATIBILITY = Path("/usr/local/cuda/compat")
+"""NVIDIA's package of that name lets older drivers of data centres run newer CUDA."""
+
 LEAST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 """Major version of CUDA -> the first driver of Linux that runs all its minor versions; NVIDIA, CUDA Compatibility,
 table "CUDA Toolkit and minimum required driver versions"."""
@@ -29,12 +32,13 @@ class CudaWheels(BaseModel):
     claimed_twice: list[str]
     """Distributions that claim the same files: the one installed last has overwritten the other."""
     finds_cudnn: bool
-    """Whether the system brings cuDNN, as images of NVIDIA's do."""
+    """Whether the system brings cuDNN, as images of NVIDIA's and environments of conda do."""
 
 
 _ASK = """
-import json
+import json, os, sys
 from ctypes.util import find_library
+from glob import glob
 from importlib import metadata
 versions, owners = {}, {}
 for distribution in metadata.distributions():
@@ -45,7 +49,9 @@ for distribution in metadata.distributions():
             if file.suffix in (".so", ".h") or ".so." in file.name:
                 owners.setdefault(str(file), set()).add(name)
 claimed = sorted({" and ".join(sorted(names)) for names in owners.values() if len(names) > 1})
-print(json.dumps({"versions": versions, "claimed_twice": claimed, "finds_cudnn": bool(find_library("cudnn"))}))
+folders = [sys.prefix + "/lib", *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+finds_cudnn = bool(find_library("cudnn")) or any(glob(folder + "/libcudnn.so*") for folder in folders if folder)
+print(json.dumps({"versions": versions, "claimed_twice": claimed, "finds_cudnn": finds_cudnn}))
 """
 
 
@@ -90,7 +96,7 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             "have the same names",
         )
     cuda, driver = _cuda_major(wheels), _driver()
-    if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda]:
+    if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda] and not COMPATIBILITY.is_dir():
         return CudaProblem(
             f"this machine's driver is {_dotted(driver)}, and the wheels of {python} for CUDA {cuda} need at least "
             f"{_dotted(LEAST_DRIVER[cuda])}",

@@ -97,9 +97,9 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
     """Open a prepared store; with `verify`, read it all once and compare the checksums.
 
     Raises:
-        RequestError: it is no store, is damaged, or was written by a newer dpcompare.
+        RequestError: it is no store, is damaged, or was written by another release of dpcompare.
     """
-    remedy = "prepare it again with `dpcompare data prepare SOURCE DEST`"
+    remedy = "remove it and prepare it again with `dpcompare data prepare SOURCE DEST`"
     try:
         content = json.loads((path / MANIFEST).read_text())
         if content.get("format", FORMAT) != FORMAT:

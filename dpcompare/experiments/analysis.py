@@ -398,8 +398,8 @@ def _parts(arm: ArmRuns) -> dict[str, Any]:
     step_ms = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
     if step_ms is None:
         return {"step_parts_ms": {}, "communication_ms": None}
-    waiting = step_ms * (_median([run.data_wait_fraction for run in runs]) or 0.0)
-    parts = {"waiting for data": waiting}
+    waiting = _median([run.data_wait_fraction for run in runs])
+    parts = {} if waiting is None else {"waiting for data": step_ms * waiting}
     # Paired within the rounds, as ratios of speeds are.
     differences = [
         1000 * (run.step_seconds.mean - other.step_seconds.mean)

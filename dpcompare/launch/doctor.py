@@ -66,7 +66,7 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
     try:
         gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
     except RequestError as error:
-        yield Finding(name="GPUs", status="problem", found=str(error), remedy="trials on them are left out")
+        yield Finding(name="GPUs", status="problem", found=str(error), remedy="mend that first: no mode is tried")
         gpus, trials = [], False
     else:
         yield from _gpus(gpus)
@@ -143,7 +143,8 @@ def _framework(framework: str, python: str, *, has_gpus: bool) -> Iterator[Findi
         answer = run_command([python, "-P", "-c", _ASK, *packages], seconds=60)
         answer.check_returncode()
         versions = json.loads(answer.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        wheels = cuda_wheels_of(python)
+    except (OSError, ValueError, subprocess.SubprocessError, RequestError) as error:
         yield Finding(
             name=framework,
             status="problem",
@@ -152,7 +153,6 @@ def _framework(framework: str, python: str, *, has_gpus: bool) -> Iterator[Findi
         )
         return
     yield from judge_versions(framework, packages, versions, python)
-    wheels = cuda_wheels_of(python)
     if (wheels.claimed_twice or has_gpus) and (problem := cuda_problem(framework, python, wheels)):
         yield Finding(name=f"{framework} CUDA wheels", status="problem", found=problem.found, remedy=problem.remedy)
 

@@ -193,7 +193,8 @@ def _speed(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, A
         "images_per_second": sum(slowest.global_counts[steps]) / sum(seconds),
         "measured_steps": len(seconds),
         "step_seconds": StepSeconds.of(seconds),
-        "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds),
+        # In a window of several steps the host waits for batches while the device still has work.
+        "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds) if config.window == 1 else None,
         "host_overhead_seconds": 0.0 if counted_in_steps else float(np.mean(slowest.host_overhead_seconds[steps])),
     }
 

@@ -90,7 +90,12 @@ class Trainer:
             self._trace.before(step)
             self.step(feed, step)
             drain = evaluates or checkpoints or warmed_up
-            if drain or step % self._config.window == 0 or self._trace.begins_or_ends_after(step):
+            if (
+                drain
+                or step == first_step + 1  # in which a framework compiles and tries things out
+                or step % self._config.window == 0
+                or self._trace.begins_or_ends_after(step)
+            ):
                 measured = self._window.close(drain=drain)
                 self._trace.after(step)
                 for each in measured:
@@ -124,6 +129,8 @@ class Trainer:
         handles = []
         for batch in self._backend.feed(reader.reads(order)):
             handles.append(self._backend.evaluate_step(batch))
+            if len(handles) % self._config.window == 0:  # or the host would fill the device with batches
+                self._backend.synchronize()
             self._log.alive()
         loss_sum, correct, count = self._backend.read(handles).sum(axis=0)
         epoch = -(-step // self._epoch_steps)

@@ -96,20 +96,20 @@ class RunsAhead(NumpyBackend):
 
 
 def test_the_host_waits_at_the_ends_of_windows_only(tmp_path):
-    """Also before the steps that count, and before an evaluation."""
+    """Also after the first step, before the steps that count, and before an evaluation."""
     backend, _, events = train(
         tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=RunsAhead
     )
     training = backend.calls[: backend.calls.index("evaluate")]
     trained = np.cumsum(np.array(training) == "train")
     waits = [trained[at] for at, call in enumerate(training) if call == "synchronize"]
-    assert waits == [0, 6, 8, 16, 20]
+    assert waits == [0, 1, 6, 8, 16, 20]
     seconds = series(events, "step_seconds")
     assert len(seconds) == 20
     for begin, end in itertools.pairwise(waits):
         assert len(set(seconds[begin:end])) == 1  # equal shares of what was measured
         assert sum(seconds[begin:end]) >= 0.002 * (end - begin)
-    assert [step for step, between in enumerate(series(events, "host_overhead_seconds")) if between] == [0, 6, 8, 16]
+    assert [step for step, between in enumerate(series(events, "host_overhead_seconds")) if between] == [0, 1, 6, 8, 16]
 
 
 def test_windows_change_nothing_of_what_is_trained(tmp_path):
@@ -125,7 +125,7 @@ def test_energy_is_read_around_every_window(tmp_path):
     _, _, events = train(
         tmp_path, energy=EnergyMeter([lambda: next(readings)]), steps=12, warmup_steps=4, steps_per_window=4
     )
-    assert series(events, "joules") == [1.5] * 12
+    assert series(events, "joules") == [6.0] + [2.0] * 3 + [1.5] * 8
 
 
 def test_energy_is_read_around_every_step(tmp_path):

@@ -142,7 +142,7 @@ class TensorFlowBackend(Inspectable):
 
     def _scatter_images(self, batch: HostBatch) -> Any:
         """The images: bytes that each GPU looks up, or what the host has looked up."""
-        if self.config.cluster.device_type == "cpu":
+        if self.config.cluster.device_type != "gpu":
             return self._scatter(batch.images, self._dtype)
         tables = batch.tables.astype(self._dtype.as_numpy_dtype, copy=False)
 
@@ -412,7 +412,7 @@ class TensorFlowBackend(Inspectable):
         return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
     def _peak_device_memory_bytes(self) -> int | None:
-        if self.config.cluster.device_type == "cpu":
+        if self.config.cluster.device_type == "cpu" or self.is_server:  # one that keeps parameters sees no GPU
             return None
         return sum(
             tf.config.experimental.get_memory_info(device.removeprefix("/device:"))["peak"]

@@ -42,14 +42,15 @@ class ParameterServer(TensorFlowBackend):
 
     def _serve(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         threads = self.config.topology.threads_per_process
-        for gpu in tf.config.list_physical_devices("GPU"):
-            tf.config.experimental.set_memory_growth(gpu, True)
+        self._configure_precision()
+        session = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=threads)
+        session.gpu_options.allow_growth = True  # a server does not look at the setting that other processes have
         self._server = tf.distribute.Server(
             resolver.cluster_spec(),
             job_name=resolver.task_type,
             task_index=resolver.task_id,
             protocol="grpc",
-            config=tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=threads),
+            config=session,
         )
 
     def _coordinate(self) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -187,9 +187,14 @@ class TorchBackend(Inspectable):
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
         if self.device.type == "cpu":
             return prefetch(reads, lambda read: self._to_device(read()), self.input_threads)
-        stream = SideStream(self.device)
+        stream = self._side_stream
         placed = prefetch(reads, lambda read: stream.place(partial(self._to_device, read())), self.input_threads)
         return map(stream.receive, placed)
+
+    @cached_property
+    def _side_stream(self) -> SideStream:
+        """One for all feeds: torch keeps the memory that was taken for a stream to that stream."""
+        return SideStream(self.device)
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         images = self._images(batch).to(self._dtype).permute(0, 3, 1, 2)
