@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from dpcompare.errors import RequestError
-from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, installed_gpus, visible_gpus
+from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, gpu_model, installed_gpus, visible_gpus
 
 DeviceType = Literal["cpu", "gpu", "tpu"]
 
@@ -208,6 +208,12 @@ def _refuse_shared_gpus(gpus: Sequence[str], per_node: int, installed: Sequence[
         raise RequestError(
             f"GPUs {', '.join(repeated)} of {','.join(gpus)} are one physical GPU used more than once; NCCL refuses "
             "two ranks on one GPU, so every replica needs a GPU of its own: choose them with --gpus, or fewer devices"
+        )
+    models = {gpu: gpu_model(gpu, installed) for gpu in gpus}
+    if len(set(models.values()) - {""}) > 1:
+        named = ", ".join(f"{gpu} ({model or 'unknown'})" for gpu, model in models.items())
+        raise RequestError(
+            f"GPUs {named} are of different models: each step would wait for the slowest; choose equal ones with --gpus"
         )
     if per_node > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
         raise RequestError(

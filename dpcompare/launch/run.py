@@ -29,7 +29,7 @@ from dpcompare.results.events import Event
 from dpcompare.results.history import close_attempt, result_so_far
 from dpcompare.results.result import RunResult, Status
 from dpcompare.results.run_dir import ATTEMPTS_DIR, CONFIG_FILE, EVENTS_DIR, LOGS_DIR, RESULT_FILE
-from dpcompare.system.devices import installed_gpus, invisible_gpus, visible_gpus
+from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, visible_gpus
 from dpcompare.system.locks import only_one
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
@@ -248,6 +248,11 @@ def _require_machine(config: RunConfig) -> None:
             "--device cpu to simulate devices on the CPU"
         )
     if config.cluster.simulated and config.cluster.device_type == "gpu":
+        if used := used_gpus(config.cluster.devices):
+            raise RequestError(
+                f"other processes hold most of the memory of GPUs {', '.join(used)}; end them (`nvidia-smi` lists "
+                "them), or choose others with --gpus"
+            )
         require_cuda(config.framework, config.python)
 
 

@@ -35,7 +35,7 @@ def available_cores(cgroups: Path = CGROUPS) -> int:
     return cores
 
 
-_GPU_LINE = re.compile(r"^GPU (?P<index>\d+): .*\(UUID: (?P<uuid>GPU-[^)]+)\)")
+_GPU_LINE = re.compile(r"^GPU (?P<index>\d+): (?P<name>.*) \(UUID: (?P<uuid>GPU-[^)]+)\)")
 _MIG_LINE = re.compile(r"^\s+MIG .*\(UUID: (?P<uuid>MIG-[^)]+)\)")
 
 
@@ -47,6 +47,8 @@ class Gpu(BaseModel):
 
     index: str
     uuid: str
+    name: str = ""
+    """Of its model."""
     mig: list[str] = []
 
 
@@ -87,7 +89,12 @@ def _ask_nvml() -> list[Gpu]:
         pynvml.nvmlInit()
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [
-            Gpu(index=str(index), uuid=pynvml.nvmlDeviceGetUUID(handle), mig=_mig_devices(pynvml, handle))
+            Gpu(
+                index=str(index),
+                uuid=pynvml.nvmlDeviceGetUUID(handle),
+                name=pynvml.nvmlDeviceGetName(handle),
+                mig=_mig_devices(pynvml, handle),
+            )
             for index, handle in enumerate(handles)
         ]
     except pynvml.NVMLError as error:
@@ -111,7 +118,7 @@ def _ask_nvidia_smi() -> list[Gpu]:
     gpus: list[Gpu] = []
     for line in listing.stdout.splitlines():
         if gpu := _GPU_LINE.match(line):
-            gpus.append(Gpu(index=gpu["index"], uuid=gpu["uuid"]))
+            gpus.append(Gpu(index=gpu["index"], uuid=gpu["uuid"], name=gpu["name"]))
         elif (mig := _MIG_LINE.match(line)) and gpus:
             gpus[-1].mig.append(mig["uuid"])
     return gpus
@@ -139,6 +146,34 @@ def invisible_gpus(names: Sequence[str]) -> list[str]:
     installed = installed_gpus()
     visible = {device_id(name, installed) for name in visible_gpus(installed)}
     return [name for name in names if device_id(name, installed) not in visible]
+
+
+MOST_USED = 0.5
+"""Share of a GPU's memory that others may hold; a desktop takes some, another training most."""
+
+
+def used_gpus(names: Sequence[str]) -> list[str]:
+    """Those of `names` whose memory others hold most of, with how much; none where nvidia-smi does not tell."""
+    query = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = run_command(query, seconds=LISTING_SECONDS)
+        rows = [line.split(", ") for line in answer.stdout.splitlines()]
+        mebibytes = {uuid: (int(used), int(total)) for uuid, used, total in rows}
+    except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
+        return []
+    installed = installed_gpus()
+    told = []
+    for name in names:
+        used, total = mebibytes.get(device_id(name, installed) or "", (0, 1))
+        if used > MOST_USED * total:
+            told.append(f"{name} ({used:,} of {total:,} MiB)")
+    return told
+
+
+def gpu_model(name: str, installed: Sequence[Gpu]) -> str:
+    """The model of the GPU that a name means; "" where it is not installed."""
+    gpu = _find(name, installed)
+    return gpu.name if gpu else ""
 
 
 def device_id(name: str, installed: Sequence[Gpu]) -> str | None:

@@ -8,7 +8,7 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.errors import RequestError
 from dpcompare.system import devices
-from dpcompare.system.devices import Gpu, installed_gpus
+from dpcompare.system.devices import Gpu, installed_gpus, used_gpus
 from tests.conftest import NVIDIA_SMI
 from tests.support.command import invoke
 
@@ -74,6 +74,7 @@ def nvml(monkeypatch, *uuids, mig=()):
         nvmlDeviceGetCount=lambda: len(uuids),
         nvmlDeviceGetHandleByIndex=lambda index: uuids[index],
         nvmlDeviceGetUUID=lambda handle: handle,
+        nvmlDeviceGetName=lambda handle: "NVIDIA H200",
         nvmlDeviceGetMaxMigDeviceCount=most_parts,
         nvmlDeviceGetMigDeviceHandleByIndex=part,
         **vars(errors),
@@ -91,8 +92,8 @@ def test_where_nvidia_smi_is_not_installed_nvml_is_asked(machine, monkeypatch):
     machine(files=["nvidia0", "nvidia1", "nvidiactl"])
     nvml(monkeypatch, "GPU-aaaa", "GPU-bbbb", mig=[("GPU-bbbb", "MIG-1"), ("GPU-bbbb", "MIG-2")])
     assert installed_gpus() == [
-        Gpu(index="0", uuid="GPU-aaaa"),
-        Gpu(index="1", uuid="GPU-bbbb", mig=["MIG-1", "MIG-2"]),
+        Gpu(index="0", uuid="GPU-aaaa", name="NVIDIA H200"),
+        Gpu(index="1", uuid="GPU-bbbb", name="NVIDIA H200", mig=["MIG-1", "MIG-2"]),
     ]
 
 
@@ -134,3 +135,28 @@ def test_commands_that_need_no_gpu_go_on_and_say_so(machine):
     diagnosed = invoke("doctor", "--no-trials")
     assert diagnosed.code == 3
     assert "problem GPUs: this machine has" in diagnosed.stdout
+
+
+def test_gpus_of_different_models_in_one_run_are_refused(install_gpus):
+    install_gpus(
+        "GPU 0: NVIDIA H200 (UUID: GPU-aaaa)\nGPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-bbbb)\n"
+        "GPU 2: NVIDIA H200 (UUID: GPU-cccc)\n"
+    )
+    with pytest.raises(RequestError, match=r"GPUs 0 \(NVIDIA H200\), 1 \(NVIDIA A100.*choose equal ones with --gpus"):
+        Cluster.partition(1, 2, device="gpu")
+    assert Cluster.partition(1, 2, gpus=["0", "2"]).devices == ("0", "2")
+    assert Cluster.partition(1, 2, gpus=["0", "7"]).devices == ("0", "7")  # planned for another machine
+
+
+def test_a_gpu_that_another_process_fills_is_named(machine, tmp_path):
+    (tmp_path / "listing").write_text(NVIDIA_SMI)
+    rows = "GPU-aaaa0000, 1024, 143771\\nGPU-bbbb1111, 140000, 143771\\nGPU-cccc2222, [N/A], 143771\\n"
+    machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) printf "{rows.split("GPU-cccc")[0]}";; esac')
+    assert used_gpus(["0", "1"]) == ["1 (140,000 of 143,771 MiB)"]
+    assert used_gpus(["0", "GPU-aaaa"]) == []
+
+
+def test_where_the_memory_is_not_told_no_gpu_counts_as_used(machine, tmp_path):
+    (tmp_path / "listing").write_text(NVIDIA_SMI)
+    machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) echo "GPU-aaaa0000, [N/A], [N/A]";; esac')
+    assert used_gpus(["0", "1"]) == []
