@@ -1,4 +1,4 @@
-"""What of an environment decides how fast or how exactly a framework computes, and no option of ours says."""
+"""Environment variables that change how fast or how exactly a framework computes, and that no option of ours sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one measured training loop, shared by all backends; nothing else reads the clock of a measurement."""
+"""The one measured training loop, shared by all backends; only it and its windows read the clock of a measurement."""
 
 from __future__ import annotations
 
