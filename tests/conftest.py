@@ -67,6 +67,7 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         # Tests run side by side: threads of OpenMP that spin while they wait take the core from those they wait for.
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
         patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path_factory.mktemp("environments")))
         yield
 
 

@@ -56,7 +56,7 @@ def require_framework(framework: str, python: str = sys.executable) -> None:
     if missing := missing_packages(framework, python):
         raise RequestError(
             f"{framework} is not usable: {', '.join(missing)} not installed for {python}; "
-            f"install the extra with: {python} -m pip install 'dpcompare[{framework}]'"
+            f"`dpcompare setup` makes an environment for it, or: {python} -m pip install 'dpcompare[{framework}]'"
         )
 
 

@@ -86,14 +86,14 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
     if wheels.claimed_twice:
         return CudaProblem(
             f"in the environment of {python} the same files belong to {'; '.join(wheels.claimed_twice)}",
-            "the one installed last has overwritten the other: give each framework an environment of its own and name "
-            "it with --python FRAMEWORK=PATH",
+            "the one installed last has overwritten the other: `dpcompare setup` gives each framework an environment of "
+            "its own, or name yours with --python FRAMEWORK=PATH",
         )
     if framework == "tensorflow" and not wheels.finds_cudnn and "nvidia-cudnn-cu12" not in wheels.versions:
         return CudaProblem(
             f"the TensorFlow of {python} has no CUDA libraries",
-            f"{python} -m pip install 'dpcompare[tensorflow-cuda]', in an environment without torch, whose libraries "
-            "have the same names",
+            f"`dpcompare setup` makes an environment that has them, or: {python} -m pip install "
+            "'dpcompare[tensorflow-cuda]', in an environment without torch, whose libraries have the same names",
         )
     cuda, driver = _cuda_major(wheels), _driver()
     if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda] and not COMPATIBILITY.is_dir():

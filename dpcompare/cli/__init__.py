@@ -20,6 +20,7 @@ from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fa
 from dpcompare.cli.plan import plan
 from dpcompare.cli.report import report
 from dpcompare.cli.run import run
+from dpcompare.cli.setup import setup
 from dpcompare.cli.verify import verify
 from dpcompare.cli.watch import watch
 from dpcompare.errors import RequestError, RunFailedError
@@ -36,7 +37,7 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
 
 
-for command in (run, compare, plan, node, modes, data, report, watch, verify, doctor):
+for command in (setup, run, compare, plan, node, modes, data, report, watch, verify, doctor):
     cli.add_command(command)
 
 

@@ -42,11 +42,12 @@ def parse_tuning(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def interpreters(pairs: Sequence[str]) -> dict[str, str]:
-    """framework -> interpreter, from the environment and --python."""
+    """framework -> interpreter: of --python, else of DPCOMPARE_<FRAMEWORK>_PYTHON, else made by `dpcompare setup`."""
+    from dpcompare.launch.setup import interpreter_made_for
+
+    named = {framework: os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON") for framework in FRAMEWORKS}
     chosen = {
-        framework: os.environ[variable]
-        for framework in FRAMEWORKS
-        if (variable := f"DPCOMPARE_{framework.upper()}_PYTHON") in os.environ
+        framework: python for framework in FRAMEWORKS if (python := named[framework] or interpreter_made_for(framework))
     }
     for pair in pairs:
         framework, separator, path = pair.partition("=")

@@ -8,11 +8,23 @@ from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of an environment, in GB, about."""
+
+    download: float
+    on_disk: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Framework:
     """One row of FRAMEWORKS."""
 
     packages: tuple[str, ...]
     """Import names that must be installed; the extra of dpcompare has the framework's name."""
+    extras: Mapping[Literal["cpu", "gpu"], tuple[str, ...]]
+    """Device type -> the extras of dpcompare that `setup` installs for all of its modes."""
+    sizes: Mapping[Literal["cpu", "gpu"], Sizes]
+    """Device type -> of such an environment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +81,20 @@ class Mode:
         return self.stage_placement == "over processes"
 
 
+TORCH_EXTRAS = ("torch", "fabric", "accelerate")
+TORCH_SIZES = Sizes(download=3, on_disk=7)  # the wheel for GPUs runs on CPUs too
+
 FRAMEWORKS: dict[str, Framework] = {
-    "torch": Framework(packages=("torch", "timm")),
-    "tensorflow": Framework(packages=("tensorflow", "keras")),
+    "torch": Framework(
+        packages=("torch", "timm"),
+        extras={"cpu": TORCH_EXTRAS, "gpu": TORCH_EXTRAS},
+        sizes={"cpu": TORCH_SIZES, "gpu": TORCH_SIZES},
+    ),
+    "tensorflow": Framework(
+        packages=("tensorflow", "keras"),
+        extras={"cpu": ("tensorflow",), "gpu": ("tensorflow-cuda",)},
+        sizes={"cpu": Sizes(download=1, on_disk=3), "gpu": Sizes(download=3, on_disk=7)},
+    ),
 }
 
 

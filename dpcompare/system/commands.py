@@ -12,6 +12,8 @@ from dpcompare.system.deadline import Deadline
 from dpcompare.system.processes import PROCESS_POLL_SECONDS, kill_groups
 from dpcompare.system.signals import signals_held
 
+_STDERR = 2
+
 
 def run_command(
     argv: Sequence[str],
@@ -20,6 +22,7 @@ def run_command(
     text: str | None = None,
     env: Mapping[str, str] | None = None,
     interruptible: bool = True,
+    shown: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program and return its exit status and what it printed.
 
@@ -29,6 +32,7 @@ def run_command(
         text: its standard input.
         env: its environment; default: that of this process.
         interruptible: whether Ctrl-C kills it too, rather than waiting for its end.
+        shown: whether what it prints goes to our stderr instead of being returned.
 
     Raises:
         OSError: it cannot be started.
@@ -42,8 +46,8 @@ def run_command(
             subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL if text is None else stack.enter_context(_file_of(text)),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+                stdout=_STDERR if shown else subprocess.PIPE,
+                stderr=_STDERR if shown else subprocess.PIPE,
                 text=True,
                 env=env,
                 start_new_session=True,  # Ctrl-C is for this process

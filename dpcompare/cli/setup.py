@@ -1,0 +1,93 @@
+"""`dpcompare setup`: an environment for each framework that cannot be used yet."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import click
+
+from dpcompare.cli.option_values import listed
+from dpcompare.cli.output import EXIT_NEGATIVE, print_json
+from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.errors import RequestError
+
+if TYPE_CHECKING:
+    from dpcompare.launch.setup import DeviceType, Need
+
+
+@click.command()
+@click.option(
+    "--frameworks",
+    default=",".join(FRAMEWORKS),
+    show_default=True,
+    metavar="LIST",
+    help="The frameworks to make usable.",
+)
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "gpu"]),
+    default="auto",
+    show_default=True,
+    help="What they are to use; auto: GPUs where there are any. gpu: also on a machine without, for others.",
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be made, and make nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
+    """Make both frameworks usable here, where they are not yet.
+
+    A framework that this interpreter can use is left where it is. Any other gets an environment of its own, made with
+    uv where that is installed and with venv and pip otherwise, which all other commands find by themselves.
+    An interrupted set-up goes on when the command is repeated. DPCOMPARE_ENVIRONMENTS_DIR names another folder for the
+    environments, here and for all commands. Exit code 3: a framework cannot be used all the same.
+    """
+    from dpcompare.launch.setup import make, needs, require_space
+
+    found = needs(_frameworks(frameworks), _device_type(device))
+    to_make = [need for need in found if need.requirements]
+    for need in found:
+        _say(need)
+    require_space(to_make)
+    if not dry_run:
+        found = [make(need) if need.requirements else need for need in found]
+        for need in found:
+            if need.framework in [made.framework for made in to_make]:
+                _say(need)
+    if as_json:
+        print_json({"frameworks": [{**dataclasses.asdict(need), "usable": need.is_met} for need in found]})
+    return 0 if dry_run or all(need.is_met for need in found) else EXIT_NEGATIVE
+
+
+def _frameworks(text: str) -> list[str]:
+    names = listed(text)
+    if not names or set(names) - FRAMEWORKS.keys():
+        raise RequestError(f"--frameworks: received {text!r}, expected some of {','.join(FRAMEWORKS)}")
+    return names
+
+
+def _device_type(device: str) -> DeviceType:
+    from dpcompare.system.devices import installed_gpus, visible_gpus
+
+    if device == "cpu":
+        return "cpu"
+    gpus = visible_gpus(installed_gpus())
+    click.echo(f"GPUs: {len(gpus)} visible" if gpus else "GPUs: none visible", err=True)
+    return "gpu" if gpus or device == "gpu" else "cpu"
+
+
+def _say(need: Need) -> None:
+    """A line or two on stderr."""
+    from dpcompare.launch.setup import sizes
+    from dpcompare.system.python_environment import installer_name
+
+    if need.is_met:
+        click.echo(f"{need.framework}: usable, {need.python}", err=True)
+        return
+    click.echo(f"{need.framework}: {need.lacks}", err=True)
+    if need.requirements:
+        size = sizes(need)
+        click.echo(
+            f"  {installer_name()} makes an environment for it, {need.python}, with {' '.join(need.requirements)}; "
+            f"up to {size.download:.0f} GB to download, {size.on_disk:.0f} GB on disk",
+            err=True,
+        )

@@ -1,0 +1,171 @@
+"""The environments of the frameworks: which interpreter each has here, and how one that is missing is made.
+
+Each framework gets an environment of its own, since the CUDA wheels of two frameworks overwrite each other's files. An
+interpreter that can be used already is kept, the one that runs dpcompare first of all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from dpcompare._version import __version__
+from dpcompare.backends.availability import missing_packages
+from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
+from dpcompare.config.modes import FRAMEWORKS, Sizes
+from dpcompare.errors import RequestError
+from dpcompare.system.locks import only_one
+from dpcompare.system.python_environment import PythonEnvironment
+
+DeviceType = Literal["cpu", "gpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Need:
+    """What a framework needs before it can be used here."""
+
+    framework: str
+    device: DeviceType
+    python: str
+    """Its interpreter: one that is there, or that of the environment to be made."""
+    lacks: str = ""
+    """Why no interpreter that is there can be used; empty where one can."""
+    requirements: tuple[str, ...] = ()
+    """What is to be installed, as pip takes it on its command line; nothing where no environment is to be made."""
+
+    @property
+    def is_met(self) -> bool:
+        return not self.lacks
+
+
+def environments_dir() -> Path:
+    """DPCOMPARE_ENVIRONMENTS_DIR; or a folder of this virtual environment, which goes when that goes; or the user's."""
+    from platformdirs import user_data_path
+
+    if chosen := os.environ.get("DPCOMPARE_ENVIRONMENTS_DIR"):
+        return Path(chosen).expanduser()
+    if sys.prefix != sys.base_prefix:
+        return Path(sys.prefix) / "environments"
+    return user_data_path("dpcompare", appauthor=False) / "environments"
+
+
+def environment_of(framework: str) -> PythonEnvironment:
+    """The one that `dpcompare setup` makes, or has made, for a framework."""
+    return PythonEnvironment(environments_dir() / framework)
+
+
+def interpreter_made_for(framework: str) -> str | None:
+    """That of the environment which `dpcompare setup` has made for this dpcompare; None where it has made none."""
+    environment = environment_of(framework)
+    made = any(environment.has(_requirements(framework, device)) for device in FRAMEWORKS[framework].extras)
+    return environment.python if made else None
+
+
+def needs(frameworks: Sequence[str], device: DeviceType) -> list[Need]:
+    """What each framework needs here.
+
+    Args:
+        frameworks: rows of FRAMEWORKS.
+        device: what the frameworks are to use.
+
+    Raises:
+        RequestError: an interpreter that the user has named cannot be used.
+    """
+    return [_need(framework, device) for framework in frameworks]
+
+
+def _need(framework: str, device: DeviceType) -> Need:
+    variable = f"DPCOMPARE_{framework.upper()}_PYTHON"
+    if named := os.environ.get(variable):
+        if lack := _lack(framework, named, device):
+            raise RequestError(f"{variable}: received {named!r}, but {lack}; install that there, or unset it")
+        return Need(framework=framework, device=device, python=named)
+    lacks = ""
+    for python in filter(None, (interpreter_made_for(framework), sys.executable)):
+        lack = _lack(framework, python, device)
+        if not lack:
+            return Need(framework=framework, device=device, python=python)
+        lacks = lacks or lack
+    environment = environment_of(framework)
+    if environment.is_unfinished:
+        lacks = "its environment was not finished"
+    requirements = _requirements(framework, device)
+    is_complete = environment.has(requirements) and not _missing(framework, environment.python)
+    return Need(
+        framework=framework,
+        device=device,
+        python=environment.python,
+        lacks=lacks,
+        # One that has everything and cannot be used all the same would lack the same again.
+        requirements=() if is_complete else requirements,
+    )
+
+
+def _lack(framework: str, python: str, device: DeviceType) -> str:
+    """Why an interpreter cannot be used for a framework; empty where it can."""
+    if missing := _missing(framework, python):
+        return missing
+    problem = cuda_problem(framework, python, cuda_wheels_of(python)) if device == "gpu" else None
+    return problem.found if problem else ""
+
+
+def _missing(framework: str, python: str) -> str:
+    try:
+        missing = missing_packages(framework, python)
+    except RequestError as error:
+        return str(error)
+    return f"{python} has no {' and no '.join(missing)}" if missing else ""
+
+
+def _requirements(framework: str, device: DeviceType) -> tuple[str, ...]:
+    """dpcompare from where this one was installed, with the extras of a framework (PEP 610, direct_url.json)."""
+    extras = ",".join(FRAMEWORKS[framework].extras[device])
+    origin = json.loads(metadata.distribution("dpcompare").read_text("direct_url.json") or "{}")
+    if not origin:
+        return (f"dpcompare[{extras}]=={__version__}",)
+    if origin.get("dir_info", {}).get("editable"):
+        return ("--editable", f"{unquote(urlsplit(origin['url']).path)}[{extras}]")
+    url = origin["url"]
+    if vcs := origin.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return (f"dpcompare[{extras}] @ {url}",)
+
+
+def sizes(need: Need) -> Sizes:
+    """Of the environment that is to be made."""
+    return FRAMEWORKS[need.framework].sizes[need.device]
+
+
+def require_space(wanted: Sequence[Need]) -> None:
+    """Raise RequestError unless the disk has room for the environments to be made."""
+    folder = environments_dir()
+    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    free, needed = shutil.disk_usage(there).free / 1e9, sum(sizes(need).on_disk for need in wanted)
+    if free < needed:
+        raise RequestError(
+            f"{str(folder)!r} is on a disk with {free:.1f} GB free, expected about {needed:.0f} GB for the "
+            "environments; name a folder on another disk with DPCOMPARE_ENVIRONMENTS_DIR"
+        )
+
+
+def make(need: Need) -> Need:
+    """Make the environment of a framework; returns what the framework lacks now, if anything.
+
+    Raises:
+        RequestError: its folder holds something else, or another process makes environments there.
+        RunFailedError: the installer failed.
+    """
+    folder = environments_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_one(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
+        environment_of(need.framework).make(need.requirements)
+    cuda_wheels_of.cache_clear()
+    return replace(need, lacks=_lack(need.framework, need.python, need.device), requirements=())

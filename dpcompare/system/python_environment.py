@@ -1,0 +1,102 @@
+"""A Python environment that dpcompare makes: an interpreter in a folder of its own, and what is installed for it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from math import inf
+from pathlib import Path
+
+from pydantic import BaseModel, ValidationError
+
+from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.system.commands import run_command
+from dpcompare.system.json_files import write_document
+
+
+class _Record(BaseModel):
+    """What stands beside an environment of ours, from before its folder is made until after it is removed."""
+
+    requirements: tuple[str, ...]
+    """As pip takes them on its command line."""
+    finished: bool
+
+
+class PythonEnvironment:
+    """An environment in a folder, which need not be there yet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._record_file = folder.with_name(f"{folder.name}.json")
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.folder / "bin" / "python")
+
+    def has(self, requirements: Sequence[str]) -> bool:
+        """Whether it is finished and was made with these requirements."""
+        return self._record() == _Record(requirements=tuple(requirements), finished=True)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether its making was interrupted."""
+        record = self._record()
+        return record is not None and not record.finished
+
+    def make(self, requirements: Sequence[str]) -> None:
+        """Make it, anew where it is there already; what the installer says goes to stderr.
+
+        It is made anew since an interrupted installer leaves distributions of which a part is missing. What was
+        downloaded is in the installer's cache.
+
+        Args:
+            requirements: as pip takes them on its command line.
+
+        Raises:
+            RequestError: the folder holds something else, which is left alone.
+            RunFailedError: the installer failed.
+        """
+        if self.folder.exists() and self._record() is None:
+            raise RequestError(
+                f"{str(self.folder)!r} is not an environment that dpcompare made, and is left alone; expected a path "
+                "where nothing is: move it away"
+            )
+        record = _Record(requirements=tuple(requirements), finished=False)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        write_document(record, self._record_file)
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        for argv in self._commands(requirements):
+            if status := run_command(argv, seconds=inf, shown=True).returncode:
+                raise RunFailedError(
+                    f"{' '.join(argv)} ended with status {status}, see above; the same command goes on from here, with "
+                    "what was downloaded already",
+                    str(self.folder),
+                )
+        write_document(record.model_copy(update={"finished": True}), self._record_file)
+
+    def _commands(self, requirements: Sequence[str]) -> list[list[str]]:
+        """What makes it."""
+        if installer_name() == "uv":
+            return [
+                # --seed: with pip, which other advice of ours asks for.
+                ["uv", "venv", "--quiet", "--seed", "--python", sys.executable, str(self.folder)],
+                ["uv", "pip", "install", "--python", self.python, *requirements],
+            ]
+        return [
+            [sys.executable, "-m", "venv", str(self.folder)],
+            [self.python, "-m", "pip", "install", "--disable-pip-version-check", *requirements],
+        ]
+
+    def _record(self) -> _Record | None:
+        try:
+            return _Record.model_validate_json(self._record_file.read_text())
+        except (OSError, ValidationError):  # no environment, or none of ours
+            return None
+
+
+def installer_name() -> str:
+    """Of what makes an environment here: `uv`, or `pip`."""
+    return "uv" if shutil.which("uv") else "pip"
