@@ -86,8 +86,8 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
     if wheels.claimed_twice:
         return CudaProblem(
             f"in the environment of {python} the same files belong to {'; '.join(wheels.claimed_twice)}",
-            "the one installed last has overwritten the other: `dpcompare setup` gives each framework an environment of "
-            "its own, or name yours with --python FRAMEWORK=PATH",
+            "the one installed last has overwritten the other: `dpcompare setup` gives each an environment "
+            "of its own, or name yours with --python FRAMEWORK=PATH",
         )
     if framework == "tensorflow" and not wheels.finds_cudnn and "nvidia-cudnn-cu12" not in wheels.versions:
         return CudaProblem(
