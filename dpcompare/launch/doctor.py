@@ -149,7 +149,8 @@ def _framework(framework: str, python: str, *, has_gpus: bool) -> Iterator[Findi
             name=framework,
             status="problem",
             found=f"the interpreter {python!r} cannot be used: {error}",
-            remedy=f"name one that holds dpcompare[{framework}] with --python {framework}=PATH",
+            remedy=f"`dpcompare setup` makes one, or name one that holds dpcompare[{framework}] with "
+            f"--python {framework}=PATH",
         )
         return
     yield from judge_versions(framework, packages, versions, python)
@@ -166,7 +167,7 @@ def judge_versions(
             name=framework,
             status="problem",
             found=f"{', '.join(missing)} not installed for {python}",
-            remedy=f"{python} -m pip install 'dpcompare[{framework}]'",
+            remedy=f"`dpcompare setup`, or {python} -m pip install 'dpcompare[{framework}]'",
         )
         return
     found = ", ".join(f"{name} {version}" for name, version in versions.items())

@@ -1,0 +1,229 @@
+"""`dpcompare setup`: real environments by the real pip and uv, out of tiny wheels in place of an index."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from dpcompare._version import __version__
+from dpcompare.backends import cuda_wheels
+from dpcompare.backends.availability import missing_packages
+from dpcompare.cli.option_values import interpreters
+from dpcompare.launch import setup
+from tests.support.command import invoke, start
+from tests.support.wheels import write_wheel
+
+EXTRAS = {
+    "torch": ["torch", "timm"],
+    "fabric": [],
+    "accelerate": [],
+    "tensorflow": ["tensorflow", "keras"],
+    "tensorflow-cuda": ["tensorflow", "keras", "nvidia-cudnn-cu12"],
+}
+
+
+@pytest.fixture
+def environments(tmp_path, monkeypatch):
+    """A folder for environments, and an interpreter that has neither framework, however this one is equipped."""
+    monkeypatch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path / "environments"))
+    monkeypatch.setattr(
+        setup,
+        "missing_packages",
+        lambda framework, python: [framework] if python == sys.executable else missing_packages(framework, python),
+    )
+    monkeypatch.setattr(setup.metadata, "distribution", installed_from(None))
+    return tmp_path / "environments"
+
+
+@pytest.fixture
+def index(tmp_path, monkeypatch):
+    """A folder of tiny wheels that is all that pip and uv know; the CUDA wheels of tensorflow are there."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    write_wheel(folder, "dpcompare", __version__, extras=EXTRAS)
+    for name in ("torch", "timm", "tensorflow", "keras"):
+        write_wheel(folder, name)
+    write_wheel(folder, "nvidia-cudnn-cu12", modules=[])
+    for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in ("pip", "setuptools", "wheel"):  # uv puts them into each environment, from the index
+        write_wheel(folder, name)
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "uv").symlink_to(Path(sys.executable).with_name("uv"))
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setattr(cuda_wheels, "DRIVER_VERSION", tmp_path / "no driver")
+    return folder
+
+
+def installed_from(origin):
+    """importlib.metadata's `distribution`, where dpcompare was installed from somewhere; None: from an index."""
+    text = None if origin is None else json.dumps(origin)
+    return lambda name: SimpleNamespace(read_text=lambda file: text)
+
+
+def test_a_machine_with_gpus_gets_an_environment_for_each_framework(environments, index, install_gpus):
+    install_gpus()
+    done = invoke("setup", "--json")
+    assert done.code == 0, done.stderr
+    for framework, extras in (("torch", "torch,fabric,accelerate"), ("tensorflow", "tensorflow-cuda")):
+        assert f"{framework}: {sys.executable} has no {framework}" in done.stderr
+        assert f"{framework}/bin/python, with dpcompare[{extras}]=={__version__}; up to" in done.stderr
+    expected = {framework: str(environments / framework / "bin" / "python") for framework in ("torch", "tensorflow")}
+    assert {need["framework"]: need["python"] for need in done.json["frameworks"]} == expected
+    assert all(need["usable"] for need in done.json["frameworks"])
+    assert interpreters(()) == expected  # where all other commands look
+    assert interpreters([f"torch={sys.executable}"])["torch"] == sys.executable
+
+    made = {path: path.stat().st_mtime_ns for path in environments.glob("*")}
+    again = invoke("setup")
+    assert again.code == 0
+    assert again.stderr.splitlines()[1:] == [f"{name}: usable, {python}" for name, python in expected.items()]
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_uv_makes_it_where_it_is_installed(environments, index):
+    done = invoke("setup", "--frameworks", "torch", "--device", "cpu")
+    assert done.code == 0, done.stderr
+    assert "uv makes an environment" in done.stderr
+    assert "uv" in (environments / "torch" / "pyvenv.cfg").read_text()
+    assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
+
+
+def test_pip_makes_it_elsewhere(environments, index, monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    done = invoke("setup", "--frameworks", "torch", "--device", "cpu")
+    assert done.code == 0, done.stderr
+    assert "pip makes an environment" in done.stderr
+    assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
+
+
+def test_an_interrupted_set_up_goes_on(environments, index):
+    (index / "keras-99.0-py3-none-any.whl").rename(index / "keras")
+    failed = invoke("setup", "--device", "cpu")
+    assert failed.code == 1
+    assert "uv pip install" in failed.stderr
+    assert "the same command goes on from here" in failed.stderr
+    assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
+    torch = (environments / "torch.json").stat().st_mtime_ns
+
+    (index / "keras").rename(index / "keras-99.0-py3-none-any.whl")
+    done = invoke("setup", "--device", "cpu")
+    assert done.code == 0
+    assert "tensorflow: its environment was not finished" in done.stderr
+    assert set(interpreters(())) == {"torch", "tensorflow"}
+    assert (environments / "torch.json").stat().st_mtime_ns == torch
+
+
+def test_ctrl_c_ends_the_installer(tmp_path):
+    programs, pid = tmp_path / "programs", tmp_path / "pid"
+    programs.mkdir()
+    (programs / "uv").write_text(f"#!/bin/sh\necho $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 100\n")
+    (programs / "uv").chmod(0o755)
+    environments = tmp_path / "environments"
+    arguments = ("setup", "--frameworks", "tensorflow", "--device", "gpu")  # CUDA's libraries are nowhere here
+    process = start(*arguments, PATH=f"{programs}:{os.environ['PATH']}", DPCOMPARE_ENVIRONMENTS_DIR=str(environments))
+    while not pid.exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    second = start(*arguments, PATH=f"{programs}:/usr/bin:/bin", DPCOMPARE_ENVIRONMENTS_DIR=str(environments))
+    assert "another `dpcompare setup` works in" in second.communicate(timeout=60)[1]
+    assert second.returncode == 2
+    process.send_signal(signal.SIGINT)
+    assert "interrupted" in process.communicate(timeout=30)[1]
+    assert process.returncode == 130
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    assert json.loads((environments / "tensorflow.json").read_text())["finished"] is False
+
+
+def test_what_is_not_ours_is_left_alone(environments, index):
+    (environments / "torch").mkdir(parents=True)
+    (environments / "torch" / "thesis.txt").write_text("years of work")
+    refused = invoke("setup", "--frameworks", "torch")
+    assert refused.code == 2
+    assert "is not an environment that dpcompare made" in refused.stderr
+    assert (environments / "torch" / "thesis.txt").read_text() == "years of work"
+
+
+def test_a_full_disk_is_told_before_anything_is_made(environments, index, monkeypatch):
+    usage = shutil.disk_usage("/")._replace(free=5_000_000_000)
+    monkeypatch.setattr(setup.shutil, "disk_usage", lambda path: usage)
+    refused = invoke("setup", "--device", "cpu")
+    assert refused.code == 2
+    assert "5.0 GB free, expected about 10 GB" in refused.stderr
+    assert not environments.exists()
+
+
+def test_a_dry_run_makes_nothing(environments, index):
+    said = invoke("setup", "--dry-run", "--device", "gpu", "--json")
+    assert said.code == 0
+    assert [need["requirements"] for need in said.json["frameworks"]] == [
+        [f"dpcompare[torch,fabric,accelerate]=={__version__}"],
+        [f"dpcompare[tensorflow-cuda]=={__version__}"],
+    ]
+    assert not environments.exists()
+
+
+def test_an_interpreter_that_was_named_must_do(environments, index, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_TORCH_PYTHON", "/nowhere/python")
+    refused = invoke("setup")
+    assert refused.code == 2
+    assert "DPCOMPARE_TORCH_PYTHON: received '/nowhere/python'" in refused.stderr
+
+
+def test_an_old_driver_is_told_and_nothing_made_again_for_it(environments, index, install_gpus, tmp_path):
+    install_gpus()
+    (tmp_path / "no driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.10  Tue Oct 22 2026\n")
+    write_wheel(index, "nvidia-cuda-runtime-cu12", "12.5.82", modules=[])
+    write_wheel(
+        index,
+        "dpcompare",
+        __version__,
+        extras=EXTRAS | {"tensorflow-cuda": [*EXTRAS["tensorflow-cuda"], "nvidia-cuda-runtime-cu12"]},
+    )
+    done = invoke("setup", "--frameworks", "tensorflow")
+    assert done.code == 3
+    assert "this machine's driver is 470.10" in done.stderr.splitlines()[-1]
+    again = invoke("setup", "--frameworks", "tensorflow")
+    assert again.code == 3
+    assert "makes an environment" not in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("origin", "requirement"),
+    [
+        (None, (f"dpcompare[tensorflow]=={__version__}",)),
+        (
+            {"url": "file:///home/me/a%20clone", "dir_info": {"editable": True}},
+            ("--editable", "/home/me/a clone[tensorflow]"),
+        ),
+        ({"url": "file:///src", "dir_info": {}}, ("dpcompare[tensorflow] @ file:///src",)),
+        (
+            {"url": "https://example.org/d.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}},
+            ("dpcompare[tensorflow] @ git+https://example.org/d.git@abc",),
+        ),
+    ],
+)
+def test_dpcompare_is_installed_from_where_this_one_came(environments, monkeypatch, origin, requirement):
+    monkeypatch.setattr(setup.metadata, "distribution", installed_from(origin))
+    (need,) = setup.needs(["tensorflow"], "cpu")
+    assert need.requirements == requirement
+
+
+def test_environments_go_with_the_environment_of_dpcompare(monkeypatch, tmp_path):
+    monkeypatch.delenv("DPCOMPARE_ENVIRONMENTS_DIR")
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    assert setup.environments_dir() == tmp_path / ".venv" / "environments"
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert setup.environments_dir() == tmp_path / "data" / "dpcompare" / "environments"
