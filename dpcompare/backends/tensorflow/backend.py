@@ -106,16 +106,17 @@ class TensorFlowBackend(Inspectable):
     def _configure_devices(self) -> None:
         replicas = self.config.topology.replicas_per_process
         threads = self.config.topology.threads_per_process
-        # Operations run in parallel, one per replica, on the threads of the process.
-        tf.config.threading.set_inter_op_parallelism_threads(max(2, replicas))
+        if self.config.cluster.device_type == "cpu":
+            # Operations run in parallel, one per replica, on the threads of the process. For GPUs these threads only
+            # start kernels and wait for copies, of which there are more than replicas: TensorFlow's own number.
+            tf.config.threading.set_inter_op_parallelism_threads(max(2, replicas))
         tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
         gpus = tf.config.list_physical_devices("GPU")
         # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
         if self.config.cluster.device_type == "gpu" and len(gpus) != replicas:
             raise RuntimeError(
-                f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; install "
-                "dpcompare[tensorflow-cuda] in a separate environment (torch's CUDA wheels overwrite its files) and "
-                "name its interpreter with --python tensorflow=PATH"
+                f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; above stands what it says "
+                "of them; `dpcompare setup` makes an environment with its CUDA libraries"
             )
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)
