@@ -10,7 +10,7 @@ import pytest
 
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.partition import balanced_cuts, seconds_of, seconds_of_stages
-from tests.support.command import dpcompare, invoke
+from tests.support.command import invoke
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -163,6 +163,7 @@ def test_the_other_modes_compute_the_same(modes, replicas, precision, among):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_pipeline_of_efficientnet_b2_reports_its_stages(tmp_path, schedule):
     b2 = [
@@ -177,7 +178,7 @@ def test_a_pipeline_of_efficientnet_b2_reports_its_stages(tmp_path, schedule):
         "--warmup-steps",
         "1",
     ]
-    done = dpcompare("run", "--framework", "torch", "--mode", "pipeline", "--stages", "2", "--microbatches", "2",
+    done = invoke("run", "--framework", "torch", "--mode", "pipeline", "--stages", "2", "--microbatches", "2",
                      "--pipeline-schedule", schedule, *b2, "--device", "cpu", "--json",
                      "--run-dir", tmp_path / "run")  # fmt: skip
     assert done.code == 0, done.stderr

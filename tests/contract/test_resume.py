@@ -95,9 +95,11 @@ def same(result, expected):
 
 
 @pytest.mark.parametrize("arm", DEFAULT_AND_SLOW_MODES)
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undisturbed, dying_after):
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undisturbed, dying_after, request):
+    """What ends a run is launched as ever; what goes on with it need not be."""
     with pytest.raises(RunFailedError), dying_after(5):
         run(config(*arm), tmp_path / "run")
+    request.getfixturevalue("warm")
     result = resume(tmp_path / "run", Config.load(tmp_path / "run" / CONFIG_FILE))
     same(result, undisturbed(*arm))
     # One process may die before the first one has written what all have trained.

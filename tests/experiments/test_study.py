@@ -326,10 +326,11 @@ def test_every_mistake_in_a_study_file_is_named(tmp_path):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_by_default_every_mode_is_compared(tmp_path):
     """The first command of the README, with a tiny model."""
     tiny = ["--model", "toy-cnn", "--image-size", "32", "--steps", "7", "--device", "cpu"]
-    done = dpcompare("compare", *tiny, "--out", tmp_path / "out", "--json")
+    done = invoke("compare", *tiny, "--out", tmp_path / "out", "--json")
     assert done.code == 0, done.stderr
     assert [row["name"] for row in done.json["arms"]] == [
         "torch single 1x1",

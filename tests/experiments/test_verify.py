@@ -16,7 +16,7 @@ from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, u
 from dpcompare.models.architectures import MODELS
 from dpcompare.results import arrays
 from dpcompare.results.run_dir import CONFIG_FILE
-from tests.support.command import dpcompare, invoke
+from tests.support.command import invoke
 from tests.support.faults import FAULTS
 
 BOTH = ("torch", "tensorflow")
@@ -282,11 +282,12 @@ def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_one_framework_alone_passes_and_the_other_is_named(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
     arguments = ["--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]
-    done = dpcompare("verify", *arguments, DPCOMPARE_TENSORFLOW_PYTHON=python)
+    done = invoke("verify", *arguments, DPCOMPARE_TENSORFLOW_PYTHON=python)
     assert done.code == 0, done.stderr
     assert done.json["passed"] is True
     assert {"name", "modes", "precision", "measured", "tolerance", "passed"} <= set(done.json["checks"][0])

@@ -15,7 +15,7 @@ from dpcompare.launch.inputs import _custom_store
 from dpcompare.models.architectures import custom_weights
 from dpcompare.models.custom import CustomModel, custom_model
 from dpcompare.system.import_path import is_custom
-from tests.support.command import dpcompare, invoke
+from tests.support.command import invoke
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 SQUARES = ["--dataset", "small_resnet:squares", "--image-size", "32", "--global-batch-size", "16"]
@@ -183,17 +183,18 @@ def test_other_tensors_differ_without_end():
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_the_example_trains_the_same_in_both_frameworks(elsewhere):
     losses = []
     for framework, mode in (("torch", "single"), ("tensorflow", "single")):
-        done = dpcompare("run", "--framework", framework, "--mode", mode, "--model", "small_resnet:model", *SQUARES,
+        done = invoke("run", "--framework", framework, "--mode", mode, "--model", "small_resnet:model", *SQUARES,
                          *SHORT, "--precision", "float64", "--json", "--run-dir", framework)  # fmt: skip
         assert done.code == 0, done.stderr
         losses.append(done.json["train_loss"])
     assert np.abs(np.subtract(*losses)).max() < 1e-10
     with (elsewhere / "small_resnet.py").open("a") as module:
         module.write("# changed\n")
-    again = dpcompare("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES,
+    again = invoke("run", "--framework", "torch", "--mode", "single", "--model", "small_resnet:model", *SQUARES,
                       *SHORT, "--precision", "float64", "--run-dir", "again")  # fmt: skip
     assert again.code == 0, again.stderr
     assert "source of the model differs" in invoke("report", "torch", "again").stdout

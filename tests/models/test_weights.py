@@ -150,6 +150,7 @@ def probed(framework, weights, run_dir):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 @pytest.mark.parametrize("kind", ["timm", "keras"])
 def test_both_frameworks_compute_the_same_with_weights_of_either(kind, keras_files, tmp_path):
     weights = keras_files / "own.weights.h5"
@@ -166,6 +167,7 @@ def test_both_frameworks_compute_the_same_with_weights_of_either(kind, keras_fil
 
 @pytest.mark.torch
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm")
 def test_a_timm_file_computes_what_timm_computes(tmp_path):
     python("-c", MAKE_TIMM_FILE, str(tmp_path))
     _, arrays = probed("torch", tmp_path / "own.safetensors", tmp_path / "run")
