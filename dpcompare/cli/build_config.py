@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,12 @@ if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
 
 
-def build_config(options: RunOptions) -> RunConfig:
+def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunConfig:
     """The config of a new run.
+
+    Args:
+        options: as they were given.
+        beside: the configs of all runs that it is compared with, itself included, whose defaults it is to share.
 
     Raises:
         RequestError: the options make no run.
@@ -32,11 +37,12 @@ def build_config(options: RunOptions) -> RunConfig:
         raise RequestError("--framework: received nothing; expected torch or tensorflow")
     if options.mode is None:
         raise RequestError("--mode: received nothing; expected one of `dpcompare modes`")
-    workload = request(Workload, **values_of("workload", options))
     placement = request(Placement, **values_of("placement", options))
     options = _with_defaults_of_mode(options, placement)
+    cluster = _cluster(placement, options)
+    workload = request(Workload, **_workload_values(options, cluster, beside))
     fields: dict[str, Any] = {"framework": options.framework, "mode": options.mode, "workload": workload}
-    fields |= {"cluster": _cluster(placement, options), "placement": placement, **values_of("run", options)}
+    fields |= {"cluster": cluster, "placement": placement, **values_of("run", options)}
     if python := interpreters(options.python).get(str(options.framework)):
         fields["python"] = python
     config: RunConfig = request(RunConfig, **fields)
@@ -56,6 +62,26 @@ def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOpti
     if options.stages is None and mode.default_stages > 1:
         changes["stages"] = mode.default_stages
     return replace(options, **changes)
+
+
+def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[RunConfig]) -> dict[str, Any]:
+    """What was given and, where all devices are GPUs, the defaults on GPUs."""
+    from dpcompare.config.gpu_defaults import gpu_defaults
+    from dpcompare.config.topology import Topology
+    from dpcompare.config.workload import Workload
+
+    given = values_of("workload", options)
+    mode = MODES.get((str(options.framework), str(options.mode)))
+    if mode is None or {cluster.device_type, *(config.cluster.device_type for config in beside)} != {"gpu"}:
+        return given
+    if beside:
+        models = [config.workload.model for config in beside]
+        replicas = [config.topology.num_replicas for config in beside]
+    else:
+        topology = Topology(mode=mode, cluster=cluster, stages=max(1, options.stages or 1))
+        # A cluster that is too small for the mode is refused with the config.
+        models, replicas = [given.get("model", Workload().model)], [max(1, topology.num_replicas)]
+    return given | gpu_defaults(given, models=models, replicas=replicas)
 
 
 def _cluster(placement: Placement, options: RunOptions) -> Cluster:

@@ -179,7 +179,7 @@ def _arm_request(text: str, run_options: RunOptions) -> ArmRequest:
         changes=_in_name(overrides),
         device=options.device,
         stages=options.stages,
-        build=lambda nodes, devices: build_config(replace(options, nodes=nodes, devices_per_node=devices)),
+        build=lambda nodes, devices, arms: build_config(replace(options, nodes=nodes, devices_per_node=devices), arms),
     )
 
 
@@ -329,7 +329,13 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
         print_json(
             {
                 "runs": [
-                    {"round": number, "position": position, "arm": arm.name, "run_dir": str(run_dir)}
+                    {
+                        "round": number,
+                        "position": position,
+                        "arm": arm.name,
+                        "run_dir": str(run_dir),
+                        "workload": arm.config.workload.model_dump(mode="json"),
+                    }
                     for number, position, arm, run_dir in runs
                 ],
                 "estimated_seconds": round(seconds),
@@ -344,5 +350,7 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
         topology = arm.config.cluster.in_words
         table.add_row(str(number), str(position), printable(arm.name), topology, printable(str(run_dir)))
     stdout_console().print(table)
+    for workload in dict.fromkeys(arm.config.workload.in_words for arm in study.arms):
+        click.echo(f"workload: {printable(workload)}")
     counted = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     click.echo(f"{counted}, about {seconds / 60:.0f} min ({source}); nothing was started")

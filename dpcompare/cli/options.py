@@ -129,12 +129,21 @@ class RunOptions:
     dataset: str | None = _workload(
         help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits]"
     )
-    image_size: int | None = _workload(type=int, help="Side of the square input in pixels.  [default: 64]")
-    global_batch_size: int | None = _workload(type=int, help="Images per step over all replicas.  [default: 32]")
-    epochs: int | None = _workload(type=int, resumable=True, help="Passes over the training split.  [default: 1]")
+    image_size: int | None = _workload(
+        type=int, help="Side of the square input in pixels.  [default: 64; on GPUs the model's own]"
+    )
+    global_batch_size: int | None = _workload(
+        type=int, help="Images per step over all replicas.  [default: 32; on GPUs 64 per replica]"
+    )
+    epochs: int | None = _workload(
+        type=int, resumable=True, help="Passes over the training split.  [default: 1; on GPUs 200 steps]"
+    )
     steps: int | None = _workload(type=int, resumable=True, help="Optimizer steps, instead of --epochs.")
     warmup_steps: int | None = _workload(
-        type=int, resumable=True, help="First steps left out of the measured speed.  [default: 5]"
+        type=int,
+        resumable=True,
+        help="First steps left out of the measured speed.  [default: 5; on GPUs without --epochs 30, at most a "
+        "quarter of --steps]",
     )
     optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
     learning_rate: float | None = _workload(type=float, help="[default: 0.001]")

@@ -98,12 +98,14 @@ def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> Non
     from rich.table import Table
 
     from dpcompare.launch.shell_script import command_line
+    from dpcompare.system.terminal_text import printable
 
     emulated = " (emulated)" if config.emulated else ""
     replicas = config.topology.num_replicas
     click.echo(
         f"{config.framework} {config.mode}{emulated}: {config.cluster.in_words}, {config.topology.num_processes} "
-        f"processes, {replicas} replicas, {config.workload.global_batch_size // replicas} images each per step"
+        f"processes, {replicas} replicas, {config.workload.global_batch_size // replicas} images each per step\n"
+        f"workload: {printable(config.workload.in_words)}"
     )
     table = Table()
     for column in ("node", "process", "local rank", "global rank", "device"):

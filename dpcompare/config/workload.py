@@ -40,7 +40,11 @@ DEFAULT_BATCHNORM_MOMENTUM = 0.9
 
 
 class Workload(BaseModel):
-    """What is trained; says nothing of frameworks, modes or devices."""
+    """What is trained; says nothing of frameworks, modes or devices.
+
+    The defaults are small enough for a CPU, and the same on every device. The command line takes larger ones on GPUs,
+    see `dpcompare.config.gpu_defaults`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -134,6 +138,15 @@ class Workload(BaseModel):
         """Values per channel in the smallest batch-normalised feature map of `rows` images."""
         stride = model_of(self.model).batchnorm_stride
         return None if stride is None else rows * (-(-self.image_size // stride)) ** 2
+
+    @property
+    def in_words(self) -> str:
+        """Such as `mlp on digits, 64 px, global batch 32, 1 epoch, speed measured after 5 steps`."""
+        length = f"{self.steps} steps" if self.steps else f"{self.num_epochs} epoch{'s' if self.num_epochs > 1 else ''}"
+        return (
+            f"{self.model} on {self.dataset}, {self.image_size} px, global batch {self.global_batch_size}, {length}, "
+            f"speed measured after {self.warmup_steps} steps"
+        )
 
     @property
     def num_epochs(self) -> int:

@@ -30,8 +30,8 @@ class ArmRequest:
     """auto, cpu, gpu or tpu."""
     stages: int | None
     """Devices per replica; None: as the mode usually has."""
-    build: Callable[[int, int], RunConfig]
-    """From (nodes, devices per node) to the config; raises RequestError."""
+    build: Callable[[int, int, Sequence[RunConfig]], RunConfig]
+    """From (nodes, devices per node, configs of all arms once they are known) to the config; raises RequestError."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,8 @@ def expand_arms(
 ) -> tuple[tuple[Arm, ...], list[Refusal]]:
     """The arms that can run here, each on all of its topologies, and the refusals of the others.
 
+    Where all are on GPUs they share the defaults of `dpcompare.config.gpu_defaults`.
+
     Args:
         requests: arms as they were asked for.
         nodes: numbers of nodes to try; None with None of the next: a few replicas on one topology.
@@ -62,7 +64,7 @@ def expand_arms(
         RequestError: two arms have the same name.
     """
     missing = _missing_frameworks(requests, pythons)
-    arms: dict[str, Arm] = {}
+    found: dict[str, tuple[ArmRequest, tuple[int, int], Arm]] = {}
     refusals = []
     for request in requests:
         if request.framework in missing:
@@ -76,15 +78,36 @@ def expand_arms(
             try:
                 arm = _arm(request, *topology)
             except RequestError as error:
-                reason = f"{request.text} on {topology_in_words(*topology)}: {error}"
-                refusals.append(Refusal(reason=reason, is_wrong=True))
+                refusals.append(_refusal(request, topology, error))
                 continue
-            if arm.name in arms:
+            if arm.name in found:
                 raise RequestError(
                     f"--arm: received {arm.name} twice; expected each arm once, or arms that differ in an option"
                 )
-            arms[arm.name] = arm
-    return tuple(arms.values()), refusals
+            found[arm.name] = request, topology, arm
+    arms, more_refusals = _sharing_defaults(list(found.values()))
+    return arms, refusals + more_refusals
+
+
+def _refusal(request: ArmRequest, topology: tuple[int, int], error: RequestError) -> Refusal:
+    return Refusal(reason=f"{request.text} on {topology_in_words(*topology)}: {error}", is_wrong=True)
+
+
+def _sharing_defaults(
+    found: Sequence[tuple[ArmRequest, tuple[int, int], Arm]],
+) -> tuple[tuple[Arm, ...], list[Refusal]]:
+    """The same arms, those on GPUs with the defaults that follow from all of them."""
+    configs = [arm.config for _, _, arm in found]
+    arms, refusals = [], []
+    for request, topology, arm in found:
+        if arm.config.cluster.device_type != "gpu":
+            arms.append(arm)
+            continue
+        try:
+            arms.append(arm.model_copy(update={"config": request.build(*topology, configs)}))
+        except RequestError as error:  # beside an arm on the CPU, whose defaults do not suit every number of GPUs
+            refusals.append(_refusal(request, topology, error))
+    return tuple(arms), refusals
 
 
 def _missing_frameworks(requests: Sequence[ArmRequest], pythons: Mapping[str, str]) -> dict[str, str]:
@@ -99,7 +122,7 @@ def _missing_frameworks(requests: Sequence[ArmRequest], pythons: Mapping[str, st
 
 
 def _arm(request: ArmRequest, num_nodes: int, devices_per_node: int) -> Arm:
-    config = request.build(num_nodes, devices_per_node)
+    config = request.build(num_nodes, devices_per_node, ())
     require_compiler(config.tuning)
     require_mode(request.framework, request.mode, config.python)
     name = f"{request.framework} {request.mode} {num_nodes}x{devices_per_node}{request.changes}"

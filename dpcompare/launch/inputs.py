@@ -63,7 +63,7 @@ def _check_steps(config: RunConfig, num_steps: int) -> None:
     if workload.warmup_steps >= num_steps:
         raise RequestError(
             f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
-            "no step to measure; expected fewer warm-up steps, or more epochs"
+            "no step to measure; expected fewer warm-up steps, more epochs or a smaller global batch"
         )
     if workload.lr_warmup_steps > num_steps:
         raise RequestError(

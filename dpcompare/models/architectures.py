@@ -44,6 +44,8 @@ class Model:
 
     min_image_size: int
     """Smallest image side in pixels that the layers accept."""
+    native_image_size: int | None = None
+    """Image side in pixels that it was designed for; None: no particular one."""
     batchnorm_stride: int | None = None
     """Pixels per position of the smallest feature map that is batch-normalised; None without BatchNorm."""
     shapes: Callable[[int, int], dict[str, Shape]]
@@ -78,16 +80,17 @@ B0_BLOCK_GROUPS = (
 B0_STEM_CHANNELS = 32
 B0_HEAD_CHANNELS = 1280
 
-# Coefficients of width and depth, and dropout rate, of B0 to B7 (Tan and Le 2019 and their reference code).
+# Coefficients of width and depth, image side in pixels, and dropout rate, of B0 to B7 (Tan and Le 2019 and their
+# reference code).
 EFFICIENTNET_SCALES = {
-    "b0": (1.0, 1.0, 0.2),
-    "b1": (1.0, 1.1, 0.2),
-    "b2": (1.1, 1.2, 0.3),
-    "b3": (1.2, 1.4, 0.3),
-    "b4": (1.4, 1.8, 0.4),
-    "b5": (1.6, 2.2, 0.4),
-    "b6": (1.8, 2.6, 0.5),
-    "b7": (2.0, 3.1, 0.5),
+    "b0": (1.0, 1.0, 224, 0.2),
+    "b1": (1.0, 1.1, 240, 0.2),
+    "b2": (1.1, 1.2, 260, 0.3),
+    "b3": (1.2, 1.4, 300, 0.3),
+    "b4": (1.4, 1.8, 380, 0.4),
+    "b5": (1.6, 2.2, 456, 0.4),
+    "b6": (1.8, 2.6, 528, 0.5),
+    "b7": (2.0, 3.1, 600, 0.5),
 }
 STOCHASTIC_DEPTH_RATE = 0.2
 """The rate towards which the blocks rise, from 0 for the first one (Huang et al. 2016, section 3, "linear decay")."""
@@ -194,9 +197,10 @@ def _mlp(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
 
 
 def _efficientnet_row(scale: str) -> Model:
-    width, depth, dropout_rate = EFFICIENTNET_SCALES[scale]
+    width, depth, image_size, dropout_rate = EFFICIENTNET_SCALES[scale]
     return Model(
         min_image_size=32,
+        native_image_size=image_size,
         batchnorm_stride=32,
         shapes=lambda image_size, num_classes: dict(_efficientnet(width, depth, num_classes)),
         layers=tuple(_efficientnet_layers(depth)),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dpcompare.cli.options import OPTIONS
+from dpcompare.config.gpu_defaults import IMAGES_PER_REPLICA, MEASURED_STEPS, WARMUP_STEPS, gpu_defaults
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
@@ -182,6 +183,15 @@ def test_with_json_a_refusal_is_one_object():
 # ---- what works ----
 
 
+ON_GPUS = {
+    "image_size": "the model's own",
+    "global_batch_size": f"{IMAGES_PER_REPLICA} per replica",
+    "epochs": f"{WARMUP_STEPS + MEASURED_STEPS} steps",
+    "warmup_steps": f"without --epochs {WARMUP_STEPS}, at most a quarter of --steps",
+}
+"""What the help says of the options that have other defaults there."""
+
+
 def test_the_defaults_in_the_help_are_those_of_the_workload():
     for row in OPTIONS:
         if row.part != "workload":
@@ -190,7 +200,12 @@ def test_the_defaults_in_the_help_are_those_of_the_workload():
         if row.name == "augment":
             default = ",".join(default) or "none"
         if default is not None and not row.settings.get("is_flag"):
-            assert f"[default: {default}]" in row.settings["help"], row.name
+            on_gpus = f"; on GPUs {ON_GPUS[row.name]}" if row.name in ON_GPUS else ""
+            assert f"[default: {default}{on_gpus}]" in row.settings["help"], row.name
+
+
+def test_the_defaults_on_gpus_in_the_help_are_those_that_are_taken():
+    assert gpu_defaults({}, models=["efficientnet-b2"], replicas=[1]).keys() - {"steps"} == ON_GPUS.keys() - {"epochs"}
 
 
 def test_every_option_that_is_part_of_the_config_is_a_field_of_it():

@@ -27,7 +27,7 @@ def request(framework, mode, stages=None):
         changes="",
         device="cpu",
         stages=stages,
-        build=lambda nodes, devices: build_config(
+        build=lambda nodes, devices, arms: build_config(
             RunOptions(
                 framework=framework,
                 mode=mode,
@@ -37,7 +37,8 @@ def request(framework, mode, stages=None):
                 model="mlp",
                 image_size=8,
                 stages=stages,
-            )
+            ),
+            arms,
         ),
     )
 

@@ -1,0 +1,41 @@
+"""The workload that the command line takes on GPUs where nothing else was asked for: enough to keep them busy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from dpcompare.models.architectures import model_of
+
+IMAGES_PER_REPLICA = 64
+"""Of a step; with fewer, a GPU waits for its next kernel to be launched."""
+WARMUP_STEPS = 30
+"""In the first ones kernels are chosen and compiled, and clocks change."""
+MEASURED_STEPS = 170
+
+
+def gpu_defaults(given: Mapping[str, Any], *, models: Collection[str], replicas: Collection[int]) -> dict[str, Any]:
+    """Fields of a `Workload` and their values, for those that were not asked for.
+
+    Runs that are compared share an image size, the largest that one of their models was designed for, and a global
+    batch, which is IMAGES_PER_REPLICA times the least common multiple of their numbers of replicas.
+
+    Args:
+        given: fields of the workload that were asked for.
+        models: names, of all runs that are compared; of one alone for a run by itself.
+        replicas: numbers of replicas of the same runs.
+    """
+    defaults = {"global_batch_size": IMAGES_PER_REPLICA * math.lcm(*replicas), **_length(given)}
+    if native := [size for name in models if (size := model_of(name).native_image_size)]:
+        defaults["image_size"] = max(native)
+    return {name: value for name, value in defaults.items() if name not in given}
+
+
+def _length(given: Mapping[str, Any]) -> dict[str, int]:
+    """Steps, and as many of them for warming up as leave most of what was asked for to be measured."""
+    if "epochs" in given:  # whose steps only the dataset tells: the few of any workload
+        return {}
+    if "steps" in given:
+        return {"warmup_steps": min(WARMUP_STEPS, max(0, given["steps"] // 4))}
+    return {"warmup_steps": WARMUP_STEPS, "steps": given.get("warmup_steps", WARMUP_STEPS) + MEASURED_STEPS}
