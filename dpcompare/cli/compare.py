@@ -303,12 +303,11 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
 
 def _prepared(study: Study, data_progress: Any) -> Study:
     """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
-    from dpcompare.launch.inputs import prepare_inputs
+    from dpcompare.launch.inputs import prepare_compared
 
-    arms = []
     with data_progress() as images_done:
-        for arm in study.arms:
-            arms.append(arm.model_copy(update={"config": prepare_inputs(arm.config, images_done)}))
+        configs = prepare_compared([arm.config for arm in study.arms], images_done)
+    arms = (arm.model_copy(update={"config": config}) for arm, config in zip(study.arms, configs, strict=True))
     return study.model_copy(update={"arms": tuple(arms)})
 
 

@@ -47,6 +47,7 @@ def prepare(
     image_size: int,
     *,
     skip_corrupt: bool = False,
+    largest_batch: int = 1,
     num_processes: int | None = None,
     progress: Progress | None = None,
 ) -> Store:
@@ -57,6 +58,7 @@ def prepare(
         destination: a folder that does not exist yet.
         image_size: side of the square images in pixels.
         skip_corrupt: leave out (and list in the manifest) images that cannot be decoded.
+        largest_batch: images of the largest global batch of the runs that it is for, by which `synthetic` is sized.
         num_processes: default: one per core.
 
     Raises:
@@ -69,7 +71,7 @@ def prepare(
     progress = progress or (lambda done, total: None)
     with StoreWriter(destination, image_size) as writer:
         if str(source) in BUILT_IN:
-            return _write_arrays(writer, str(source), BUILT_IN[str(source)](), image_size)
+            return _write_arrays(writer, str(source), BUILT_IN[str(source)](largest_batch), image_size)
         if is_custom(str(source)):
             return _write_custom(writer, str(source), image_size, progress)
         files = find_images(Path(source))

@@ -230,9 +230,14 @@ def digits() -> ImageArrays:
     )
 
 
-def synthetic() -> ImageArrays:
-    """1,024 training and 256 validation images of noise, to measure throughput without a dataset."""
-    return _noise(train=1024, validation=256)
+def num_synthetic(largest_batch: int) -> int:
+    """Training images of `synthetic`: so many that an epoch, after which a run evaluates, has 16 steps or more."""
+    return max(1024, 16 * largest_batch)
+
+
+def synthetic(largest_batch: int) -> ImageArrays:
+    """Images of noise to measure throughput without a dataset: `num_synthetic` for training and 256 for validation."""
+    return _noise(train=num_synthetic(largest_batch), validation=256)
 
 
 def synthetic_mini() -> ImageArrays:
@@ -253,4 +258,9 @@ def _noise(**counts: int) -> ImageArrays:
     return ImageArrays(classes=tuple(f"class-{label}" for label in range(10)), splits=splits)
 
 
-BUILT_IN = {"digits": digits, "synthetic": synthetic, "synthetic-mini": synthetic_mini}
+BUILT_IN: dict[str, Callable[[int], ImageArrays]] = {
+    "digits": lambda largest_batch: digits(),
+    "synthetic": synthetic,
+    "synthetic-mini": lambda largest_batch: synthetic_mini(),
+}
+"""Name -> the dataset for runs whose global batches have at most that many images; only `synthetic` depends on it."""

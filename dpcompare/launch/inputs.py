@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.custom import custom_dataset
 from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
-from dpcompare.data.sources import BUILT_IN, find_images
+from dpcompare.data.sources import BUILT_IN, find_images, num_synthetic
 from dpcompare.data.store import FORMAT, Store, is_store, open_store
 from dpcompare.errors import RequestError
 from dpcompare.models.weights import classifier_of, load_source, prepare_weights
@@ -21,10 +22,23 @@ from dpcompare.system.cache import cache_dir
 from dpcompare.system.import_path import is_custom
 
 
-def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunConfig:
+def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[RunConfig]:
+    """As `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
+    largest_batch = max(config.workload.global_batch_size for config in configs)
+    return [prepare_inputs(config, progress, largest_batch=largest_batch) for config in configs]
+
+
+def prepare_inputs(
+    config: RunConfig, progress: Progress | None = None, *, largest_batch: int | None = None
+) -> RunConfig:
     """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
 
     A config that has its inputs already is returned as it is.
+
+    Args:
+        config: of a run.
+        progress: called while images are prepared.
+        largest_batch: images of the largest global batch of the runs that it is compared with; default: of its own.
 
     Raises:
         RequestError: the dataset cannot be used as asked.
@@ -34,7 +48,7 @@ def prepare_inputs(config: RunConfig, progress: Progress | None = None) -> RunCo
     workload = config.workload
     # Before a dataset is prepared, which can take long.
     source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
-    store = _store(workload, progress)
+    store = _store(workload, largest_batch or workload.global_batch_size, progress)
     _check_steps(config, workload.total_steps(store.manifest.splits["train"].count))
     num_classes = len(store.manifest.classes)
     custom_shapes = None
@@ -83,7 +97,7 @@ def num_training_images(config: RunConfig) -> int:
         return config.inputs.num_train
     name = config.workload.dataset
     if name in BUILT_IN:
-        return len(BUILT_IN[name]().splits["train"][1])
+        return len(BUILT_IN[name](config.workload.global_batch_size).splits["train"][1])
     if is_custom(name):
         return len(custom_dataset(name).splits["train"][1])
     path = Path(name).expanduser()
@@ -92,7 +106,7 @@ def num_training_images(config: RunConfig) -> int:
     return len(find_images(path).splits["train"])
 
 
-def _store(workload: Workload, progress: Progress | None) -> Store:
+def _store(workload: Workload, largest_batch: int, progress: Progress | None) -> Store:
     if is_custom(workload.dataset):
         return _custom_store(workload.dataset, workload.image_size, progress)
     path = Path(workload.dataset).expanduser()
@@ -106,10 +120,17 @@ def _store(workload: Workload, progress: Progress | None) -> Store:
             )
         return store
     source = workload.dataset if workload.dataset in BUILT_IN else path
-    cached = cache_dir() / "stores" / _store_key(workload, path)
+    cached = cache_dir() / "stores" / _store_key(workload, path, largest_batch)
     if (found := _sound_store(cached)) is not None:
         return found
-    return prepare(source, cached, workload.image_size, skip_corrupt=workload.skip_corrupt, progress=progress)
+    return prepare(
+        source,
+        cached,
+        workload.image_size,
+        skip_corrupt=workload.skip_corrupt,
+        largest_batch=largest_batch,
+        progress=progress,
+    )
 
 
 @cache
@@ -141,11 +162,13 @@ def _sound_store(path: Path) -> Store | None:
         return None
 
 
-def _store_key(workload: Workload, path: Path) -> str:
+def _store_key(workload: Workload, path: Path, largest_batch: int) -> str:
     """Name of the cached store: changes with the files, the size and whatever else decides the pixels."""
     digest = hashlib.sha256(f"{FORMAT}|{RESIZE_RULE}|{DECODER}|{workload.skip_corrupt}".encode())
     name = workload.dataset
-    if workload.dataset not in BUILT_IN:
+    if name == "synthetic":
+        name = f"synthetic-{num_synthetic(largest_batch)}"
+    elif name not in BUILT_IN:
         name = path.resolve().name
         files = find_images(path)
         digest.update(str(path.resolve()).encode())

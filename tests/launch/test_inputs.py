@@ -13,14 +13,17 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
 from dpcompare.errors import RequestError
-from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.launch.inputs import num_training_images, prepare_compared, prepare_inputs
 from dpcompare.system.cache import cache_dir
 
 
-def inputs(**workload):
+def config(**workload):
     chosen = Workload(**{"model": "mlp", "image_size": 8} | workload)
-    config = RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
-    return prepare_inputs(config).inputs
+    return RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
+
+
+def inputs(**workload):
+    return prepare_inputs(config(**workload)).inputs
 
 
 def test_equal_requests_share_their_files():
@@ -32,6 +35,21 @@ def test_equal_requests_share_their_files():
 def test_weights_are_those_of_the_model():
     weights = load_file(inputs().weights)
     assert weights["fc1.weight"].shape == (512, 192)
+
+
+def test_synthetic_grows_with_the_global_batch():
+    sizes = {batch: inputs(dataset="synthetic", global_batch_size=batch) for batch in (32, 64, 65)}
+    assert [sizes[batch].num_train for batch in sizes] == [1024, 1024, 16 * 65]
+    assert {sizes[batch].num_validation for batch in sizes} == {256}
+    assert sizes[32].store == sizes[64].store != sizes[65].store
+    assert inputs(dataset="synthetic", global_batch_size=64) == sizes[64]
+    assert num_training_images(config(dataset="synthetic", global_batch_size=65)) == 16 * 65
+
+
+def test_runs_that_are_compared_train_on_the_same_synthetic_data():
+    batches = [config(dataset="synthetic", global_batch_size=batch, steps=9) for batch in (32, 128, 64)]
+    stores = {prepared.inputs.store_sha256 for prepared in prepare_compared(batches)}
+    assert stores == {inputs(dataset="synthetic", global_batch_size=128).store_sha256}
 
 
 def test_the_cache_can_be_moved(tmp_path, monkeypatch):
