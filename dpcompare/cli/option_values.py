@@ -1,4 +1,4 @@
-"""The parsers of option values: lists, steps, settings, interpreters, percentages and times."""
+"""The parsers of option values: precisions, lists, steps, settings, interpreters, percentages and times."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import click
 
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.errors import RequestError
+
+
+class Precisions(click.Choice):  # type: ignore[type-arg]  # generic only since click 8.2
+    """The precisions of a run; says of float16, which one would expect among them, why it is not."""
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        from dpcompare.config.workload import NO_FLOAT16  # pydantic is not loaded for --help
+
+        if value == "float16":
+            self.fail(NO_FLOAT16, parameter, context)
+        return super().convert(value, parameter, context)
 
 
 def listed(text: str) -> list[str]:

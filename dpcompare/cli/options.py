@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from dpcompare.cli.config_file import read_config_file
-from dpcompare.cli.option_values import listed, parse_augmentations, parse_steps, parse_tuning
+from dpcompare.cli.option_values import Precisions, listed, parse_augmentations, parse_steps, parse_tuning
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -173,7 +173,7 @@ class RunOptions:
         type=click.Choice(["off", "shared"]),
         help="shared: dropout and stochastic depth, drawn once on the host for both frameworks.  [default: off]",
     )
-    precision: str | None = _workload(type=click.Choice(["float32", "bfloat16", "float64"]), help="[default: float32]")
+    precision: str | None = _workload(type=Precisions(["float32", "bfloat16", "float64"]), help="[default: float32]")
     profile: str | None = _workload(
         type=click.Choice(["strict", "native"]),
         help="strict: the same in both frameworks. native: each framework's faster settings.  [default: strict]",

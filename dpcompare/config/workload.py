@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dpcompare.config.validation import one_of, raise_problems
 from dpcompare.data.augmentation import AUGMENTATIONS
@@ -37,6 +37,18 @@ DEFAULT_EPOCHS = 1
 
 
 DEFAULT_BATCHNORM_MOMENTUM = 0.9
+
+
+NO_FLOAT16 = (
+    "float16 needs losses that are scaled, lest gradients vanish, and torch and TensorFlow share no rule for that; use "
+    "bfloat16, or float32 on GPUs older than Ampere, which have no units for bfloat16"
+)
+
+
+def _no_float16(received: Any) -> Any:
+    if received == "float16":
+        raise ValueError(f"precision: received float16; {NO_FLOAT16}")
+    return received
 
 
 class Workload(BaseModel):
@@ -87,7 +99,7 @@ class Workload(BaseModel):
     regularization: Regularizing = "off"
     """`shared`: dropout and stochastic depth, drawn on the host for both frameworks; see
     `dpcompare.data.regularization`."""
-    precision: Precision = "float32"
+    precision: Annotated[Precision, BeforeValidator(_no_float16)] = "float32"
     """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
     profile: Profile = "strict"
     """`strict`: the same in both frameworks. `native`: each framework's faster settings; see

@@ -86,6 +86,14 @@ REFUSED = {
     "image size that is no number": ([*TORCH, "--image-size", "big"], "'big' is not a valid integer"),
     "image too small": ([*TORCH, "--image-size", "8"], "efficientnet-b2 needs at least 32 pixels"),
     "epochs and steps": ([*TORCH, "--epochs", "1", "--steps", "9"], "received both epochs=1 and steps=9"),
+    "float16": (
+        [*TORCH, "--precision", "float16"],
+        "'--precision': float16 needs losses that are scaled.*use bfloat16",
+    ),
+    "float16 in the config file": (
+        [*TORCH, "--config", "float16.toml"],
+        "float16.toml:1: key 'precision'.*use bfloat16",
+    ),
     "unknown model": ([*TORCH, "--model", "resnet50"], "unknown model 'resnet50'"),
     "unknown augmentation": ([*TORCH, "--augment", "flip,rotate"], "unknown augmentation 'rotate'"),
     "dataset that is missing": ([*TORCH, "--dataset", "no/where"], "dataset 'no/where' does not exist"),
@@ -131,6 +139,7 @@ def bad_input(photos, tmp_path):
     (tmp_path / "used" / "result.json").touch()
     (tmp_path / "unknown.toml").write_text("# a comment\nepoch = 3\n")
     (tmp_path / "type.toml").write_text("\nepochs = 3\nimage_size = '64'\n")
+    (tmp_path / "float16.toml").write_text("precision = 'float16'\n")
     (tmp_path / "broken.toml").write_text("epochs = = 3\n")
     store = prepare(photos, tmp_path / "damaged", 32)
     shutil.copytree(store.path, tmp_path / "store")

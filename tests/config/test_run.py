@@ -70,3 +70,10 @@ def test_all_problems_are_reported_at_once():
     with pytest.raises(RequestError) as refused:
         request(Workload, image_size=0, global_batch_size=-1, optimizer="lamb")
     assert len(str(refused.value).splitlines()) == 3
+
+
+def test_float16_is_refused_with_what_to_use():
+    with pytest.raises(RequestError, match=r"^precision: received float16; .* share no rule for that; use bfloat16"):
+        config(precision="float16")
+    with pytest.raises(RequestError, match="precision: input should be 'float32', 'bfloat16' or 'float64'"):
+        config(precision="float8")
