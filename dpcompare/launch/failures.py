@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import RunConfig, problems_of_run
 from dpcompare.launch.outcome import LaunchOutcome
 from dpcompare.results.events import Event, EventTail, Failed, StepsTrained, Stopped
 from dpcompare.results.result import History
@@ -21,6 +22,11 @@ AGENTS = {"torchrun": "the torchrun agent", "spawn": "the program that spawned t
 """The node processes that start training processes, by the launch that uses them."""
 FULL = 1 - 1e-3
 """Fraction of a disk in use from which it counts as full."""
+OUT_OF_GPU_MEMORY = re.compile(
+    r"^(?!.*not a failure).*(out[ _]of[ _]memory|OOM when allocating|_STATUS_ALLOC_FAILED)",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""In what torch, TensorFlow and NVIDIA's libraries say. TensorFlow also warns where it will try again with less."""
 
 
 E = TypeVar("E", bound=Event)
@@ -50,12 +56,16 @@ class Evidence:
 
 
 def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> str:
-    """The cause in the first line, how far each process had come in the second, and the details below."""
+    """The cause in the first line, how far each process had come in the second, and the details below.
+
+    Where a GPU had too little memory, the last line says what needs less.
+    """
     tail = EventTail(run_dir, range(config.topology.num_processes))
     evidence = Evidence(config=config, run_dir=run_dir, outcome=outcome, events=list(tail.new_events()))
     parts = next((answer for diagnose in DIAGNOSERS if (answer := list(diagnose(evidence)))), [])
     parts += [reason for reason in outcome.reasons if reason not in parts]
     parts += [f"what process {rank} wrote is damaged from some point on: its event file" for rank in tail.damaged]
+    parts += _remedy_for_gpu_memory(evidence, parts)
     cause, *details = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
     return "\n".join([cause, _last_steps(evidence), *details])
 
@@ -65,6 +75,20 @@ def _last_steps(evidence: Evidence) -> str:
     for event in evidence.events_of(StepsTrained):
         steps[event.process_rank] = event.step
     return "last steps: " + ", ".join(f"process {rank}: {step}" for rank, step in steps.items())
+
+
+def _remedy_for_gpu_memory(evidence: Evidence, parts: Sequence[str]) -> Iterator[str]:
+    config = evidence.config
+    said = [*parts, *(event.traceback for event in evidence.events_of(Failed))]
+    if config.cluster.device_type != "gpu" or not any(map(OUT_OF_GPU_MEMORY.search, said)):
+        return
+    accumulate = 2 * config.workload.accumulate
+    smaller_parts = config.workload.model_copy(update={"accumulate": accumulate})
+    is_possible = not problems_of_run(config.model_copy(update={"workload": smaller_parts}))
+    yield (
+        f"a GPU had too little memory: use {f'--accumulate {accumulate}, or ' if is_possible else ''}a smaller "
+        "--global-batch-size or --image-size"
+    )
 
 
 def _first_failure(evidence: Evidence) -> Iterator[str]:

@@ -1,0 +1,84 @@
+"""The diagnosis of a failed run: what is said of what its processes left behind."""
+
+import signal
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.launch.failures import why_it_failed
+from dpcompare.launch.outcome import LaunchOutcome
+from dpcompare.results.events import EventLog, Failed
+from dpcompare.results.run_dir import log_path
+
+TORCH = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.27 GiB. GPU 0 has a total capacity of 79.11 GiB "
+    "of which 1.04 GiB is free."
+)
+TENSORFLOW = (
+    "tensorflow.python.framework.errors_impl.ResourceExhaustedError: Graph execution error:\n\nDetected at node ...\n"
+    "OOM when allocating tensor with shape[512,96,130,130] and type float on "
+    "/job:localhost/replica:0/task:0/device:GPU:0 by allocator GPU_0_bfc"
+)
+ABORTED = "E0000 failed to allocate 2.00GiB (2147483648 bytes) from device: RESOURCE_EXHAUSTED: : out of memory"
+TRIED_AGAIN = (
+    "W0000 Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.27GiB with freed_by_count=0. The caller "
+    "indicates that this is not a failure, but this may mean that there could be performance gains if more memory were "
+    "available."
+)
+REMEDY = "a GPU had too little memory: use --accumulate 2, or a smaller --global-batch-size or --image-size"
+
+
+def config(mode=("torch", "ddp"), device="gpu", **workload):
+    cluster = Cluster.partition(1, 2, gpus=["0", "1"]) if device == "gpu" else Cluster.partition(1, 2, device="cpu")
+    return RunConfig(framework=mode[0], mode=mode[1], workload=Workload(**workload), cluster=cluster)
+
+
+def raised(run_dir, config, *tracebacks):
+    """What is said where each process, in this order, ended with an exception."""
+    for rank, traceback in enumerate(tracebacks):
+        log = EventLog(run_dir, rank)
+        log.append(Failed(message="", traceback=traceback))
+        log.close()
+    return why_it_failed(config, run_dir, LaunchOutcome(nodes={0: 1})).splitlines()
+
+
+@pytest.mark.parametrize(
+    "tracebacks",
+    [(TORCH,), (TENSORFLOW,), ("DistBackendError: a peer has ended", TORCH)],
+    ids=["torch", "tensorflow", "after another"],
+)
+def test_a_gpu_without_memory_is_told_with_what_needs_less(tmp_path, tracebacks):
+    cause, *_, last = raised(tmp_path, config(), *tracebacks)
+    assert cause.startswith("process 0 (node 0, local rank 0")
+    assert last == REMEDY
+
+
+@pytest.mark.parametrize(("line", "is_told"), [(ABORTED, True), (TRIED_AGAIN, False), ("Segmentation fault", False)])
+def test_a_process_that_crashed_is_judged_by_its_log(tmp_path, line, is_told):
+    log = log_path(tmp_path, 0, 0)
+    log.parent.mkdir()
+    log.write_text(f"before\n{line}\nafter\n")
+    outcome = LaunchOutcome(nodes={0: -signal.SIGABRT}, vanished=[0])
+    said = why_it_failed(config(mode=("tensorflow", "multiworker")), tmp_path, outcome)
+    assert line in said
+    assert said.endswith(REMEDY) == is_told
+    assert ("too little memory" in said) == is_told
+
+
+@pytest.mark.parametrize(
+    ("changes", "use"),
+    [
+        ({"accumulate": 2}, "use --accumulate 4, or a smaller"),
+        ({"accumulate": 16}, "use a smaller"),  # one image per replica and micro-batch already
+        ({"mode": ("tensorflow", "keras-fit")}, "use a smaller"),
+    ],
+    ids=["more", "not divisible", "not of the mode"],
+)
+def test_only_what_the_run_could_have_is_advised(tmp_path, changes, use):
+    assert use in raised(tmp_path, config(**changes), TORCH)[-1]
+
+
+def test_on_the_cpu_it_is_no_gpu_that_lacks_memory(tmp_path):
+    assert raised(tmp_path, config(device="cpu"), TENSORFLOW.replace("GPU", "CPU"))[-1].startswith("OOM when")
