@@ -12,4 +12,4 @@ esac
 
 # exec: dpcompare takes the place of this script, so signals reach it and its exit code is returned.
 exec "${DPCOMPARE:-dpcompare}" run --framework tensorflow --mode multiworker \
-  --nodes "$nodes" --devices-per-node "$((8 / nodes))" --device "${DEVICE:-auto}" "$@"
+  --nodes "$nodes" --devices-per-node "$((8 / nodes))" --device "${DEVICE:-gpu}" "$@"

@@ -162,11 +162,11 @@ def _record(
     )
 
 
-def _peak_memory_bytes() -> int:
+def _peak_memory_bytes(status: Path = Path("/proc/self/status")) -> int:
     """Most resident memory of this process. Not ru_maxrss, which a child inherits from whoever started it.
 
     Where the kernel does not keep it (gVisor), what is resident now.
     """
-    lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+    lines = (line.split() for line in status.read_text().splitlines())
     kibibytes = {words[0]: int(words[1]) for words in lines if words and words[0] in ("VmHWM:", "VmRSS:")}
     return 1024 * kibibytes.get("VmHWM:", kibibytes["VmRSS:"])

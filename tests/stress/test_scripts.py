@@ -56,7 +56,7 @@ def test_eight_devices_are_split_among_the_nodes(script, environment, expected):
     done = subprocess.run(
         [SCRIPTS / script], env=os.environ | {"DPCOMPARE": "echo"} | environment, capture_output=True, text=True
     )
-    assert f"{expected} --device auto" in done.stdout
+    assert f"{expected} --device gpu" in done.stdout  # a machine whose GPUs are gone must not simulate them in silence
 
 
 def test_nodes_that_do_not_divide_eight_devices_are_refused():
@@ -86,6 +86,22 @@ def test_a_delayed_exchange_is_found_in_communication_alone():
 def test_an_unfair_knob_is_named():
     (line,) = check_claims("--only", "unfairness", "--rounds", "1")
     assert "NOT COMPARABLE: BatchNorm momentum differs." in line
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_the_first_checks_on_a_gpu_end_in_a_table_that_tells_what_failed():
+    """Tried on the CPU: the last check has no GPU to look at."""
+    tiny = ["--device", "cpu", "--model", "mlp", "--image-size", "8", "--batch", "16", "--steps", "6"]
+    command = [sys.executable, "-m", "stress.first_gpu", *tiny, "--warmup-steps", "2", "--only", "clock"]
+    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "| clock | ok | What a wait after every step costs. windows of 1 are" in done.stdout
+    command[command.index("mlp")] = "no-such-model"
+    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 3
+    assert "| clock | FAILED |" in done.stdout
+    assert "no-such-model" in done.stdout
 
 
 @pytest.mark.parametrize("script", ["run_torch_ddp_4x2.sh", "run_tf_multiworker_4x2.sh"])
