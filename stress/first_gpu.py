@@ -4,8 +4,8 @@
     python -m stress.first_gpu --device cpu --model toy-bn --image-size 32 --batch 16 --steps 12 --warmup-steps 2
 
 About nine minutes on one GPU with torch alone. TensorFlow, where `dpcompare setup` has made its environment, takes
-longer once, on a GPU that is newer than its kernels. Ends in one table, made to be pasted into an issue; exit code 3 where a
-check failed. The second command tries the script itself, on a machine without GPUs.
+longer once, on a GPU that is newer than its kernels. Ends in one table, made to be pasted into an issue; exit code 3
+where a check failed. The second command tries the script itself, on a machine without GPUs.
 """
 
 from __future__ import annotations
