@@ -27,7 +27,8 @@ class Backend(ABC):
     2. `load_state` where training resumes.
     3. Any number of `train_step`, each followed by `synchronize`, and of `evaluate_step`, on batches that came through
        `feed`; `read` turns what they return into numbers.
-    4. In between, `state`, `load_state` and `barrier` for a checkpoint, and `profile` around steps to trace.
+    4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace, and
+       `reset_peak_memory` before the first step that counts.
     5. `describe` once training is done, then `teardown`.
     """
 
@@ -102,6 +103,10 @@ class Backend(ABC):
 
         With `drain`, also until every step has really been made, where a step may return before it is.
         """
+
+    @abstractmethod
+    def reset_peak_memory(self) -> None:
+        """Forget how much device memory was held up to now; a device that is the host has nothing to forget."""
 
     @abstractmethod
     def state(self) -> TrainingState:

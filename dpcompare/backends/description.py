@@ -26,7 +26,10 @@ class Description:
     devices: list[str]
     """Names of this process's devices, as the framework reports them."""
     peak_device_memory_bytes: int | None
-    """Most device memory this process held at once; None where the device is the host itself."""
+    """Most device memory this process held at once since `Backend.reset_peak_memory`.
+
+    None where the device is the host itself.
+    """
     collective: str
     """What carried the gradients between the replicas: nccl, gloo, ring, ..., or none for one replica."""
 

@@ -81,7 +81,7 @@ FIGURES: dict[str, Column] = {
     ),
     "GPU MiB": Column(
         cell=lambda row: figure(row.gpu_memory_bytes / MIB if row.gpu_memory_bytes else None, "{:,.0f}"),
-        explanation="peak memory of all GPUs",
+        explanation="peak memory of all GPUs, from the first measured step on",
         is_optional=True,
     ),
     "J/image": Column(

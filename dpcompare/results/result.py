@@ -39,7 +39,7 @@ class ProcessRecord(BaseModel):
     peak_memory_bytes: int
     """Most resident memory at once."""
     peak_device_memory_bytes: int | None
-    """Most memory of the process's GPUs at once; None on the CPU."""
+    """Most memory of the process's GPUs at once, from the first measured step on; None on the CPU."""
     versions: dict[str, str]
 
     def save(self, run_dir: Path) -> None:

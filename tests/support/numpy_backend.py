@@ -63,6 +63,9 @@ class NumpyBackend(Backend):
     def synchronize(self, *, drain=False):
         self.calls.append("synchronize")
 
+    def reset_peak_memory(self):
+        self.calls.append("reset_peak_memory")
+
     def state(self):
         return TrainingState(model={"weights": self.weights}, optimizer={}, step=self.step)
 

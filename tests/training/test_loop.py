@@ -112,6 +112,15 @@ def test_the_host_waits_at_the_ends_of_windows_only(tmp_path):
     assert [step for step, between in enumerate(series(events, "host_overhead_seconds")) if between] == [0, 1, 6, 8, 16]
 
 
+@pytest.mark.parametrize(("warmup_steps", "trained_before"), [(6, 6), (0, 0)])
+def test_the_peak_of_memory_is_that_of_the_measured_steps(tmp_path, warmup_steps, trained_before):
+    backend, _, _ = train(tmp_path, steps=9, warmup_steps=warmup_steps, steps_per_window=4)
+    before = backend.calls[: backend.calls.index("reset_peak_memory")]
+    assert before.count("train") == trained_before
+    assert before[-1] == "synchronize"  # the device has finished the warm-up
+    assert backend.calls.count("reset_peak_memory") == 1
+
+
 def test_windows_change_nothing_of_what_is_trained(tmp_path):
     losses = [
         series(train(tmp_path / str(steps), epochs=1, learning_rate=0.01, steps_per_window=steps)[2], "losses")

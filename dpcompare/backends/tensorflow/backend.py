@@ -333,6 +333,10 @@ class TensorFlowBackend(Inspectable):
         if self.config.cluster.device_type == "gpu":
             tf.test.experimental.sync_devices()
 
+    def reset_peak_memory(self) -> None:
+        for gpu in self._metered_gpus():
+            tf.config.experimental.reset_memory_stats(gpu)
+
     def read(self, handles: Sequence[tf.Tensor]) -> npt.NDArray[np.float64]:
         return np.array([handle.numpy() for handle in handles], np.float64)
 
@@ -413,12 +417,14 @@ class TensorFlowBackend(Inspectable):
         return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
     def _peak_device_memory_bytes(self) -> int | None:
-        if self.config.cluster.device_type == "cpu" or self.is_server:  # one that keeps parameters sees no GPU
-            return None
-        return sum(
-            tf.config.experimental.get_memory_info(device.removeprefix("/device:"))["peak"]
-            for device in self.local_devices()
-        )
+        gpus = self._metered_gpus()
+        return sum(tf.config.experimental.get_memory_info(gpu)["peak"] for gpu in gpus) if gpus else None
+
+    def _metered_gpus(self) -> list[str]:
+        """This process's GPUs, as TensorFlow's counters of memory name them."""
+        if self.config.cluster.device_type != "gpu" or self.is_server:  # one that keeps parameters sees no GPU
+            return []
+        return [device.removeprefix("/device:") for device in self.local_devices()]
 
 
 def _on_host(mapped: MappedVariable, tensor: Any) -> npt.NDArray[Any]:

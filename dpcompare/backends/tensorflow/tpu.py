@@ -26,8 +26,5 @@ class Tpu(TensorFlowBackend):
     def _device_names(self) -> list[str]:
         return self.local_devices()
 
-    def _peak_device_memory_bytes(self) -> int | None:
-        return None
-
     def synchronize(self, *, drain: bool = False) -> None:
         tf.test.experimental.sync_devices()

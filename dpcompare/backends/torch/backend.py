@@ -302,6 +302,11 @@ class TorchBackend(Inspectable):
                 # Not the whole device, which copies the next batches meanwhile.
                 torch.cuda.current_stream(device).synchronize()
 
+    def reset_peak_memory(self) -> None:
+        if self.device.type == "cuda":
+            for device in self.local_devices():
+                torch.cuda.reset_peak_memory_stats(device)
+
     def read(self, handles: Sequence[torch.Tensor]) -> npt.NDArray[np.float64]:
         return torch.stack(list(handles)).double().cpu().numpy()
 
