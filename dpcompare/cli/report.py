@@ -127,6 +127,8 @@ def print_comparison(comparison: Comparison) -> None:
     for row in comparison.arms:
         if row.efficiency and row.efficiency.suspicious:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
+        for slowdown in row.slowdowns:
+            console.print(f"SLOWED DOWN {row.name}: {slowdown}", soft_wrap=True)
         for failure in row.all_failures:
             console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
     print_sheet(comparison)
@@ -180,6 +182,10 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     if result.peak_memory_bytes:
         peak = result.peak_memory_bytes
         rows["memory"] = f"{peak.total / MIB:,.0f} MiB, largest process {peak.max_process / MIB:,.0f} MiB"
+    if result.gpus:
+        rows["GPUs"] = "; ".join(sorted({gpu.unread or f"{gpu.name}, {gpu.settings}" for gpu in result.gpus}))
+    if result.slowdowns:
+        rows["slowed down"] = "; ".join(result.slowdowns)
     if result.train_loss:
         first, last = (figure(result.train_loss[step], "{:.4f}") for step in (0, -1))
         rows["train loss"] = f"{first} -> {last}"

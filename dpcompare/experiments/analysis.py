@@ -95,6 +95,8 @@ class ArmRow(_Shown):
     efficiency: Efficiency | None
     rounds_shown: list[Round]
     loss_curve: Curve
+    slowdowns: list[str]
+    """A sentence per GPU and round that heat or the supply of power has slowed down."""
     failures: list[str]
     ablation_failures: list[str]
     """Of the runs without gradient sync, which measure what it costs and nothing else."""
@@ -362,6 +364,12 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         efficiency=_efficiency(arm, all_arms),
         rounds_shown=_rounds_shown(arm),
         loss_curve=_curve(shown),
+        slowdowns=[
+            f"round {number}: {printable(sentence)}"
+            for number, run in enumerate(arm.runs, start=1)
+            if run
+            for sentence in run.slowdowns
+        ],
         failures=arm.failures,
         ablation_failures=arm.ablation_failures,
     )
@@ -423,7 +431,7 @@ def _curve(run: RunResult | None) -> Curve:
     return Curve(steps=[step + 1 for step in steps], losses=[losses[step] for step in steps])
 
 
-_SCALING_KNOBS = {"devices", "replicas", "batch per replica", "emulation"}
+_SCALING_KNOBS = {"devices", "replicas", "batch per replica", "emulation", "links between GPUs"}
 """What a baseline of one device differs in by its nature."""
 
 _WEAK_SCALING_KNOBS = {"global batch size", "sample order", "steps trained", "measured steps"}

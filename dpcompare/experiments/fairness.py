@@ -42,6 +42,20 @@ def _environment(result: RunResult) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
 
 
+def _gpu_settings(result: RunResult) -> str | None:
+    """What decides how fast the GPUs may run; unknown where one of them could not be asked."""
+    if result.device_type != "gpu":
+        return "none"
+    if not result.gpus or any(gpu.unread for gpu in result.gpus):
+        return None
+    return "; ".join(sorted({gpu.settings for gpu in result.gpus}))
+
+
+def _gpu_links(result: RunResult) -> str:
+    links = {link or "unknown" for gpu in result.gpus for link in gpu.links.values()}
+    return "; ".join(sorted(links)) or "none"
+
+
 KNOBS: dict[str, Knob] = {
     "status": Knob(value=lambda r: r.status, remedy="runs that completed"),
     # What is trained.
@@ -99,6 +113,12 @@ KNOBS: dict[str, Knob] = {
         value=lambda r: len(r.device_names), remedy="same number of devices: --nodes times --devices-per-node"
     ),
     "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
+    "GPU settings": Knob(
+        value=_gpu_settings,
+        remedy="the same power limit, clocks, ECC and MIG on all GPUs (nvidia-smi -q), and nvidia-ml-py in every "
+        "environment, which reads them",
+    ),
+    "links between GPUs": Knob(value=_gpu_links, remedy="GPUs that are connected in the same way: --gpus"),
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
     "environment variables": Knob(value=_environment, remedy="the same values, or none"),

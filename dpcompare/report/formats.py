@@ -155,6 +155,7 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
+        lines += [f"- SLOWED DOWN {_escaped(row.name)}: {_escaped(slowdown)}" for slowdown in row.slowdowns]
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
         lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]

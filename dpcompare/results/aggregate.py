@@ -120,6 +120,7 @@ def _nodes(records: Sequence[ProcessRecord]) -> list[NodeRecord]:
             host=local[0].host,
             device_names=[name for record in local for name in record.device_names],
             versions=local[0].versions,
+            gpus=[gpu for record in local for gpu in record.gpus],
         )
         for rank, local in sorted(of_node.items())
     ]

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
+from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import read_document, write_document
 
 FORMAT = 2
@@ -41,6 +42,8 @@ class ProcessRecord(BaseModel):
     peak_device_memory_bytes: int | None
     """Most memory of the process's GPUs at once, from the first measured step on; None on the CPU."""
     versions: dict[str, str]
+    gpus: list[GpuState] = []
+    """Of this process."""
 
     def save(self, run_dir: Path) -> None:
         write_document(self, process_record_path(run_dir, self.process_rank))
@@ -85,6 +88,7 @@ class NodeRecord(BaseModel):
     host: str
     device_names: list[str]
     versions: dict[str, str]
+    gpus: list[GpuState] = []
 
 
 class Evaluation(BaseModel):
@@ -203,7 +207,7 @@ class RunResult(BaseModel):
     versions: dict[str, str] = {}
     """Of node 0; see `nodes`."""
     nodes: list[NodeRecord] = []
-    """Each node's host, devices and versions."""
+    """Each node's host, devices, versions and GPUs."""
     config: dict[str, Any]
 
     @field_validator("config")
@@ -224,6 +228,21 @@ class RunResult(BaseModel):
         packages = dict.fromkeys(package for node in self.nodes for package in node.versions)
         versions = {package: [node.versions.get(package, "none") for node in self.nodes] for package in packages}
         return {package: each for package, each in versions.items() if len(set(each)) > 1}
+
+    @property
+    def gpus(self) -> list[GpuState]:
+        """Of all nodes."""
+        return [gpu for node in self.nodes for gpu in node.gpus]
+
+    @property
+    def slowdowns(self) -> list[str]:
+        """A sentence per GPU that heat or the supply of power has slowed down."""
+        return [
+            f"GPU {gpu.device} ({gpu.name}) of node {node.node_rank} was slowed down: {gpu.slowdown}"
+            for node in self.nodes
+            for gpu in node.gpus
+            if gpu.slowdown
+        ]
 
     def save(self, run_dir: Path) -> None:
         write_document(self, run_dir / RESULT_FILE)

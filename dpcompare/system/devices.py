@@ -64,7 +64,7 @@ def installed_gpus() -> list[Gpu]:
         RequestError: there are GPUs that neither of them lists: the CPU is not taken in their place in silence.
     """
     problems = []
-    for ask in (_ask_nvidia_smi, _ask_nvml):
+    for ask in (_ask_nvidia_smi, gpus_by_nvml):
         try:
             return ask()
         except subprocess.TimeoutExpired as error:  # NVML would hang too, and cannot be ended
@@ -80,7 +80,12 @@ def installed_gpus() -> list[Gpu]:
     return []
 
 
-def _ask_nvml() -> list[Gpu]:
+def gpus_by_nvml() -> list[Gpu]:
+    """The GPUs that NVML lists, in PCI order; NVML stays open.
+
+    Raises:
+        RuntimeError: it, or its bindings, cannot be used.
+    """
     try:
         import pynvml
     except ImportError:

@@ -24,6 +24,7 @@ from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventT
 from dpcompare.results.result import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, log_path
 from dpcompare.system.energy import meter_of
+from dpcompare.system.gpu_state import GpuState, read_again, read_gpus
 from dpcompare.training import loop, probe
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -63,8 +64,16 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         _check_against_plan(backend, config, process_rank)
         assert config.inputs is not None
         store = open_store(config.inputs.store)
+        gpus = _gpus(config, local_devices)
+
+        def after_step(step: int) -> None:
+            if step == last_step:  # before its evaluation, while the clocks are still those of the training
+                gpus[:] = read_again(gpus)
+
+        last_step = config.workload.total_steps(config.inputs.num_train)
         if backend.is_server:
             order_sha256 = _serve(events, run_dir)
+            gpus[:] = read_again(gpus)
         elif config.task == "probe":
             assert isinstance(backend, Inspectable)
             order_sha256 = probe.run(backend, store, events, run_dir)
@@ -74,13 +83,14 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 store,
                 events,
                 run_dir,
+                after_step,
                 energy=meter_of(
                     config.cluster.device_type,
                     local_devices,
                     counts_packages=process_rank in config.topology.first_of_machines,
                 ),
             )
-        _record(backend, config, order_sha256, **place).save(run_dir)
+        _record(backend, config, order_sha256, gpus, **place).save(run_dir)
         backend.teardown()
     except Exception as error:
         traceback.print_exc()
@@ -97,6 +107,15 @@ def _local_devices(config: RunConfig, node_rank: int, local_rank: int) -> tuple[
         devices = tuple(os.environ["CUDA_VISIBLE_DEVICES"].split(","))
     count = config.topology.devices_per_process
     return devices[local_rank * count : (local_rank + 1) * count]
+
+
+def _gpus(config: RunConfig, local_devices: tuple[str, ...]) -> list[GpuState]:
+    """The GPUs of this process before it trains; none on the CPU, and none where it only keeps parameters."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if config.cluster.device_type != "gpu" or not visible:
+        return []
+    # Simulated nodes share the machine, and each sees its GPUs only.
+    return read_gpus(local_devices, config.cluster.devices if config.cluster.simulated else visible.split(","))
 
 
 def _serve(events: EventLog, run_dir: Path) -> str:
@@ -131,7 +150,7 @@ def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) 
 
 
 def _record(
-    backend: Backend, config: RunConfig, order_sha256: str, *, node_rank: int, local_rank: int
+    backend: Backend, config: RunConfig, order_sha256: str, gpus: list[GpuState], *, node_rank: int, local_rank: int
 ) -> ProcessRecord:
     description = backend.describe()
     return ProcessRecord(
@@ -159,6 +178,7 @@ def _record(
                 if package in sys.modules
             },
         },
+        gpus=gpus,
     )
 
 

@@ -15,8 +15,10 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse, widest_interval
 from dpcompare.experiments.collection import ArmRuns, Collection, collect
 from dpcompare.report.formats import as_csv, as_json, as_markdown, parse_condition
-from dpcompare.results.result import StepSeconds
-from tests.experiments.test_fairness import result
+from dpcompare.report.page import as_html
+from dpcompare.results.result import NodeRecord, StepSeconds
+from dpcompare.system.gpu_state import GpuReading, GpuState
+from tests.experiments.test_fairness import gpu, on_gpus, result
 
 
 def runs(framework, mode, speeds, *, replicas=2, mean_ms=None, **changes):
@@ -99,6 +101,14 @@ def test_strong_scaling_is_against_one_device_with_the_same_settings():
     assert (efficiency.kind, efficiency.suspicious) == ("strong", False)
     assert efficiency.value == pytest.approx(0.9)
     assert shown.arms[0].efficiency is None
+
+
+def test_one_gpu_has_no_links_and_is_a_baseline_for_several():
+    of_one, of_two = on_gpus(gpu(links={})), on_gpus(gpu(), gpu())
+    described = {"device_type": "gpu", "device_names": ["NVIDIA H100"]}
+    one = single(SLOW, nodes=of_one.nodes, **described)
+    two = runs("torch", "ddp", FAST, nodes=of_two.nodes, **described | {"device_names": ["NVIDIA H100"] * 2})
+    assert compared(one, two).arms[1].efficiency.kind == "strong"
 
 
 def test_weak_scaling_has_the_same_batch_per_replica():
@@ -258,6 +268,18 @@ def test_a_failed_run_without_sync_is_said():
     shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
     assert "- FAILED torch ddp 2x1: without gradient sync, round 1: killed" in as_markdown(shown)
     assert widest_interval(shown) is not None  # the arm itself is in good health
+
+
+def test_a_gpu_that_was_slowed_down_is_named_with_its_round():
+    fast = runs("torch", "ddp", FAST)
+    hot = GpuState(device="3", name="NVIDIA H100", after=GpuReading(clock_reasons=["power limit", "power brake"]))
+    node = NodeRecord(node_rank=1, host="h", device_names=[], versions={}, gpus=[hot])
+    fast.runs[1] = fast.runs[1].model_copy(update={"nodes": [node]})
+    shown = compared(fast, runs("tensorflow", "multiworker", SLOW))
+    sentence = "round 2: GPU 3 (NVIDIA H100) of node 1 was slowed down: power brake"
+    assert [row.slowdowns for row in shown.arms] == [[sentence], []]
+    assert sentence in as_html(shown)
+    assert f"- SLOWED DOWN torch ddp 2x1: {sentence}" in as_markdown(shown)
 
 
 def test_a_study_that_lacks_a_run_without_sync_is_partial():

@@ -7,7 +7,8 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.fairness import KNOBS, compare
-from dpcompare.results.result import Evaluation, RunResult
+from dpcompare.results.result import Evaluation, NodeRecord, RunResult
+from dpcompare.system.gpu_state import GpuReading, GpuState
 
 SETTINGS = {
     "optimizer": {"name": "adam", "betas": [0.9, 0.999], "epsilon": 1e-7},
@@ -95,7 +96,10 @@ CHANGES = {
         {"regularization", "dropout", "stochastic depth"},
     ),
     "weights": ({"weights_sha256": "other"}, {"initial weights"}),
-    "devices": ({"device_names": ["NVIDIA H200"], "device_type": "gpu"}, {"devices", "device names", "device type"}),
+    "devices": (
+        {"device_names": ["NVIDIA H200"], "device_type": "gpu"},
+        {"devices", "device names", "device type", "GPU settings"},
+    ),
     "release": ({"dpcompare_version": "9.9.1"}, {"dpcompare"}),
     "warm-up": ({"workload": {"warmup_steps": 0}, "measured_steps": 45}, {"warm-up steps", "measured steps"}),
     "nodes": (
@@ -146,3 +150,37 @@ def test_the_subject_of_a_comparison_may_differ():
     assert compare(pair, subject=["precision"]).verdict == "COMPARABLE"
     with pytest.raises(ValueError, match="unknown knob"):
         compare(pair, subject=["colour"])
+
+
+def on_gpus(*gpus):
+    node = NodeRecord(node_rank=0, host="here", device_names=["NVIDIA H100"], versions={}, gpus=list(gpus))
+    return result(device_type="gpu", device_names=["NVIDIA H100"], nodes=[node])
+
+
+def gpu(*, watts=700.0, link="18 NVLinks", **changes):
+    reading = GpuReading(power_limit_watts=watts)
+    fields = {"device": "0", "uuid": "GPU-a", "ecc": True, "links": {"GPU-b": link}, "before": reading}
+    return GpuState(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, set()),
+        ({"persistence_mode": True, "name": "NVIDIA H100", "numa_nodes": [1]}, set()),
+        ({"watts": 350.0}, {"GPU settings"}),
+        ({"after": GpuReading(power_limit_watts=350)}, {"GPU settings"}),
+        ({"max_sm_clock_mhz": 1980}, {"GPU settings"}),
+        ({"ecc": False}, {"GPU settings"}),
+        ({"link": "PCIe across one NUMA node, through the host"}, {"links between GPUs"}),
+        ({"unread": "NVML: nvidia-ml-py is not installed"}, {"GPU settings"}),
+    ],
+)
+def test_gpus_that_may_not_run_equally_fast_are_not_compared(changes, named):
+    sheet = compare([on_gpus(gpu()), on_gpus(gpu(), gpu(**changes))])
+    assert {row.knob for row in sheet.rows if row.reason} == named
+
+
+def test_gpus_that_were_never_read_are_not_called_equal():
+    sheet = compare([on_gpus(), on_gpus()])
+    assert [row.knob for row in sheet.rows if row.reason] == ["GPU settings"]

@@ -1,8 +1,71 @@
-"""What a training process tells of itself."""
+"""What a training process records of itself, run in this one by a backend that needs no framework."""
+
+import sys
 
 import pytest
 
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.results.result import ProcessRecord
+from dpcompare.results.run_dir import CONFIG_FILE, process_record_path
 from dpcompare.training import process
+from tests.support.numpy_backend import NumpyBackend
+from tests.support.nvml import H100, Nvml
+
+
+class OnGpu(NumpyBackend):
+    """Its steps warm the GPU up, its evaluations let it cool down."""
+
+    nvml = None
+
+    def setup(self):
+        super().setup()
+        self.nvml.gpus["GPU-aaaa"]["CurrentClocksEventReasons"] = 0x1
+
+    def train_step(self, batches, learning_rate):
+        self.nvml.gpus["GPU-aaaa"]["CurrentClocksEventReasons"] = 0x40
+        return super().train_step(batches, learning_rate)
+
+    def evaluate_step(self, batch):
+        self.nvml.gpus["GPU-aaaa"]["CurrentClocksEventReasons"] = 0x1
+        return super().evaluate_step(batch)
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """The record of a process that has trained on an imitated GPU, as CUDA_VISIBLE_DEVICES shows it."""
+
+    def train(visible):
+        nvml = Nvml({"GPU-aaaa": dict(H100)})
+        monkeypatch.setitem(sys.modules, "pynvml", nvml)
+        monkeypatch.setattr(OnGpu, "nvml", nvml)
+        monkeypatch.setattr(process, "load_backend", lambda framework, mode: OnGpu)
+        monkeypatch.setattr(process, "_say_when_stopped", lambda events: None)
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        workload = Workload(model="mlp", image_size=8, steps=4, warmup_steps=1, learning_rate=0.01)
+        cluster = Cluster.partition(gpus=["0"])
+        config = RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster)
+        prepare_inputs(config).save(tmp_path / CONFIG_FILE)
+        assert process._work(tmp_path, 0, 0) == 0
+        return ProcessRecord.model_validate_json(process_record_path(tmp_path, 0).read_text())
+
+    return train
+
+
+def test_gpus_are_read_before_training_and_right_after_the_last_step(trained, install_gpus):
+    install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
+    (gpu,) = trained("0").gpus
+    assert gpu.uuid == "GPU-aaaa"
+    assert gpu.before.clock_reasons == ["idle"]
+    assert gpu.after.clock_reasons == ["thermal slowdown by the hardware"]  # and not those of the evaluation after it
+    assert gpu.slowdown == "thermal slowdown by the hardware"
+
+
+def test_a_process_that_sees_no_gpu_records_none(trained, install_gpus):
+    install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
+    assert trained("").gpus == []
 
 
 @pytest.mark.parametrize(
