@@ -18,6 +18,7 @@ from typing import Literal
 
 from dpcompare._version import __version__
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
+from dpcompare.backends.gpu_code import code_for, compiled_for
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.config.run import RunConfig
@@ -26,7 +27,7 @@ from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.run import run
 from dpcompare.system.commands import run_command
 from dpcompare.system.deadline import Deadline
-from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
+from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
 
 Status = Literal["ok", "note", "problem"]
@@ -72,7 +73,7 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
         yield from _gpus(gpus)
     usable = []
     for framework in FRAMEWORKS:
-        findings = list(_framework(framework, interpreters.get(framework, sys.executable), has_gpus=bool(gpus)))
+        findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
         yield from findings
         if all(finding.status != "problem" for finding in findings):
             usable.append(framework)
@@ -137,7 +138,7 @@ print(json.dumps(versions))
 """
 
 
-def _framework(framework: str, python: str, *, has_gpus: bool) -> Iterator[Finding]:
+def _framework(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Finding]:
     packages = FRAMEWORKS[framework].packages
     try:
         answer = run_command([python, "-P", "-c", _ASK, *packages], seconds=60)
@@ -154,8 +155,54 @@ def _framework(framework: str, python: str, *, has_gpus: bool) -> Iterator[Findi
         )
         return
     yield from judge_versions(framework, packages, versions, python)
-    if (wheels.claimed_twice or has_gpus) and (problem := cuda_problem(framework, python, wheels)):
+    if (wheels.claimed_twice or gpus) and (problem := cuda_problem(framework, python, wheels)):
         yield Finding(name=f"{framework} CUDA wheels", status="problem", found=problem.found, remedy=problem.remedy)
+    if gpus and framework in versions:
+        yield from _gpu_code(framework, python, gpus)
+
+
+def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Finding]:
+    """Whether a framework was compiled for each kind of GPU."""
+    name = f"{framework} GPU code"
+    capabilities = sorted(set(compute_capabilities(gpus).values()))
+    if not capabilities:
+        yield Finding(name=name, status="note", found="unknown: nvidia-smi does not tell the compute capability")
+        return
+    try:
+        architectures = compiled_for(framework, python)
+    except RequestError as error:
+        yield Finding(name=name, status="problem", found=str(error), remedy=f"mend the environment of {python}")
+        return
+    yield from (judge_gpu_code(framework, capability, architectures) for capability in capabilities)
+
+
+def judge_gpu_code(framework: str, capability: tuple[int, int], architectures: Sequence[str]) -> Finding:
+    """What the code in a build says of a kind of GPU."""
+    version = ".".join(map(str, capability))
+    code = code_for(capability, architectures)
+    status: Status
+    match code:
+        case "machine code":
+            status, remedy = "ok", ""
+        case "PTX":
+            status, remedy = (
+                "note",
+                (
+                    "the driver compiles every kernel when it is first used: the first run takes minutes, and in a "
+                    "container each does unless CUDA_CACHE_PATH names a folder that is kept"
+                ),
+            )
+        case "none":
+            status, remedy = (
+                "problem",
+                (f"install a {framework} that was built for it: another release, or one for another version of CUDA"),
+            )
+    return Finding(
+        name=f"{framework} GPU code",
+        status=status,
+        found=f"{code} for compute capability {version}, built for {' '.join(architectures) or 'no GPU'}",
+        remedy=remedy,
+    )
 
 
 def judge_versions(

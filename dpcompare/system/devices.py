@@ -159,11 +159,8 @@ MOST_USED = 0.5
 
 def used_gpus(names: Sequence[str]) -> list[str]:
     """Those of `names` whose memory others hold most of, with how much; none where nvidia-smi does not tell."""
-    query = ["nvidia-smi", "--query-gpu=uuid,memory.used,memory.total", "--format=csv,noheader,nounits"]
     try:
-        answer = run_command(query, seconds=LISTING_SECONDS)
-        rows = [line.split(", ") for line in answer.stdout.splitlines()]
-        mebibytes = {uuid: (int(used), int(total)) for uuid, used, total in rows}
+        mebibytes = {uuid: (int(used), int(total)) for uuid, used, total in _queried("memory.used", "memory.total")}
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
         return []
     installed = installed_gpus()
@@ -173,6 +170,24 @@ def used_gpus(names: Sequence[str]) -> list[str]:
         if used > MOST_USED * total:
             told.append(f"{name} ({used:,} of {total:,} MiB)")
     return told
+
+
+def compute_capabilities(names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Name -> (major, minor) compute capability of the GPU it means; without those that nvidia-smi does not tell."""
+    try:
+        told = {uuid: capability.split(".") for uuid, capability in _queried("compute_cap")}
+        by_uuid = {uuid: (int(major), int(minor)) for uuid, (major, minor) in told.items()}
+    except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or one that does not know the question
+        return {}
+    installed = installed_gpus()
+    uuids = {name: _physical_gpu(name, installed) for name in names}
+    return {name: by_uuid[uuid] for name, uuid in uuids.items() if uuid in by_uuid}
+
+
+def _queried(*fields: str) -> list[list[str]]:
+    """What nvidia-smi tells of every GPU: its UUID, then each of the fields."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(('uuid', *fields))}", "--format=csv,noheader,nounits"]
+    return [line.split(", ") for line in run_command(query, seconds=LISTING_SECONDS).stdout.splitlines()]
 
 
 def gpu_model(name: str, installed: Sequence[Gpu]) -> str:

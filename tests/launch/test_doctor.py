@@ -73,6 +73,35 @@ def test_versions_are_judged_by_what_was_tested(versions, status, text):
     assert text in finding.found + finding.remedy
 
 
+def test_frameworks_are_asked_whether_they_were_built_for_the_gpus(tmp_path, monkeypatch, install_gpus):
+    """Builds and driver are imitated: torch has machine code for one of two kinds of GPUs, TensorFlow PTX."""
+    listing = "GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\nGPU 1: NVIDIA T4 (UUID: GPU-bbbb)\n"
+    install_gpus(listing)
+    program = tmp_path / "driver" / "nvidia-smi"
+    rows = "printf 'GPU-aaaa, 9.0\\nGPU-bbbb, 7.5\\n'"
+    program.write_text(f'#!/bin/sh\ncase "$1" in -L) cat {tmp_path}/driver/listing;; *compute_cap) {rows};; esac\n')
+    builds = {"torch": ["sm_80", "sm_90"], "tensorflow": ["sm_70", "compute_90"]}
+    monkeypatch.setattr(diagnosis, "compiled_for", lambda framework, python: builds[framework])
+    found = [
+        (finding.name, finding.status, finding.found)
+        for framework in builds
+        for finding in diagnosis._gpu_code(framework, "python", ["0", "1"])
+    ]
+    assert found == [
+        ("torch GPU code", "problem", "none for compute capability 7.5, built for sm_80 sm_90"),
+        ("torch GPU code", "ok", "machine code for compute capability 9.0, built for sm_80 sm_90"),
+        ("tensorflow GPU code", "ok", "machine code for compute capability 7.5, built for sm_70 compute_90"),
+        ("tensorflow GPU code", "note", "PTX for compute capability 9.0, built for sm_70 compute_90"),
+    ]
+
+
+def test_without_gpus_no_framework_is_imported(monkeypatch):
+    monkeypatch.setattr(diagnosis, "compiled_for", lambda framework, python: pytest.fail("it was asked"))
+    monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
+    names = [finding.name for finding in diagnosis.diagnose({}, device="cpu", trials=False)]
+    assert {"torch", "tensorflow"} <= set(names)
+
+
 @pytest.mark.torch
 def test_a_mode_that_works_says_how():
     finding = diagnosis.trial("torch", "ddp", Cluster.partition(2, 1, device="cpu"), {})

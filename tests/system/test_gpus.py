@@ -8,7 +8,7 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.errors import RequestError
 from dpcompare.system import devices
-from dpcompare.system.devices import Gpu, installed_gpus, used_gpus
+from dpcompare.system.devices import Gpu, compute_capabilities, installed_gpus, used_gpus
 from tests.conftest import NVIDIA_SMI
 from tests.support.command import invoke
 
@@ -154,6 +154,23 @@ def test_a_gpu_that_another_process_fills_is_named(machine, tmp_path):
     machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) printf "{rows.split("GPU-cccc")[0]}";; esac')
     assert used_gpus(["0", "1"]) == ["1 (140,000 of 143,771 MiB)"]
     assert used_gpus(["0", "GPU-aaaa"]) == []
+
+
+def test_compute_capabilities_are_those_of_the_gpus_by_any_of_their_names(machine, tmp_path):
+    listing = NVIDIA_SMI + "  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n"
+    (tmp_path / "listing").write_text(listing)
+    rows = "GPU-aaaa0000, 9.0\\nGPU-bbbb1111, 12.0\\nGPU-cccc2222, 7.5\\nGPU-dddd3333, 8.6\\n"
+    machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) printf "{rows}";; esac')
+    assert compute_capabilities(["1", "GPU-cc", "MIG-1", "9"]) == {"1": (12, 0), "GPU-cc": (7, 5), "MIG-1": (8, 6)}
+
+
+@pytest.mark.parametrize(
+    "answer", ["echo GPU-aaaa0000, [N/A]", "echo 'Field \"compute_cap\" is not a valid field'; exit 2"]
+)
+def test_a_driver_that_does_not_tell_the_compute_capability_is_no_error(machine, tmp_path, answer):
+    (tmp_path / "listing").write_text(NVIDIA_SMI)
+    machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) {answer};; esac')
+    assert compute_capabilities(["0"]) == {}
 
 
 def test_where_the_memory_is_not_told_no_gpu_counts_as_used(machine, tmp_path):
