@@ -18,7 +18,7 @@ from typing import Literal
 
 from dpcompare._version import __version__
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
-from dpcompare.backends.gpu_code import code_for, compiled_for
+from dpcompare.backends.gpu_code import Code, code_for, compiled_for
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.config.run import RunConfig
@@ -176,32 +176,31 @@ def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Find
     yield from (judge_gpu_code(framework, capability, architectures) for capability in capabilities)
 
 
+_JUDGED: dict[Code, tuple[Status, str]] = {
+    "machine code": ("ok", ""),
+    "PTX": (
+        "note",
+        "the driver compiles every kernel when it is first used: the first run takes minutes, and in a container each "
+        "does unless CUDA_CACHE_PATH names a folder that is kept",
+    ),
+    "none": (
+        "problem",
+        "install a {framework} that was built for it: another release, or one for another version of CUDA",
+    ),
+}
+"""What follows from the code that a build has for a GPU, and what is to be done."""
+
+
 def judge_gpu_code(framework: str, capability: tuple[int, int], architectures: Sequence[str]) -> Finding:
     """What the code in a build says of a kind of GPU."""
     version = ".".join(map(str, capability))
     code = code_for(capability, architectures)
-    status: Status
-    match code:
-        case "machine code":
-            status, remedy = "ok", ""
-        case "PTX":
-            status, remedy = (
-                "note",
-                (
-                    "the driver compiles every kernel when it is first used: the first run takes minutes, and in a "
-                    "container each does unless CUDA_CACHE_PATH names a folder that is kept"
-                ),
-            )
-        case "none":
-            status, remedy = (
-                "problem",
-                (f"install a {framework} that was built for it: another release, or one for another version of CUDA"),
-            )
+    status, remedy = _JUDGED[code]
     return Finding(
         name=f"{framework} GPU code",
         status=status,
         found=f"{code} for compute capability {version}, built for {' '.join(architectures) or 'no GPU'}",
-        remedy=remedy,
+        remedy=remedy.format(framework=framework),
     )
 
 
