@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dpcompare.system.devices import device_id, gpus_by_nvml
+
 POWERCAP = Path("/sys/class/powercap")
 """Linux's counters of Intel's and AMD's packages (RAPL); readable by root only on most systems."""
 
@@ -27,15 +29,12 @@ def gpu_counters(gpus: Sequence[str]) -> list[Counter]:
         return millijoules / 1e3
 
     try:
-        pynvml.nvmlInit()
-        handles = [
-            pynvml.nvmlDeviceGetHandleByIndex(int(gpu)) if gpu.isdecimal() else pynvml.nvmlDeviceGetHandleByUUID(gpu)
-            for gpu in gpus
-        ]
+        installed = gpus_by_nvml()
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(device_id(gpu, installed) or gpu) for gpu in gpus]
         counters = [partial(counter, handle) for handle in handles]
         for each in counters:
             each()
-    except pynvml.NVMLError:
+    except (RuntimeError, pynvml.NVMLError):  # no driver, or no such counter
         return []
     return list(counters)
 

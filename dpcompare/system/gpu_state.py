@@ -166,7 +166,7 @@ def _ask(function: str, *arguments: Any) -> Any:
 
     try:
         return getattr(pynvml, function)(*arguments) if hasattr(pynvml, function) else None
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError, TypeError):  # TypeError: bindings of another release, with other arguments
         return None
 
 

@@ -1,9 +1,9 @@
 """Energy counters: read where there are any, never made up. The hardware is imitated; no test machine has it."""
 
 import sys
-from types import SimpleNamespace
 
 from dpcompare.system.energy import EnergyMeter, gpu_counters, package_counters
+from tests.support.nvml import Nvml
 
 
 def package(folder, name, microjoules, wrap=1000, called="package-0"):
@@ -39,38 +39,26 @@ def test_without_counters_there_is_no_figure(tmp_path):
     assert package_counters(tmp_path) == []
 
 
-class NVMLError(Exception):
-    pass
+def counting(monkeypatch, *millijoules):
+    """GPUs GPU-0000, GPU-1111... with these counters."""
+    gpus = {
+        f"GPU-{str(index) * 4}": {"Name": "NVIDIA H100", "TotalEnergyConsumption": count}
+        for index, count in enumerate(millijoules)
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(gpus))
+    return gpus
 
 
-def bindings(counts):
-    """The part of NVIDIA's bindings that is used; a GPU without a counter raises."""
-
-    def total(handle):
-        if counts[handle] is None:
-            raise NVMLError
-        return counts[handle]
-
-    return SimpleNamespace(
-        NVMLError=NVMLError,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"index {index}",
-        nvmlDeviceGetHandleByUUID=lambda uuid: f"uuid {uuid}",
-        nvmlDeviceGetTotalEnergyConsumption=total,
-    )
-
-
-def test_gpus_are_found_by_number_and_by_uuid(monkeypatch):
-    counts = {"index 3": 1500, "uuid GPU-a": 500}
-    monkeypatch.setitem(sys.modules, "pynvml", bindings(counts))
-    meter = EnergyMeter(gpu_counters(["3", "GPU-a"]))
+def test_gpus_are_found_by_number_and_by_the_beginning_of_their_uuid(monkeypatch):
+    gpus = counting(monkeypatch, 7, 1500, 500)
+    meter = EnergyMeter(gpu_counters(["1", "GPU-2"]))
     assert meter.joules() == 2.0
-    counts["index 3"] = 2500
+    gpus["GPU-1111"]["TotalEnergyConsumption"] = 2500
     assert meter.joules() == 3.0
 
 
 def test_one_gpu_without_a_counter_leaves_no_figure(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", bindings({"index 0": 1500, "index 1": None}))
+    counting(monkeypatch, 1500, None)
     assert gpu_counters(["0", "1"]) == []
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     assert gpu_counters(["0"]) == []
