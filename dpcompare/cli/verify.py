@@ -67,7 +67,18 @@ def verify(
             console.print(f"FAILED {check.name}: {check.pair}\n{check.detail}".rstrip(), soft_wrap=True)
     passed = all(check.passed for check in checks)
     if as_json:
-        fields = ("name", "modes", "pair", "workload", "precision", "measured", "tolerance", "passed", "detail")
+        fields = (
+            "name",
+            "modes",
+            "pair",
+            "workload",
+            "precision",
+            "measured",
+            "floor",
+            "tolerance",
+            "passed",
+            "detail",
+        )
         rows = [{name: getattr(check, name) for name in fields} for check in checks]
         for row in rows:
             if row["measured"] is not None and not math.isfinite(row["measured"]):
@@ -129,19 +140,21 @@ def _numbers(text: str) -> list[int]:
 def _print_table(checks: list[Any]) -> None:
     from rich.table import Table
 
+    with_floor = any(check.floor is not None for check in checks)
+    figures = ("measured", *(["floor"] if with_floor else []), "tolerance")
     table = Table()
-    for column in ("check", "workload", "precision", "of", "the pair that differs most", "measured", "tolerance", ""):
-        table.add_column(column, justify="right" if column in ("measured", "tolerance") else "left", overflow="fold")
+    for column in ("check", "workload", "precision", "of", "the pair that differs most", *figures, ""):
+        table.add_column(column, justify="right" if column in figures else "left", overflow="fold")
     for check in checks:
         measured = "did not run" if check.measured is None else f"{check.measured:.1e}"
+        floor = "" if check.floor is None else f"{check.floor:.1e}"
         table.add_row(
             check.name,
             check.workload,
             check.precision,
             f"{check.modes.count(',') + 1} modes",
             check.pair,
-            measured,
-            f"{check.tolerance:.1e}",
+            *(measured, *([floor] if with_floor else []), f"{check.tolerance:.1e}"),
             "pass" if check.passed else "FAIL",
         )
     stdout_console().print(table)

@@ -64,6 +64,28 @@ FLOOR_PERTURBATION = 1e-7
 LEAST_OF_FLOOR = 1e-5
 """No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is no difference."""
 
+GPU_TOLERANCES: dict[str, dict[str, float]] = {
+    "evaluation logits": {"float32": 1e-4, "float64": 1e-11},
+    "training logits": {"float32": 2e-3, "float64": 1e-10},
+    "first loss": {"float32": 2e-4, "float64": 1e-11},
+    "gradient": {"float32": 1e-3, "float64": 1e-10},
+    "gradient of each tensor": {"float32": 1e-1, "float64": 1e-7},
+    "one step of sgd": {"float32": 1e-3, "float64": 1e-10},
+    "one step of adam": {"float32": 2e-2, "float64": 1e-8},
+    "losses over 2 steps": {"float64": 1e-9},
+    "losses over sgd steps": {"float64": 1e-6},
+    "losses over adam steps": {"float64": 1e-7},
+    "BatchNorm statistics": {"float64": 1e-7},
+    "evaluation loss": {"float64": 1e-7},
+    "accumulation = replicas = one batch": {"float32": 1e-3, "float64": 1e-11},
+}
+"""In the place of TOLERANCES where a side ran on GPUs; what is not here stays as it is. Reasoned, not measured: up to
+ten times those of the CPU, since thousands of threads add up in another order and cuDNN may transform a convolution."""
+
+REPEAT_MULTIPLE = 4.0
+"""Not every operation of a GPU has a deterministic kernel. How far the reference is from itself, run twice the same, is
+measured in the same run, and no tolerance is smaller than this multiple of it."""
+
 CHECKED_WITH_FLOOR = ("losses over 2 steps", "losses over {optimizer} steps", "BatchNorm statistics", "evaluation loss")
 
 
@@ -82,6 +104,8 @@ class Check:
     """The largest difference found; None where a side did not run."""
     tolerance: float
     detail: str = ""
+    floor: float | None = None
+    """How far the reference is from itself, run twice the same; None where that is not measured, as on the CPU."""
 
     @property
     def passed(self) -> bool:
@@ -135,7 +159,19 @@ def _verify_group(
             floor = _floor(group, sides[0], folder / "floor", say)
         except RunFailedError as error:
             yield _did_not_run("floor of float32", group, str(sides[0].contender), str(error))
-    yield from compare_sides(group, sides, floor)
+    again: Side | None = None
+    if len(sides) > 1 and _any_on_gpu(sides):
+        reference = sides[0]
+        say(f"{reference.contender}: again, to see how far a GPU is from itself")
+        try:
+            again = run_side(reference.contender, reference.config, folder / "again")
+        except RunFailedError as error:
+            yield _did_not_run("floor of the GPU", group, str(reference.contender), str(error))
+    yield from compare_sides(group, sides, floor, again)
+
+
+def _any_on_gpu(sides: Sequence[Side]) -> bool:
+    return any(side.config.cluster.device_type == "gpu" for side in sides)
 
 
 def _did_not_run(name: str, group: Group, pair: str, detail: str) -> Check:
@@ -152,13 +188,16 @@ def _did_not_run(name: str, group: Group, pair: str, detail: str) -> Check:
     )
 
 
-def compare_sides(group: Group, sides: Sequence[Side], floor: dict[str, float]) -> Iterator[Check]:
+def compare_sides(
+    group: Group, sides: Sequence[Side], floor: dict[str, float], again: Side | None = None
+) -> Iterator[Check]:
     """The checks of a group whose contenders have run.
 
     Args:
         group: what they ran.
         sides: at least one; the first is the reference. Where only one of several ran, what compares them has failed.
         floor: check -> how far the reference drifts from itself; only needed in float32.
+        again: the reference, run once more; only on GPUs.
     """
     checks = (
         {"accumulation = replicas = one batch": loss_difference}
@@ -166,17 +205,42 @@ def compare_sides(group: Group, sides: Sequence[Side], floor: dict[str, float]) 
         else differences(group.workload)
     )
     for name, difference in checks.items():
-        tolerance = TOLERANCES[name][group.workload.precision]
         if name not in EACH_ALONE and len(sides) < 2:
             if len(group.contenders) > 1:
                 yield _did_not_run(name, group, str(sides[0].contender), "there is no other side to compare with")
             continue
+        repeated = None if again is None or name in EACH_ALONE else difference(sides[0], again)
+        tolerance = tolerance_of(
+            name, group.workload.precision, on_gpu=_any_on_gpu(sides), drift=floor.get(name), repeated=repeated
+        )
         if tolerance is None:
-            if name not in floor:
-                yield _did_not_run(name, group, str(sides[0].contender), "the floor could not be measured")
-                continue
-            tolerance = max(FLOOR_MULTIPLE * floor[name], LEAST_OF_FLOOR)
-        yield _compared(name, group, sides, difference, tolerance)
+            yield _did_not_run(name, group, str(sides[0].contender), "the floor could not be measured")
+            continue
+        yield _compared(name, group, sides, difference, tolerance, repeated)
+
+
+def tolerance_of(
+    name: str, precision: str, *, on_gpu: bool, drift: float | None, repeated: float | None
+) -> float | None:
+    """The largest difference with which a check passes; None where a floor that it needs is missing or not finite.
+
+    Args:
+        name: of the check.
+        precision: of the workload.
+        on_gpu: whether a side ran on GPUs.
+        drift: how far the reference drifts from itself when its weights are disturbed, where that was measured.
+        repeated: how far the reference is from itself, run twice the same, where that was measured.
+    """
+    if not all(np.isfinite(floor) for floor in (drift, repeated) if floor is not None):
+        return None  # nothing would exceed it
+    tolerance = TOLERANCES[name][precision]
+    if tolerance is None:
+        if drift is None:
+            return None
+        tolerance = max(FLOOR_MULTIPLE * drift, LEAST_OF_FLOOR)
+    elif on_gpu:
+        tolerance = GPU_TOLERANCES.get(name, {}).get(precision, tolerance)
+    return tolerance if repeated is None else max(tolerance, REPEAT_MULTIPLE * repeated)
 
 
 def config_of(contender: Contender, workload: Workload, device: str, interpreters: dict[str, str]) -> RunConfig:
@@ -233,7 +297,14 @@ def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], Non
     return largest
 
 
-def _compared(name: str, group: Group, sides: Sequence[Side], difference: Difference, tolerance: float) -> Check:
+def _compared(
+    name: str,
+    group: Group,
+    sides: Sequence[Side],
+    difference: Difference,
+    tolerance: float,
+    floor: float | None,
+) -> Check:
     """The largest difference of any side from the first; checks of each side alone look at the first too."""
     reference = sides[0]
     measured = [(difference(reference, side), side) for side in (sides if name in EACH_ALONE else sides[1:])]
@@ -247,5 +318,6 @@ def _compared(name: str, group: Group, sides: Sequence[Side], difference: Differ
         precision=group.workload.precision,
         measured=value,
         tolerance=tolerance,
+        floor=floor,
         detail="" if value <= tolerance or name in EACH_ALONE else first_layer_that_differs(reference, worst),
     )

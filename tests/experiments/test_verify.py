@@ -11,7 +11,18 @@ import pytest
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import Side, zero_gradients
-from dpcompare.experiments.verify import TOLERANCES, compare_sides, config_of, run_side
+from dpcompare.experiments.verify import (
+    FLOOR_MULTIPLE,
+    GPU_TOLERANCES,
+    LEAST_OF_FLOOR,
+    REPEAT_MULTIPLE,
+    TOLERANCES,
+    compare_sides,
+    config_of,
+    run_side,
+    tolerance_of,
+    verify,
+)
 from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, usable_contenders
 from dpcompare.models.architectures import MODELS
 from dpcompare.results import arrays
@@ -197,6 +208,111 @@ def test_where_one_side_ran_alone_what_compares_it_has_failed(healthy):
         "sample order",
         "pixels and augmentation",
     }
+
+
+@pytest.mark.parametrize("name", TOLERANCES)
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_on_the_cpu_tolerances_are_those_of_its_table(name, precision):
+    stated = TOLERANCES[name][precision]
+    expected = max(FLOOR_MULTIPLE * 3e-4, LEAST_OF_FLOOR) if stated is None else stated
+    assert tolerance_of(name, precision, on_gpu=False, drift=3e-4, repeated=None) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "floors", "expected"),
+    [
+        ("training logits", "float32", (None, 0.0), GPU_TOLERANCES["training logits"]["float32"]),
+        ("training logits", "float32", (None, 1.0), REPEAT_MULTIPLE),
+        ("training logits", "float64", (None, None), GPU_TOLERANCES["training logits"]["float64"]),
+        ("pixels and augmentation", "float32", (None, None), 0.0),
+        ("accuracy (samples)", "float64", (None, 0.0), 0.0),
+        ("accuracy (samples)", "float64", (None, 1.0), REPEAT_MULTIPLE),
+        ("evaluation loss", "float32", (1e-3, 0.0), FLOOR_MULTIPLE * 1e-3),
+        ("evaluation loss", "float32", (1e-3, 1e-1), REPEAT_MULTIPLE * 1e-1),
+        ("evaluation loss", "float32", (None, 0.0), None),
+        ("evaluation loss", "float32", (np.inf, 0.0), None),
+        ("training logits", "float32", (None, np.inf), None),
+        ("training logits", "float32", (None, np.nan), None),
+    ],
+)
+def test_on_gpus_a_tolerance_is_the_stated_one_or_more_where_the_gpu_differs_from_itself(
+    name, precision, floors, expected
+):
+    drift, repeated = floors
+    assert tolerance_of(name, precision, on_gpu=True, drift=drift, repeated=repeated) == expected
+
+
+def test_the_tolerances_of_gpus_are_of_known_checks_and_wider_by_ten_times_at_most():
+    for name, of_precision in GPU_TOLERANCES.items():
+        for precision, tolerance in of_precision.items():
+            assert TOLERANCES[name][precision] < tolerance <= TOLERANCES[name][precision] * 10.01
+    exact = {name for name, of_precision in TOLERANCES.items() if of_precision["float32"] == 0.0}
+    assert not exact & set(GPU_TOLERANCES)
+
+
+@pytest.fixture
+def on_gpus(healthy, install_gpus, monkeypatch):
+    """Has verify take what ran on the CPU for what a group on GPUs left; gives the group and what was run."""
+    install_gpus()
+    chosen, ran = group(), []
+    left = [healthy(1, "sgd", number) for number in range(len(chosen.contenders))]
+
+    def run_side(contender, config, folder):
+        ran.append((contender, config.cluster.device_type))
+        side = left[chosen.contenders.index(contender)]
+        if folder.name == "again":
+            side = changed(side, training_logits=side.arrays["training_logits"] * (1 + 1e-6))
+        gpu = side.config.model_copy(update={"cluster": config.cluster})
+        return replace(side, config=gpu)
+
+    monkeypatch.setattr("dpcompare.experiments.verify.run_side", run_side)
+    return chosen, ran, left
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_on_gpus_the_reference_runs_twice_and_its_floor_is_shown(on_gpus):
+    chosen, ran, _ = on_gpus
+    checks = {check.name: check for check in verify([chosen], device="auto")}
+    assert ran == [(contender, "gpu") for contender in (*chosen.contenders, chosen.contenders[0])]
+    assert checks["training logits"].floor == pytest.approx(1e-6, rel=1e-3)
+    assert checks["training logits"].tolerance == REPEAT_MULTIPLE * checks["training logits"].floor
+    assert checks["evaluation logits"].floor == 0.0
+    assert checks["evaluation logits"].tolerance == GPU_TOLERANCES["evaluation logits"]["float64"]
+    assert checks["pixels and augmentation"].floor is None
+    assert all(check.passed for check in checks.values())
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_on_the_cpu_nothing_runs_twice(on_gpus):
+    chosen, ran, left = on_gpus
+    checks = list(verify([chosen], device="cpu"))
+    assert ran == [(contender, "cpu") for contender in chosen.contenders]
+    assert checks == list(compare_sides(chosen, left, {}))
+    assert {check.floor for check in checks} == {None}
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_a_fault_far_above_the_floor_of_a_gpu_is_caught(on_gpus):
+    chosen, _, left = on_gpus
+    left[1] = changed(left[1], training_logits=left[1].arrays["training_logits"] * (1 + 1e-4))
+    failed = {check.name for check in verify([chosen], device="auto") if not check.passed}
+    assert failed == {"training logits"}
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+def test_the_floor_of_a_gpu_is_a_column_and_a_key(on_gpus, monkeypatch):
+    monkeypatch.setattr("dpcompare.experiments.verify_groups.plan_groups", lambda *_, **__: [on_gpus[0]])
+    as_json = invoke("verify", "--device", "auto", "--json")
+    assert as_json.code == 0, as_json.stderr
+    floors = {check["name"]: check["floor"] for check in as_json.json["checks"]}
+    assert floors["training logits"] == pytest.approx(1e-6, rel=1e-3)
+    assert floors["weight round trip"] is None
+    assert "floor" in invoke("verify", "--device", "auto").stdout
+    assert "floor" not in invoke("verify").stdout
 
 
 @pytest.mark.parametrize(("scale", "first_stage"), [("b0", 1), ("b2", 2), ("b5", 3)])
