@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 
@@ -44,7 +45,7 @@ def _missing(framework: str, packages: Sequence[str], python: str) -> list[str]:
 def require_compiler(tuning: Mapping[str, str]) -> None:
     """Raise RequestError where settings need a C++ compiler and there is none."""
     compiler = os.environ.get("CXX", "g++")  # as torch looks for it
-    if tuning.get("compilation") == "torch.compile" and not shutil.which(compiler):
+    if tuning.get("compilation") in COMPILE_MODES and not shutil.which(compiler):
         raise RequestError(
             f"torch.compile needs a C++ compiler, and {compiler!r} is not found; install one (such as g++, with "
             "Python's headers), name it in CXX, or do without: --tune compilation=none"

@@ -70,7 +70,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "model_source": source_sha256(workload.model) if custom else "of dpcompare",
         "dropout": _drop_rate(workload, "dropout"),
         "stochastic_depth": _drop_rate(workload, "stochastic depth"),
-        "tf32": workload.profile == "native",
+        "tf32": config.allows_tf32,
         "convolution_algorithms": "measured" if config.cluster.device_type == "gpu" else "fixed",
         "input_threads": config.input_threads,
         "steps_per_window": config.window,

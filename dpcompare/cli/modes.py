@@ -46,7 +46,10 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
                 "multi_node": mode.multi_node,
                 "device_type": device_type,
                 "emulated": device_type in mode.emulated_on,
-                "tuning": {setting: row.values for setting, row in settings_of(framework, name).items()},
+                "tuning": {
+                    setting: row.values_on(device_type)
+                    for setting, row in settings_of(framework, name, device_type).items()
+                },
             }
         )
     if as_json:

@@ -58,7 +58,8 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     if is_other_mode and (framework, mode) in MODES:
         changes["stages"] = MODES[framework, mode].default_stages
     changes |= values_of("run", options, given)
-    changes["tune"] = _kept_tuning(config.tune, framework, mode) | changes.get("tune", {})
+    kept = _kept_tuning(config.tune, framework, mode, changes["cluster"].device_type, workload)
+    changes["tune"] = kept | changes.get("tune", {})
     if python := interpreters(options.python).get(framework):
         changes["python"] = python
     elif framework != config.framework:
@@ -91,12 +92,16 @@ def _changed_workload(workload: Workload, options: RunOptions, given: Set[str]) 
     return changed
 
 
-def _kept_tuning(tune: dict[str, str], framework: str, mode: str) -> dict[str, str]:
-    """The settings that the mode has too."""
+def _kept_tuning(
+    tune: dict[str, str], framework: str, mode: str, device_type: str, workload: Workload
+) -> dict[str, str]:
+    """The settings that the mode has too, there."""
     from dpcompare.config.tuning import settings_of
 
-    known = settings_of(framework, mode) if (framework, mode) in MODES else {}
-    return {name: value for name, value in tune.items() if name in known and value in known[name].values}
+    known = settings_of(framework, mode, device_type, workload) if (framework, mode) in MODES else {}
+    return {
+        name: value for name, value in tune.items() if name in known and value in known[name].values_on(device_type)
+    }
 
 
 def _changed_placement(placement: Placement, options: RunOptions, given: Set[str]) -> Placement:

@@ -126,11 +126,13 @@ class RunConfig(BaseModel):
 
     @property
     def tuning(self) -> dict[str, str]:
-        """The value of every setting of this mode that changes its speed alone."""
-        workload = self.workload
-        return tuning_of(
-            self.framework, self.mode, workload.profile, self.cluster.device_type, workload.precision, self.tune
-        )
+        """The value of every setting that this mode has here; see `dpcompare.config.tuning`."""
+        return tuning_of(self.framework, self.mode, self.cluster.device_type, self.workload, self.tune)
+
+    @property
+    def allows_tf32(self) -> bool:
+        """Whether a GPU may round what it multiplies in float32 to TF32."""
+        return self.tuning.get("tf32", "on" if self.workload.profile == "native" else "off") == "on"
 
     @property
     def emulated(self) -> bool:
@@ -249,7 +251,7 @@ def _devices(config: RunConfig) -> Iterator[str]:
 
 def _settings(config: RunConfig) -> Iterator[str]:
     row, workload = config.mode_row, config.workload
-    yield from problems_of(config.framework, config.mode, workload.profile, config.tune)
+    yield from problems_of(config.framework, config.mode, config.cluster.device_type, workload, config.tune)
     for name, values in row.supported_values.items():
         if (received := getattr(workload, name)) not in values:
             expected = " or ".join(map(str, values))
@@ -258,6 +260,11 @@ def _settings(config: RunConfig) -> Iterator[str]:
         yield (
             f"tune: received optimizer_kernels=fused with mode {config.mode} and sgd, for whose sharded tensors torch "
             "has none; expected foreach"
+        )
+    if config.tune.get("compilation") == "reduce-overhead" and workload.accumulate > 1:
+        yield (
+            f"tune: received compilation=reduce-overhead with accumulate {workload.accumulate}: a CUDA graph writes "
+            "the gradients of each micro-batch over those of the one before; expected torch.compile, or accumulate 1"
         )
     if workload.batchnorm == "sync" and config.cluster.device_type not in row.sync_batchnorm_on:
         yield (

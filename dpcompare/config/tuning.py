@@ -1,4 +1,4 @@
-"""The table of settings that tune a framework: they change its speed and nothing of what is trained.
+"""The table of settings that tune a framework: they change its speed and nothing of what is trained but its rounding.
 
 `--profile strict` takes what keeps the frameworks alike; `--profile native` what was measured to be fastest on a type
 of device, and `--tune NAME=VALUE` overrides it. A new setting is a row of SETTINGS and the one place of its backend
@@ -8,22 +8,39 @@ that obeys it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+
+from dpcompare.config.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """A row of SETTINGS; the first value is that of the strict profile, unless it says otherwise."""
 
-    values: tuple[str, ...]
+    values: tuple[str, ...] = ()
+    """On every type of device."""
+    gpu_values: tuple[str, ...] = ()
+    """Further ones, on GPUs only; a setting that has no others is one of GPUs alone."""
     native: Mapping[str, str]
     """Device type -> the value of the native profile."""
     strict: Mapping[str, str] | None = None
     """Device type -> the value of the strict profile."""
     modes: tuple[str, ...] | None = None
     """Where only some modes have it."""
+    only_with: Mapping[str, str] = field(default_factory=dict)
+    """Field of a workload -> the value without which the setting would change nothing."""
 
+    def values_on(self, device_type: str) -> tuple[str, ...]:
+        """What it can be on a type of device; nothing where that has no such setting."""
+        return self.values + (self.gpu_values if device_type == "gpu" else ())
+
+
+COMPILE_MODES = {"torch.compile": "default", "reduce-overhead": "reduce-overhead"}
+"""Values of `compilation` with which torch compiles -> torch's name of the mode; `reduce-overhead` also records what a
+step launches as CUDA graphs, which a GPU then replays without the host."""
+
+# TF32 keeps 10 bits of the mantissa of what is multiplied; in other precisions there is next to nothing to multiply.
+TF32 = Setting(gpu_values=("off", "on"), native={"gpu": "on"}, only_with={"precision": "float32"})
 
 SETTINGS: dict[str, dict[str, Setting]] = {
     "torch": {
@@ -31,11 +48,19 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         "memory_layout": Setting(
             values=("NCHW", "NHWC"), strict={"cpu": "NHWC", "gpu": "NCHW"}, native={"cpu": "NHWC", "gpu": "NHWC"}
         ),
+        "tf32": TF32,
         # As TensorFlow, whose Adam is one kernel for a tensor; torch's default on the CPU is ten for each.
         "optimizer_kernels": Setting(
             values=("default", "foreach", "fused"),
             strict={"cpu": "fused", "gpu": "default"},
             native={"cpu": "fused", "gpu": "fused"},
+        ),
+        # One kernel for what are a dozen operations by default; it refuses CPU tensors. Unmeasured.
+        "batchnorm_kernels": Setting(
+            gpu_values=("default", "SyncBatchNorm"),
+            native={"gpu": "default"},
+            modes=("ddp",),
+            only_with={"batchnorm": "sync"},
         ),
         "gradient_buckets": Setting(
             values=("copies", "views"),
@@ -44,50 +69,73 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         ),
         # A minute or more before the first step, then 1.2 to 1.3 times as fast (docs/performance.md); GPUs: unmeasured.
         "compilation": Setting(
-            values=("none", "torch.compile"), native={"cpu": "torch.compile", "gpu": "none"}, modes=("single", "ddp")
+            values=("none", "torch.compile"),
+            gpu_values=("reduce-overhead",),
+            native={"cpu": "torch.compile", "gpu": "none"},
+            modes=("single", "ddp"),
         ),
     },
     "tensorflow": {
+        "tf32": TF32,
         # XLA fails under the strategies: a variable on another device.
         "compilation": Setting(values=("none", "XLA"), native={"cpu": "none", "gpu": "none"}, modes=("single",)),
     },
 }
 
 
-def settings_of(framework: str, mode: str) -> dict[str, Setting]:
-    """The settings that a mode has."""
+def settings_of(framework: str, mode: str, device_type: str, workload: Workload | None = None) -> dict[str, Setting]:
+    """The settings that a mode has on a type of device, with a workload or, without one, with any."""
     return {
-        name: setting for name, setting in SETTINGS[framework].items() if setting.modes is None or mode in setting.modes
+        name: setting
+        for name, setting in SETTINGS[framework].items()
+        if (setting.modes is None or mode in setting.modes)
+        and setting.values_on(device_type)
+        and (workload is None or _takes_effect(setting, workload))
     }
 
 
+def _takes_effect(setting: Setting, workload: Workload) -> bool:
+    return all(getattr(workload, name) == value for name, value in setting.only_with.items())
+
+
 def tuning_of(
-    framework: str,
-    mode: str,
-    profile: Literal["strict", "native"],
-    device_type: str,
-    precision: str,
-    chosen: Mapping[str, str],
+    framework: str, mode: str, device_type: str, workload: Workload, chosen: Mapping[str, str]
 ) -> dict[str, str]:
-    """The value of every setting of a mode: of its profile, but for those that were chosen."""
+    """The value of every setting of a mode: of the workload's profile, but for those that were chosen."""
     tuning = {}
-    for name, setting in settings_of(framework, mode).items():
+    for name, setting in settings_of(framework, mode, device_type, workload).items():
         # In bfloat16 tensor cores take no other layout.
-        as_native = profile == "native" or (name == "memory_layout" and precision == "bfloat16")
+        as_native = workload.profile == "native" or (name == "memory_layout" and workload.precision == "bfloat16")
         by_device = setting.native if as_native else setting.strict or {}
-        tuning[name] = chosen.get(name) or by_device.get(device_type, setting.values[0])
+        tuning[name] = chosen.get(name) or by_device.get(device_type, setting.values_on(device_type)[0])
     return tuning
 
 
-def problems_of(framework: str, mode: str, profile: str, chosen: Mapping[str, str]) -> list[str]:
+def problems_of(
+    framework: str, mode: str, device_type: str, workload: Workload, chosen: Mapping[str, str]
+) -> list[str]:
     """What is wrong with chosen settings."""
-    if chosen and profile != "native":
-        return [f"tune: received {', '.join(chosen)} with profile {profile}; expected profile native"]
-    known = settings_of(framework, mode)
+    if chosen and workload.profile != "native":
+        return [f"tune: received {', '.join(chosen)} with profile {workload.profile}; expected profile native"]
+    known = settings_of(framework, mode, device_type, workload)
     problems = []
     for name, value in chosen.items():
         if name not in known:
-            problems.append(f"tune: received {name!r}, expected a setting of {framework} {mode}: {', '.join(known)}")
-        elif value not in known[name].values:
-            problems.append(f"tune: received {name}={value}, expected one of {', '.join(known[name].values)}")
+            problems.append(
+                f"tune: received {name!r}, expected a setting of {framework} {mode}: {', '.join(known)}"
+                f"{_where_else(framework, mode, device_type, name)}"
+            )
+        elif value not in (possible := known[name].values_on(device_type)):
+            only = f", which GPUs alone have, on {device_type} devices" if value in known[name].gpu_values else ""
+            problems.append(f"tune: received {name}={value}{only}, expected one of {', '.join(possible)}")
     return problems
+
+
+def _where_else(framework: str, mode: str, device_type: str, name: str) -> str:
+    """Why a setting that the mode has is none here, as the end of a sentence."""
+    if name not in settings_of(framework, mode, "gpu"):
+        return ""
+    if name not in settings_of(framework, mode, device_type):
+        return f" ({name} is one of GPUs alone)"
+    needed = " and ".join(f"{option} {value}" for option, value in SETTINGS[framework][name].only_with.items())
+    return f" ({name} needs {needed})"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.config.tuning import settings_of
+from dpcompare.config.validation import request
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.study import Arm, Study, Tried, is_study
 from dpcompare.launch.run import run
@@ -74,9 +75,10 @@ def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator
 
 def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
     """Each setting that the user left open, with each of its values but the current one."""
-    for name, setting in settings_of(config.framework, config.mode).items():
+    device_type = config.cluster.device_type
+    for name, setting in settings_of(config.framework, config.mode, device_type, config.workload).items():
         if name not in config.tune:
-            yield from ({name: value} for value in setting.values if value != config.tuning[name])
+            yield from ({name: value} for value in setting.values_on(device_type) if value != config.tuning[name])
 
 
 def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Callable[[str], None]) -> float | None:
@@ -87,7 +89,8 @@ def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Cal
     # Next to the study, since nodes that are machines share that disk with this one.
     with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
         try:
-            return run(config.model_copy(update=changes), Path(folder) / "run", report=report).images_per_second
+            short = request(RunConfig, **dict(config) | changes)
+            return run(short, Path(folder) / "run", report=report).images_per_second
         except RunFailedError:
             return None
         except RequestError as error:

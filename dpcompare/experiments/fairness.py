@@ -97,7 +97,7 @@ KNOBS: dict[str, Knob] = {
     "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
     # With which arithmetic.
     "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
-    "TF32": Knob(value=_setting("tf32"), remedy="same --profile"),
+    "TF32": Knob(value=_setting("tf32"), remedy="same --profile, and --tune tf32 for all or none"),
     "convolution algorithms": Knob(
         value=_setting("convolution_algorithms"), remedy="leave TF_CUDNN_USE_AUTOTUNE alone"
     ),
@@ -152,6 +152,7 @@ KNOBS: dict[str, Knob] = {
     "memory layout": Knob(value=_setting("memory_layout")),
     "compilation": Knob(value=_setting("compilation")),
     "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
+    "BatchNorm kernels": Knob(value=_setting("batchnorm_kernels")),
     "gradient buckets": Knob(value=_setting("gradient_buckets")),
     # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
     "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare.config.cluster import Node
 from dpcompare.config.run import RunConfig
+from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.system.ports import LOOPBACK
 from dpcompare.system.processes import AGENT_PID
 
@@ -120,13 +121,15 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
     """The environment of every node process, whatever starts it."""
     on_gpu = config.cluster.device_type == "gpu"
     threads = str(config.topology.threads_per_process)
-    # torch's pool of compilers would outlive a training process that is killed.
-    compiling = {"TORCHINDUCTOR_COMPILE_THREADS": "1"} if config.tuning.get("compilation") == "torch.compile" else {}
+    # torch's pool of compilers outlives a training process that is killed, by a minute: on the CPU there is none. On
+    # GPUs the hundreds of kernels of a model, compiled one after another, could take longer than a first step may.
+    compiling = config.tuning.get("compilation") in COMPILE_MODES
+    compilers = {"TORCHINDUCTOR_COMPILE_THREADS": threads if on_gpu else "1"} if compiling else {}
     # cuBLAS then takes the same workspace every time, which torch's deterministic algorithms ask for.
     comparing = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if on_gpu and config.task == "probe" else {}
     return (
         KEPT_MEMORY
-        | compiling
+        | compilers
         | comparing
         | {
             "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu and not _keeps_parameters(config, node) else "",

@@ -27,15 +27,77 @@ def config(profile="native", mode="ddp", **tune):
 @pytest.mark.parametrize("profile", ["strict", "native"])
 @pytest.mark.parametrize("device_type", ["cpu", "gpu"])
 def test_every_profile_has_a_known_value_of_every_setting(framework, mode, profile, device_type):
-    tuning = tuning_of(framework, mode, profile, device_type, "float32", {})
-    assert tuning.keys() == settings_of(framework, mode).keys()
-    assert all(value in SETTINGS[framework][name].values for name, value in tuning.items())
+    workload = Workload(profile=profile)
+    tuning = tuning_of(framework, mode, device_type, workload, {})
+    assert tuning.keys() == settings_of(framework, mode, device_type, workload).keys()
+    assert all(value in SETTINGS[framework][name].values_on(device_type) for name, value in tuning.items())
 
 
 def test_strict_compiles_nothing():
     for framework, mode in MODES:
-        tuning = tuning_of(framework, mode, "strict", "gpu", "float32", {})
+        tuning = tuning_of(framework, mode, "gpu", Workload(profile="strict"), {})
         assert tuning.get("compilation", "none") == "none"
+
+
+def test_the_cpu_has_no_setting_and_no_value_of_gpus():
+    """As it was before there were any: what `modes --json` lists and autotune tries on the CPU."""
+    common = {"memory_layout": ("NCHW", "NHWC"), "optimizer_kernels": ("default", "foreach", "fused")}
+    compiled = {"compilation": ("none", "torch.compile")}
+    buckets = {"gradient_buckets": ("copies", "views")}
+    expected = {
+        ("torch", "single"): common | compiled,
+        ("torch", "dp"): common,
+        ("torch", "ddp"): common | buckets | compiled,
+        ("tensorflow", "single"): {"compilation": ("none", "XLA")},
+        ("tensorflow", "mirrored"): {},
+    }
+    for (framework, mode), settings in expected.items():
+        found = {name: row.values_on("cpu") for name, row in settings_of(framework, mode, "cpu").items()}
+        assert list(found.items()) == list(settings.items())
+
+
+def tuning_on_gpus(mode="ddp", framework="torch", **workload):
+    """Setting -> its value of the native profile and the others that `--autotune` tries."""
+    made = Workload(profile="native", **workload)
+    native = tuning_of(framework, mode, "gpu", made, {})
+    settings = settings_of(framework, mode, "gpu", made)
+    return {name: (native[name], {*row.values_on("gpu")} - {native[name]}) for name, row in settings.items()}
+
+
+def test_on_gpus_there_is_more_to_try():
+    tried = tuning_on_gpus()
+    assert tried["tf32"] == ("on", {"off"})
+    assert tried["compilation"] == ("none", {"torch.compile", "reduce-overhead"})
+    assert "batchnorm_kernels" not in tried
+    assert tuning_on_gpus(batchnorm="sync")["batchnorm_kernels"] == ("default", {"SyncBatchNorm"})
+    assert "batchnorm_kernels" not in tuning_on_gpus("fsdp", batchnorm="sync")
+    assert tuning_on_gpus("single", "tensorflow") == {"tf32": ("on", {"off"}), "compilation": ("none", {"XLA"})}
+
+
+@pytest.mark.parametrize(
+    ("precision", "profile", "tune", "allowed"),
+    [
+        ("float32", "strict", {}, False),
+        ("float32", "native", {}, True),
+        ("float32", "native", {"tf32": "off"}, False),
+        ("bfloat16", "strict", {}, False),
+        ("bfloat16", "native", {}, True),
+    ],
+)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_tf32_is_a_setting_of_gpus_in_float32_and_one_of_the_profile_elsewhere(
+    framework, precision, profile, tune, allowed
+):
+    workload = Workload(profile=profile, precision=precision)
+    gpus = Cluster.partition(1, 1, gpus=["0"])
+    made = RunConfig(framework=framework, mode="single", workload=workload, cluster=gpus, tune=tune)
+    assert made.allows_tf32 == allowed
+    assert ("tf32" in made.tuning) == (precision == "float32")
+    on_cpu = RunConfig(
+        framework=framework, mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu")
+    )
+    assert on_cpu.allows_tf32 == (profile == "native")
+    assert "tf32" not in on_cpu.tuning
 
 
 @pytest.mark.torch
@@ -70,11 +132,42 @@ def test_a_chosen_setting_takes_the_place_of_the_profiles():
         ("native", "ddp", {"warp": "9"}, "received 'warp', expected a setting of torch ddp: memory_layout"),
         ("native", "single", {"gradient_buckets": "views"}, "expected a setting of torch single"),
         ("native", "ddp", {"memory_layout": "NHCW"}, "received memory_layout=NHCW, expected one of NCHW, NHWC"),
+        (
+            "native",
+            "ddp",
+            {"compilation": "reduce-overhead"},
+            "received compilation=reduce-overhead, which GPUs alone have, on cpu devices, expected one of none, torch",
+        ),
+        ("native", "ddp", {"tf32": "off"}, r"received 'tf32', expected a setting .* \(tf32 is one of GPUs alone\)"),
     ],
 )
 def test_what_cannot_be_tuned_is_refused(profile, mode, tune, says):
     with pytest.raises(RequestError, match=says):
         config(profile, mode, **tune)
+
+
+@pytest.mark.parametrize(
+    ("tune", "workload", "says"),
+    [
+        (
+            {"batchnorm_kernels": "SyncBatchNorm"},
+            {},
+            r"received 'batchnorm_kernels', .* \(batchnorm_kernels needs batchnorm sync\)",
+        ),
+        ({"tf32": "on"}, {"precision": "bfloat16"}, r"\(tf32 needs precision float32\)"),
+        ({"tf32": "maybe"}, {}, "received tf32=maybe, expected one of off, on"),
+        (
+            {"compilation": "reduce-overhead"},
+            {"accumulate": 2},
+            "received compilation=reduce-overhead with accumulate 2: .*; expected torch.compile, or accumulate 1",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_on_gpus_is_refused(tune, workload, says):
+    made = Workload(profile="native", **workload)
+    gpus = Cluster.partition(1, 2, gpus=["0", "1"])
+    with pytest.raises(RequestError, match=says):
+        request(RunConfig, framework="torch", mode="ddp", workload=made, cluster=gpus, tune=tune)
 
 
 def test_a_pair_that_is_none_is_refused():
@@ -144,6 +237,32 @@ def test_a_setting_that_fails_or_is_refused_does_not_end_autotune(tmp_path, monk
     (tried,) = tuned(study, tmp_path / "study", said.append).tried.values()
     assert [(one.images_per_second, one.kept) for one in tried] == [(100.0, True), (None, False), (None, False)]
     assert "autotune: refused: no compiler" in said
+
+
+def test_autotune_tries_what_gpus_have_and_refuses_what_the_workload_rules_out(tmp_path, monkeypatch):
+    tried = []
+
+    def run(config, run_dir, report):
+        tried.append(config.tune)
+        return SimpleNamespace(images_per_second=100.0)
+
+    monkeypatch.setattr("dpcompare.experiments.autotune.run", run)
+    workload = Workload(
+        model="mlp", image_size=8, dataset="synthetic-mini", steps=8, warmup_steps=0, profile="native", accumulate=2
+    )
+    gpu = Cluster.partition(1, 1, gpus=["0"])
+    config = RunConfig(framework="torch", mode="single", workload=workload, cluster=gpu)
+    said = []
+    tuned(Study(arms=(Arm(name="arm", config=config),), repeats=1), tmp_path / "study", said.append)
+    assert tried == [
+        {},
+        {"memory_layout": "NCHW"},
+        {"tf32": "off"},
+        {"optimizer_kernels": "default"},
+        {"optimizer_kernels": "foreach"},
+        {"compilation": "torch.compile"},
+    ]
+    assert [line for line in said if "refused: tune: received compilation=reduce-overhead with accumulate 2" in line]
 
 
 def losses(tmp_path, framework, mode, nodes=1, model="toy-bn", **tune):

@@ -9,6 +9,7 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
 from dpcompare.launch.engines.slurm import job_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import command_line, shell_script
@@ -36,6 +37,24 @@ def test_ddp_is_one_torchrun_agent_per_node():
         (6, 2, ("6",)),
         (7, 3, ("7",)),
     ]
+
+
+@pytest.mark.parametrize("compilation", ["torch.compile", "reduce-overhead"])
+def test_gpu_kernels_are_compiled_by_the_cores_of_a_process_and_those_of_the_cpu_by_the_process_itself(compilation):
+    def compilers(tune, **devices):
+        made = RunConfig(
+            framework="torch",
+            mode="ddp",
+            cluster=Cluster.partition(1, 4, num_cores=16, **devices),
+            workload=Workload(profile="native"),
+            tune=tune,
+        )
+        return plan(made, RUN_DIR, Endpoints([29400]))[0].env.get("TORCHINDUCTOR_COMPILE_THREADS")
+
+    assert compilers({"compilation": compilation}, gpus=EIGHT_GPUS) == "4"
+    assert compilers({}, gpus=EIGHT_GPUS) is None
+    assert compilers({}, device="cpu") == "1"
+    assert compilers({"compilation": "none"}, device="cpu") is None
 
 
 def test_eight_gpus_as_four_by_two():

@@ -66,8 +66,7 @@ class TensorFlowBackend(Inspectable):
 
     def _configure_precision(self) -> None:
         workload = self.workload
-        # TF32 keeps 10 bits of the mantissa; torch's switches are set the same way.
-        tf.config.experimental.enable_tensor_float_32_execution(workload.profile == "native")
+        tf.config.experimental.enable_tensor_float_32_execution(self.config.allows_tf32)
         keras.config.set_floatx("float64" if workload.precision == "float64" else "float32")
         if workload.precision == "bfloat16":
             keras.config.set_dtype_policy("mixed_bfloat16")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.numpy import load_file
+from timm.layers import convert_sync_batchnorm
 from torch import nn
 from torch.nn import functional
 
@@ -25,6 +26,7 @@ from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_mas
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.backends.torch.pixels import look_up
 from dpcompare.backends.torch.side_stream import SideStream
+from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.models.state import State, TrainingState
@@ -147,7 +149,9 @@ class TorchBackend(Inspectable):
         channels_last = self.config.tuning["memory_layout"] == "NHWC"
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.parameter_layout)
-        if workload.batchnorm == "sync":
+        if self._has_sync_kernels:
+            self.model = convert_sync_batchnorm(self.model)
+        elif workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.all_reduce_sum, self.num_replicas)
         placed = self.place_stages(self.model)
         self._running_variance = RunningVariance(placed, self.blank_images(1))
@@ -167,9 +171,7 @@ class TorchBackend(Inspectable):
             torch.use_deterministic_algorithms(True, warn_only=True)
 
     def _configure_precision(self) -> None:
-        # TF32 keeps 10 bits of the mantissa; TensorFlow's switch is set the same way.
-        torch.backends.cuda.matmul.allow_tf32 = self.workload.profile == "native"
-        torch.backends.cudnn.allow_tf32 = self.workload.profile == "native"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.config.allows_tf32
         self._dtype = torch.float64 if self.workload.precision == "float64" else torch.float32
 
     def blank_images(self, count: int) -> torch.Tensor:
@@ -178,11 +180,12 @@ class TorchBackend(Inspectable):
         return torch.zeros(size, dtype=self._dtype, device=self.device)
 
     def _compiled(self, computation: nn.Module) -> nn.Module:
-        if self.config.tuning.get("compilation") != "torch.compile":
+        mode = COMPILE_MODES.get(self.config.tuning.get("compilation", "none"))
+        if mode is None:
             return computation
         # torch's default is below /tmp; EfficientNet-B2 takes two minutes to compile on two cores.
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
-        return torch.compile(computation)
+        return torch.compile(computation, mode=mode)
 
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
         if self.device.type == "cpu":
@@ -229,7 +232,7 @@ class TorchBackend(Inspectable):
             with self.gradient_sync(enabled=number == len(batches)):
                 loss_sum = self._losses(self.replicated, batch)[1].sum()
                 self.backward(loss_sum * (self.gradient_average_over / batch.global_count))
-            self._running_variance.count_update(self._rows_of_replica(batch))
+            self._running_variance.count_update(self._rows_of_statistics(batch))
             loss_sums.append(loss_sum.detach())
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -249,11 +252,18 @@ class TorchBackend(Inspectable):
         with torch.no_grad():
             logits = (self.replicated if training else self._local)(batch.images, batch.drop_masks)
         if training:
-            self._running_variance.count_update(self._rows_of_replica(batch))
+            self._running_variance.count_update(self._rows_of_statistics(batch))
         return logits.to(batch.weights.dtype).cpu().numpy()
 
-    def _rows_of_replica(self, batch: DeviceBatch) -> int:
-        return len(batch.labels) // self.config.topology.replicas_per_process
+    @property
+    def _has_sync_kernels(self) -> bool:
+        """Whether torch's own layers normalise by the batch of all replicas."""
+        return self.config.tuning.get("batchnorm_kernels") == "SyncBatchNorm"
+
+    def _rows_of_statistics(self, batch: DeviceBatch) -> int:
+        """How many rows torch's own layers take the variance of: those of a replica, or of all."""
+        rows = len(batch.labels) // self.config.topology.replicas_per_process
+        return rows * self.num_replicas if self._has_sync_kernels else rows
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         self._enter(training=False)

@@ -17,7 +17,8 @@ class RunningVariance:
     torch updates the running variance r with the unbiased variance of a batch, TensorFlow with the biased one,
     which is (n - 1) / n of it, n being batch * height * width. Both updates are linear with the same momentum m, so
     after T updates with the same n, started from r_0, shared = c + (r - c) * (n - 1) / n with c = (1 - m)^T * r_0.
-    Converting at the few places where statistics are read costs nothing in a training step.
+    Converting at the few places where statistics are read costs nothing in a training step. torch's SyncBatchNorm has
+    the unbiased variance too, with the n of all replicas (`unbiasedVar` of batch_norm_reduce_statistics_kernel).
     """
 
     def __init__(self, model: nn.Module, image: torch.Tensor) -> None:
@@ -46,7 +47,7 @@ class RunningVariance:
         self._torchs_own: list[torch.Tensor] | None = None
 
     def count_update(self, rows: int) -> None:
-        """Count a forward pass of training with so many rows in every replica, the same number every time."""
+        """Count a forward pass of training with statistics over so many rows, the same number every time."""
         self._rows = rows
         self._updates += 1
 
@@ -101,7 +102,9 @@ class GlobalBatchNorm(nn.Module):
     biased one.
     """
 
-    def __init__(self, norm: nn.BatchNorm2d, all_reduce_sum: AllReduceSum, num_replicas: int) -> None:
+    def __init__(
+        self, norm: nn.BatchNorm2d | nn.SyncBatchNorm, all_reduce_sum: AllReduceSum, num_replicas: int
+    ) -> None:
         """Take the place of `norm`: same parameters and buffers, and timm's activation behind it."""
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias

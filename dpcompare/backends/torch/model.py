@@ -101,9 +101,10 @@ def set_drop_masks(model: nn.Module, drop_masks: torch.Tensor | None) -> None:
             layer.drop_masks = drop_masks
 
 
-def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d]:
-    """Name -> module of every BatchNorm of a model."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)}
+def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d | nn.SyncBatchNorm]:
+    """Name -> module of every BatchNorm of a model that is torch's own."""
+    kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
+    return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
 Layer = Callable[[torch.Tensor], torch.Tensor]
