@@ -52,9 +52,9 @@ FAULTS = {
         module="tensorflow.optimizer",
         inject="""
 tf = module.tf
-def update(self, variable, slots, gradient, constants):
-    tf.raw_ops.ResourceApplyMomentum(var=variable, accum=slots[0], lr=tf.ones_like(constants[0]),
-        grad=gradient * constants[0], momentum=tf.constant(0.9, gradient.dtype))
+def update(self, variable, slots, gradient, arguments):
+    tf.raw_ops.ResourceApplyMomentum(var=variable, accum=slots[0], lr=tf.ones_like(arguments["lr"]),
+        grad=gradient * arguments["lr"], momentum=arguments["momentum"])
 module.Sgd.update = update
 """,
         caught_by="losses over sgd steps",

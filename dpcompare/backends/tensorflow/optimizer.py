@@ -35,17 +35,23 @@ class Optimizer(ABC):
 
     def apply(self, gradients: Sequence[tf.Tensor], constants: tf.Tensor) -> list[tf.Operation]:
         """Update this replica's copy of every variable; call it in a replica context. Returns the updates."""
+        # Once for each type and not for each variable: on a GPU every one of these operations is a launch.
+        arguments = {
+            dtype: self.arguments(tf.cast(constants, dtype)) for dtype in dict.fromkeys(v.dtype for v in self.variables)
+        }
         slots = zip(*self.slots.values(), strict=True)
         return [
-            self.update(
-                variable.handle, [slot.handle for slot in of_variable], gradient, tf.cast(constants, variable.dtype)
-            )
+            self.update(variable.handle, [slot.handle for slot in of_variable], gradient, arguments[variable.dtype])
             for variable, gradient, of_variable in zip(self.variables, gradients, slots, strict=True)
         ]
 
     @abstractmethod
+    def arguments(self, constants: tf.Tensor) -> dict[str, tf.Tensor]:
+        """What the kernel takes beside what each variable has, from a step's constants in the type of the variables."""
+
+    @abstractmethod
     def update(
-        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, arguments: dict[str, tf.Tensor]
     ) -> tf.Operation:
         """Update one variable, given by its resource handle."""
 
@@ -55,16 +61,14 @@ class Sgd(Optimizer):
 
     slot_names = ("momentum",)
 
+    def arguments(self, constants: tf.Tensor) -> dict[str, tf.Tensor]:
+        (learning_rate,) = tf.unstack(constants)
+        return {"lr": learning_rate, "momentum": tf.constant(SGD_MOMENTUM, constants.dtype)}
+
     def update(
-        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, arguments: dict[str, tf.Tensor]
     ) -> tf.Operation:
-        return tf.raw_ops.ResourceApplyMomentum(
-            var=variable,
-            accum=slots[0],
-            lr=constants[0],
-            grad=gradient,
-            momentum=tf.constant(SGD_MOMENTUM, gradient.dtype),
-        )
+        return tf.raw_ops.ResourceApplyMomentum(var=variable, accum=slots[0], grad=gradient, **arguments)
 
 
 class Adam(Optimizer):
@@ -75,22 +79,20 @@ class Adam(Optimizer):
     def step_constants(self, step: int, learning_rate: float) -> list[float]:
         return [learning_rate, ADAM_BETAS[0] ** step, ADAM_BETAS[1] ** step]
 
+    def arguments(self, constants: tf.Tensor) -> dict[str, tf.Tensor]:
+        learning_rate, beta1_power, beta2_power = tf.unstack(constants)
+        fixed = {"beta1": ADAM_BETAS[0], "beta2": ADAM_BETAS[1], "epsilon": ADAM_EPSILON}
+        return {
+            "lr": learning_rate,
+            "beta1_power": beta1_power,
+            "beta2_power": beta2_power,
+            **{name: tf.constant(value, constants.dtype) for name, value in fixed.items()},
+        }
+
     def update(
-        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, constants: tf.Tensor
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, arguments: dict[str, tf.Tensor]
     ) -> tf.Operation:
-        dtype = gradient.dtype
-        return tf.raw_ops.ResourceApplyAdam(
-            var=variable,
-            m=slots[0],
-            v=slots[1],
-            lr=constants[0],
-            beta1_power=constants[1],
-            beta2_power=constants[2],
-            beta1=tf.constant(ADAM_BETAS[0], dtype),
-            beta2=tf.constant(ADAM_BETAS[1], dtype),
-            epsilon=tf.constant(ADAM_EPSILON, dtype),
-            grad=gradient,
-        )
+        return tf.raw_ops.ResourceApplyAdam(var=variable, m=slots[0], v=slots[1], grad=gradient, **arguments)
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}
