@@ -241,6 +241,23 @@ class TorchBackend(Inspectable):
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
         self._enter(training=False)
+        return torch.stack([self._evaluate(part) for part in self._evaluated_at_once(batch)]).sum(0)
+
+    def _evaluated_at_once(self, batch: DeviceBatch) -> Iterator[DeviceBatch]:
+        """A batch in parts of the rows that a replica trains with: more may not fit on a GPU on which training did.
+
+        Of `dp`, whose GPUs train with a part each, the first one evaluates.
+        """
+        workload = self.workload
+        rows = workload.global_batch_size // (self.config.topology.num_replicas * workload.accumulate)
+        if self.device.type == "cpu":
+            rows = len(batch.labels)
+        for images, labels, weights in zip(
+            batch.images.split(rows), batch.labels.split(rows), batch.weights.split(rows), strict=True
+        ):
+            yield replace(batch, images=images, labels=labels, weights=weights)
+
+    def _evaluate(self, batch: DeviceBatch) -> torch.Tensor:
         # Not the replicated model: every process evaluates its local rows, without communication.
         with torch.no_grad():
             logits, losses = self._losses(self._local, batch)

@@ -56,7 +56,12 @@ class DistributedDataParallel(TorchBackend):
 
     def join(self, timeout: timedelta) -> None:
         """Join the process group of all processes."""
-        distributed.init_process_group(self.process_group_backend, timeout=timeout)
+        # Told the GPU, NCCL connects here and not in the first step, and `barrier` need not guess it. With stages a
+        # process has several GPUs, or sends between two processes, for which NCCL connects as they come.
+        has_one_gpu = self.device.type == "cuda" and self.config.stages == 1
+        distributed.init_process_group(
+            self.process_group_backend, timeout=timeout, device_id=self.device if has_one_gpu else None
+        )
 
     def place_stages(self, model: nn.Module) -> nn.Module:
         if self.config.stages == 1:
