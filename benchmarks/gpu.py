@@ -4,7 +4,8 @@
 
 EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 beside the plain loop; `native` is bfloat16 with the
 settings of that profile, beside the same by hand, with its images on the GPU from the start and compiled, as timm's
-benchmark of training has it. The data-wait fraction of each run is in its result.json.
+benchmark of training has it. Each loop has TF32 and cudnn.benchmark as the profile that it is named after. The
+data-wait fraction of each run is in its result.json.
 """
 
 from __future__ import annotations
@@ -19,12 +20,19 @@ from benchmarks.overhead import HEAD, Contestants, bare, compared, ours
 from benchmarks.sections import commit, write_section
 from dpcompare.system.devices import installed_gpus, visible_gpus
 
+PROFILES = {"plain": "strict", "channels_last": "strict", "bfloat16": "native", "compiled": "native"}
+"""Loop by hand -> the profile whose arithmetic it has."""
+
+ARITHMETIC = (
+    "`strict` and the loops as strict: TF32 off. `native` and the loops as native: TF32 on. All: cudnn.benchmark on."
+)
+
 
 def contestants(mode: str, options: list[str]) -> Contestants:
     one_gpu = [*options, "--device", "gpu", "--gpus", visible_gpus(installed_gpus())[0]]
     found: Contestants = {
-        variant: partial(bare, "torch", mode, variant, options, replicas=1)
-        for variant in ("plain", "channels_last", "bfloat16", "compiled")
+        f"{variant}, as {profile}": partial(bare, "torch", mode, variant, [*options, "--profile", profile], replicas=1)
+        for variant, profile in PROFILES.items()
     }
     found["strict"] = partial(ours, "torch", mode, one_gpu)
     native = [*one_gpu, "--profile", "native", "--precision", "bfloat16"]
@@ -47,7 +55,7 @@ def main() -> None:
     options = ["--model", "efficientnet-b2", "--image-size", str(arguments.image_size), "--warmup-steps", "20"]
     options += ["--global-batch-size", str(arguments.global_batch_size), "--steps", str(arguments.steps)]
     generator = random.Random(0)
-    lines = [f"`python -m benchmarks.gpu {' '.join(sys.argv[1:])}` at {commit()}:", "", *HEAD]
+    lines = [f"`python -m benchmarks.gpu {' '.join(sys.argv[1:])}` at {commit()}:", "", ARITHMETIC, "", *HEAD]
     for mode in ("single", "ddp"):
         lines += compared(f"torch {mode}", contestants(mode, options), arguments.rounds, generator)
     print("\n".join(lines))

@@ -25,6 +25,9 @@ def arguments(modes: list[str], variants: list[str]) -> argparse.Namespace:
     parser.add_argument("--global-batch-size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--warmup-steps", type=int, default=5)
+    parser.add_argument(
+        "--profile", choices=["strict", "native"], default="strict", help="of dpcompare, whose TF32 on GPUs this takes"
+    )
     parser.add_argument("--threads", type=int, default=2, help="of this process")
     return parser.parse_args()
 

@@ -21,6 +21,7 @@ from dpcompare.config.workload import Workload
 
 def main() -> None:
     chosen = arguments(["single", "mirrored", "multiworker"], ["loop", "fit"])
+    tf.config.experimental.enable_tensor_float_32_execution(chosen.profile == "native")
     replicas = 2 if chosen.mode == "mirrored" else 1
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.config.threading.set_intra_op_parallelism_threads(max(1, chosen.threads // replicas))

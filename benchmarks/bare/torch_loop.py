@@ -28,6 +28,7 @@ def main() -> None:
     chosen = arguments(["single", "dp", "ddp"], VARIANTS)
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
+    compute_as(chosen.profile)
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
     bfloat16 = chosen.variant in ("bfloat16", "compiled")
@@ -59,6 +60,12 @@ def main() -> None:
         report(speed)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def compute_as(profile: str) -> None:
+    """Switch on a GPU's arithmetic as that profile of dpcompare has it; torch's defaults are neither's."""
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = profile == "native"
 
 
 def distributed(

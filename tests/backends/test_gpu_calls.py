@@ -108,7 +108,28 @@ parts = {
     "single": evaluated(SingleDevice, config(), OnGpu()),
     "CPU": evaluated(DataParallel, config("dp", 4), torch.device("cpu")),
 }
-print(json.dumps({"joined": joined, "compiled": compiled, "parts": parts}))
+
+from benchmarks.bare.torch_loop import compute_as
+
+def switches(profile, configure):
+    opposite = profile == "strict"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = opposite
+    torch.backends.cudnn.benchmark = False
+    configure()
+    return torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+
+
+def of_the_loop(profile):
+    run = backend(SingleDevice, config(profile=profile))
+    run._configure_devices()
+    run._configure_precision()
+
+
+switched = {
+    profile: [switches(profile, lambda: configure(profile)) for configure in (compute_as, of_the_loop)]
+    for profile in ("strict", "native")
+}
+print(json.dumps({"joined": joined, "compiled": compiled, "parts": parts, "switches": switched}))
 """
 
 
@@ -136,3 +157,7 @@ def test_a_gpu_evaluates_as_many_rows_at_once_as_a_replica_trains_with(asked):
     assert parts["single"][0] == [16]
     assert all(difference < 1e-12 for _, difference, _ in parts.values())
     assert parts["CPU"] == [[16], 0.0, True]  # the same digits as in one part
+
+
+def test_the_bare_loops_have_the_arithmetic_of_the_profile_they_are_compared_with(asked):
+    assert asked["switches"] == {"strict": [[True, False, False]] * 2, "native": [[True, True, True]] * 2}
