@@ -161,3 +161,79 @@ def test_a_gpu_evaluates_as_many_rows_at_once_as_a_replica_trains_with(asked):
 
 def test_the_bare_loops_have_the_arithmetic_of_the_profile_they_are_compared_with(asked):
     assert asked["switches"] == {"strict": [[True, False, False]] * 2, "native": [[True, True, True]] * 2}
+
+
+FAKE = """
+from torch._subclasses.fake_tensor import FakeTensorMode
+from dpcompare.backends.torch.stages import StagedModel
+from dpcompare.models.architectures import MODELS
+
+
+def moved(module, move, recurse=True):
+    # As Module._apply, which swaps what is in a parameter: not possible with a fake tensor.
+    for child in module.children():
+        moved(child, move)
+    for name, parameter in module.named_parameters(recurse=False):
+        module.register_parameter(name, torch.nn.Parameter(move(parameter.detach())))
+    for name, buffer in module.named_buffers(recurse=False):
+        module.register_buffer(name, move(buffer))
+    return module
+
+
+torch.nn.Module._apply = moved
+
+
+def evaluated(layout, plant=None):
+    # Where the sums of an evaluation come out, and whether its features were NHWC.
+    one = backend(SingleDevice, config(profile="native", precision="float32", tune={"memory_layout": layout}))
+    one.initial_state = lambda: None  # fake tensors hold no values
+    one.setup()
+    if plant:
+        plant(one.model)
+    layouts = []
+    next(layer for layer in one.model.modules() if isinstance(layer, torch.nn.Conv2d)).register_forward_hook(
+        lambda module, inputs, output: layouts.append(output.is_contiguous(memory_format=torch.channels_last))
+    )
+    images = one.blank_images(16).contiguous(memory_format=one._memory_format)
+    labels = torch.zeros(16, dtype=torch.long, device="cuda")
+    weights = torch.ones(16, device="cuda")
+    sums = one.evaluate_step(DeviceBatch(images=images, labels=labels, weights=weights, global_count=16))
+    return str(sums.device), layouts[0]
+
+
+def staged(cuts):
+    # Where the logits of a model come out whose stages are on two GPUs, and where its parameters are.
+    one = backend(SingleDevice, config())
+    layers = MODELS["toy-bn"].layers
+    model = StagedModel(one.build_model(), layers, cuts, [torch.device("cuda", 0), torch.device("cuda", 1)]).eval()
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    with torch.no_grad():
+        return str(model(torch.zeros(2, 3, 32, 32, device="cuda:0")).device), sorted(devices)
+
+
+def on_the_cpu(model):
+    model.bn2.running_mean = torch.zeros(model.bn2.num_features)
+
+
+found = {}
+with FakeTensorMode(allow_non_fake_inputs=True):
+    for layout in ("NCHW", "NHWC"):
+        found[layout] = evaluated(layout)
+    found["stages"] = [staged([cut]) for cut in range(1, len(MODELS["toy-bn"].layers))]
+    try:
+        evaluated("NHWC", on_the_cpu)
+        found["planted"] = "not noticed"
+    except Exception as error:
+        found["planted"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_an_evaluation_stays_on_the_gpu_in_each_layout_and_across_stages_and_what_is_on_the_cpu_is_noticed():
+    found = printed(FAKE)
+    assert found["NCHW"] == ["cuda:0", False]
+    assert found["NHWC"] == ["cuda:0", True]
+    assert found["stages"]
+    assert all(stage == ["cuda:0", ["cuda:0", "cuda:1"]] for stage in found["stages"])
+    assert "cpu" in found["planted"]
+    assert "cuda:0" in found["planted"]
