@@ -23,6 +23,7 @@ from dpcompare.data.store import open_store
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
 from dpcompare.results.result import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, log_path
+from dpcompare.system.cache import cache_dir
 from dpcompare.system.energy import meter_of
 from dpcompare.system.gpu_state import GpuState, read_again, read_gpus
 from dpcompare.training import loop, probe
@@ -35,6 +36,8 @@ def work(run_dir: Path, node_rank: int) -> NoReturn:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))  # torchrun's name; a plain node process is alone
     _write_output_to(log_path(run_dir, node_rank, local_rank))
     faulthandler.enable(all_threads=False)  # logs where it was, if it crashes in native code
+    # Before torch is imported, which would choose a folder below /tmp: compiling EfficientNet-B2 takes two minutes.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
     status = _work(run_dir, node_rank, local_rank)
     sys.stdout.flush()
     sys.stderr.flush()

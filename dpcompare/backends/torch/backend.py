@@ -30,7 +30,6 @@ from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.models.state import State, TrainingState
-from dpcompare.system.cache import cache_dir
 
 
 class Computation(nn.Module):
@@ -181,11 +180,7 @@ class TorchBackend(Inspectable):
 
     def _compiled(self, computation: nn.Module) -> nn.Module:
         mode = COMPILE_MODES.get(self.config.tuning.get("compilation", "none"))
-        if mode is None:
-            return computation
-        # torch's default is below /tmp; EfficientNet-B2 takes two minutes to compile on two cores.
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
-        return torch.compile(computation, mode=mode)
+        return torch.compile(computation, mode=mode) if mode else computation
 
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
         if self.device.type == "cpu":
