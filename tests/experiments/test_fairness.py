@@ -115,6 +115,9 @@ CHANGES = {
     "variable": ({"settings": {"environment": {"NVIDIA_TF32_OVERRIDE": "1"}}}, {"environment variables"}),
     "window": ({"settings": {"steps_per_window": 10}}, {"steps per window of the clock"}),
     "optimizer": ({"settings": {"optimizer": {"name": "adam", "epsilon": 1e-8}}}, {"optimizer"}),
+    "another model, computed": ({"train_loss": [2.001] * 45}, {"first loss"}),
+    "another update, made": ({"train_loss": [2.0, 2.1] + [2.0] * 43}, {"second loss"}),
+    "no number": ({"train_loss": [None] + [2.0] * 44}, {"first loss"}),
 }
 
 
@@ -126,6 +129,26 @@ def test_one_knob_that_differs_is_named(changes, named):
     for knob, reason in zip([row.knob for row in sheet.rows if row.reason], sheet.reasons, strict=True):
         assert reason.startswith(f"{knob} differs or is unknown")
         assert KNOBS[knob].remedy in reason
+
+
+@pytest.mark.parametrize(
+    ("losses", "changes"),
+    [
+        ([2.0001, 2.009], {}),  # rounding
+        ([0.1, 0.1], {"num_replicas": 4}),  # BatchNorm of fewer rows
+        ([2.03, 2.08], {"precision": "bfloat16"}),
+        ([2.0, 2.5], {"workload": {"learning_rate": 0.1}}),
+    ],
+)
+def test_losses_that_differ_as_they_may_are_no_reason(losses, changes):
+    sheet = compare([result(), result("tensorflow", "multiworker", train_loss=losses + [2.0] * 43, **changes)])
+    assert not {"first loss", "second loss"} & {row.knob for row in sheet.rows if row.reason}
+
+
+def test_the_losses_of_float64_agree_more_closely():
+    double = {"workload": {"precision": "float64"}, "precision": "float64"}
+    pair = [result(**double), result("tensorflow", "multiworker", **double, train_loss=[2.00000001] + [2.0] * 44)]
+    assert [row.knob for row in compare(pair).rows if row.reason] == ["first loss"]
 
 
 def test_the_confounds_of_the_article_are_each_named():

@@ -11,6 +11,7 @@ import pytest
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import Side, zero_gradients
+from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.verify import (
     FLOOR_MULTIPLE,
     GPU_TOLERANCES,
@@ -356,13 +357,16 @@ def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monk
         with pytest.raises(RunFailedError, match="each of the 41 validation samples once"):
             run_side(contender, config, tmp_path / "run")
         return
-    checks = list(compare_sides(chosen, [reference, run_side(contender, config, tmp_path / "run")], {}))
+    broken = run_side(contender, config, tmp_path / "run")
+    checks = list(compare_sides(chosen, [reference, broken], {}))
     failed = {check.name: check for check in checks if not check.passed}
     with capsys.disabled():
         caught = failed.get(fault.caught_by)
         figures = f"{caught.measured:.1e} against {caught.tolerance:.0e}" if caught else "not caught"
         print(f"\n| {name} | {fault.framework} | {fault.caught_by} | {figures} | {', '.join(failed)} |")
     assert fault.caught_by in failed
+    sheet = compare([reference.result, broken.result])
+    assert tuple(row.knob for row in sheet.rows if row.reason) == fault.on_sheet
 
 
 ONE_DEVICE = ["--modes", "single", "--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]

@@ -22,6 +22,8 @@ class Fault:
     inject: str
     caught_by: str
     """The check that must fail."""
+    on_sheet: tuple[str, ...] = ()
+    """The knobs of the fairness sheet that it makes unequal; some faults show only later, or only in an evaluation."""
     replicas: int = 1
     regularization: str = "off"
 
@@ -31,6 +33,8 @@ class Fault:
         write_sitecustomize(folder, f"dpcompare.backends.{self.module}", source)
 
 
+LOSSES = ("first loss", "second loss")
+
 FAULTS = {
     "Adam's epsilon": Fault(
         framework="torch",
@@ -38,6 +42,7 @@ FAULTS = {
         module="torch.optimizer",
         inject="import torch; module.Adam.step = torch.optim.Adam.step",
         caught_by="one step of adam",
+        on_sheet=("second loss",),
     ),
     "Adam's betas rounded to float32": Fault(
         framework="tensorflow",
@@ -86,6 +91,7 @@ module._aligned = other
         module="torch.model",
         inject="module.BATCH_NORM_EPSILON = 1e-5",
         caught_by="evaluation logits",
+        on_sheet=LOSSES,
     ),
     "unbiased running variance": Fault(
         framework="torch",
@@ -107,6 +113,7 @@ from torch import nn
 module.Conv2dSame = lambda *sizes, **options: nn.Conv2d(*sizes, **options, padding=1)
 """,
         caught_by="evaluation logits",
+        on_sheet=LOSSES,
     ),
     "weights changed by one rounding": Fault(
         framework="tensorflow",
@@ -120,6 +127,7 @@ module.TensorFlowBackend.initial_state = lambda self: {
 }
 """,
         caught_by="weight round trip",
+        on_sheet=("first loss",),
     ),
     "one swapped pair of samples": Fault(
         framework="torch",
@@ -136,6 +144,7 @@ def swapped(*arguments, **options):
 loop.training_batches = swapped
 """,
         caught_by="sample order",
+        on_sheet=("sample order",),
     ),
     "pixels resized differently": Fault(
         framework="torch",
@@ -151,6 +160,7 @@ def blurred(self, batch, rows):
 batches.BatchReader._read = blurred
 """,
         caught_by="pixels and augmentation",
+        on_sheet=LOSSES,
     ),
     "normalisation inside the model": Fault(
         framework="tensorflow",
@@ -177,6 +187,7 @@ from dpcompare.data import augmentation
 augmentation.Augmentation.__call__ = lambda self, *, epoch, indices, means: augmentation.UNCHANGED
 """,
         caught_by="pixels and augmentation",
+        on_sheet=LOSSES,
     ),
     "padding rows count": Fault(
         framework="torch",
@@ -216,6 +227,7 @@ draw = Regularization.__call__
 Regularization.__call__ = lambda self, *, step, indices: draw(self, step=step + 1, indices=indices)
 """,
         caught_by="regularization",
+        on_sheet=LOSSES,
     ),
     "dropout that does not scale up what it keeps": Fault(
         framework="tensorflow",
@@ -228,6 +240,7 @@ module.SharedDrop.call = lambda self, features, factors, training=False: apply(
     self, features, module.keras.ops.sign(factors), training)
 """,
         caught_by="training logits",
+        on_sheet=LOSSES,
     ),
     "stochastic depth of other samples": Fault(
         framework="torch",
@@ -243,6 +256,7 @@ def other_rows(self, features):
 module.SharedDrop.forward = other_rows
 """,
         caught_by="training logits",
+        on_sheet=LOSSES,
     ),
     "mean of replica means": Fault(
         framework="torch",
