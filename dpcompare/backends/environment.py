@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-PREFIXES = ("NCCL_", "CUDNN_", "CUBLAS_", "MKL_", "KMP_", "GOMP_", "ONEDNN_", "TF_XLA_", "TF_GPU_", "TORCHINDUCTOR_")
+PREFIXES = (
+    "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_GPU_", "TF_XLA_",
+    "TORCHINDUCTOR_",
+)  # fmt: skip
 NAMES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_LAUNCH_BLOCKING",
     "NVIDIA_TF32_OVERRIDE",
-    "OMP_PROC_BIND",
-    "OMP_WAIT_POLICY",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TF_CUDNN_USE_AUTOTUNE",
@@ -28,6 +29,7 @@ SET_BY_US = (
     "NCCL_IB_DISABLE",
     "NCCL_NET",
     "NCCL_SOCKET_IFNAME",
+    "OMP_NUM_THREADS",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCHINDUCTOR_COMPILE_THREADS",
 )
