@@ -119,11 +119,12 @@ def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _environment() -> dict[str, str]:
-    # Set once per interpreter: KMP_... by importing scikit-learn and its OpenMP runtime, CRC32C_... by tensorboardX.
+    # Set once per interpreter: KMP_... by importing scikit-learn and its OpenMP runtime, CRC32C_... by tensorboardX,
+    # TORCHINDUCTOR_... by timm.
     return {
         name: value
         for name, value in os.environ.items()
-        if name != "PYTEST_CURRENT_TEST" and not name.startswith(("KMP_", "CRC32C_"))
+        if name != "PYTEST_CURRENT_TEST" and not name.startswith(("KMP_", "CRC32C_", "TORCHINDUCTOR_"))
     }
 
 
