@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tensorflow multiworker on 8 devices as 4 GPUs x 2 nodes: two workers with four devices each, and a TF_CONFIG.
 # Node 0 gets GPUs 0,1,2,3 and node 1 gets 4,5,6,7. NODES=4 splits them into 4 nodes of 2; it must divide 8.
-# DEVICE=cpu simulates the 8 devices on the CPU; further options of `dpcompare run` may follow.
+# It needs 8 GPUs; DEVICE=cpu simulates 8 devices on the CPU; further options of `dpcompare run` may follow.
 set -euo pipefail
 
 nodes="${NODES:-2}"

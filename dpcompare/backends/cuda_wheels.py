@@ -79,6 +79,8 @@ def require_cuda(framework: str, python: str) -> None:
 class CudaProblem(NamedTuple):
     found: str
     remedy: str
+    is_of_driver: bool = False
+    """Whether the same wheels in another environment would have it too."""
 
 
 def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem | None:
@@ -101,6 +103,7 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             f"this machine's driver is {_dotted(driver)}, and the wheels of {python} for CUDA {cuda} need at least "
             f"{_dotted(LEAST_DRIVER[cuda])}",
             "update the driver, or install wheels for an older CUDA",
+            is_of_driver=True,
         )
     return None
 

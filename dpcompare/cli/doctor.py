@@ -62,7 +62,7 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
             }
         )
     elif problems:
-        click.echo(f"{len(problems)} problems: {', '.join(problems)}")
+        click.echo(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}: {', '.join(problems)}")
     else:
         click.echo("nothing found that would break a run")
     return EXIT_NEGATIVE if problems else 0

@@ -59,9 +59,16 @@ def interpreters(pairs: Sequence[str]) -> dict[str, str]:
     """framework -> interpreter: of --python, else of DPCOMPARE_<FRAMEWORK>_PYTHON, else made by `dpcompare setup`."""
     from dpcompare.launch.setup import interpreter_made_for
 
-    named = {framework: os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON") for framework in FRAMEWORKS}
+    made = {framework: python for framework in FRAMEWORKS if (python := interpreter_made_for(framework))}
+    return made | named_interpreters(pairs)
+
+
+def named_interpreters(pairs: Sequence[str]) -> dict[str, str]:
+    """framework -> interpreter: of --python, else of DPCOMPARE_<FRAMEWORK>_PYTHON."""
     chosen = {
-        framework: python for framework in FRAMEWORKS if (python := named[framework] or interpreter_made_for(framework))
+        framework: python
+        for framework in FRAMEWORKS
+        if (python := os.environ.get(f"DPCOMPARE_{framework.upper()}_PYTHON"))
     }
     for pair in pairs:
         framework, separator, path = pair.partition("=")

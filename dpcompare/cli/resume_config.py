@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.cli.build_config import cluster_of_machines
-from dpcompare.cli.option_values import interpreters, listed
+from dpcompare.cli.option_values import interpreters, listed, named_interpreters
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import MODES
@@ -60,7 +60,9 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     changes |= values_of("run", options, given)
     kept = _kept_tuning(config.tune, framework, mode, changes["cluster"].device_type, workload)
     changes["tune"] = kept | changes.get("tune", {})
-    if python := interpreters(options.python).get(framework):
+    # The environment that `setup` has made since is not that of a run which had another.
+    choose = named_interpreters if framework == config.framework else interpreters
+    if python := choose(options.python).get(framework):
         changes["python"] = python
     elif framework != config.framework:
         changes["python"] = sys.executable

@@ -47,8 +47,8 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
     to_make = [need for need in found if need.requirements]
     for need in found:
         _say(need)
-    require_space(to_make)
     if not dry_run:
+        require_space(to_make)
         found = [make(need) if need.requirements else need for need in found]
         for need in found:
             if need.framework in [made.framework for made in to_make]:

@@ -40,8 +40,8 @@ DEFAULT_BATCHNORM_MOMENTUM = 0.9
 
 
 NO_FLOAT16 = (
-    "float16 needs losses that are scaled, lest gradients vanish, and torch and TensorFlow share no rule for that; use "
-    "bfloat16, or float32 on GPUs older than Ampere, which have no units for bfloat16"
+    "float16 needs scaled losses, or gradients underflow, and torch and TensorFlow share no rule for that; use "
+    "bfloat16, or float32 on GPUs older than Ampere, which have no hardware for bfloat16"
 )
 
 

@@ -75,7 +75,9 @@ def _losses(step: int, depends_on: Sequence[str]) -> Callable[[Sequence[RunResul
         for result in results:
             alike.setdefault(str([KNOBS[name].value(result) for name in depends_on]), []).append(result)
         agree = all(_agree(group, step) for group in alike.values())
-        return Judgement(equal=agree and len(alike) == 1, is_reason=not agree)
+        # Of the losses after an update on GPUs nothing has been measured yet: they are shown.
+        is_measured = step == 1 or all(result.device_type == "cpu" for result in results)
+        return Judgement(equal=agree and len(alike) == 1, is_reason=is_measured and not agree)
 
     return judge
 

@@ -83,8 +83,10 @@ GPU_TOLERANCES: dict[str, dict[str, float]] = {
 ten times those of the CPU, since thousands of threads add up in another order and cuDNN may transform a convolution."""
 
 REPEAT_MULTIPLE = 4.0
-"""Not every operation of a GPU has a deterministic kernel. How far the reference is from itself, run twice the same, is
+"""Not every operation of a GPU has a deterministic kernel. How much two identical runs of the reference differ is
 measured in the same run, and no tolerance is smaller than this multiple of it."""
+MOST_WIDENING = 20.0
+"""How many times wider that may make a tolerance: what is further from itself is broken, and not to be excused."""
 
 CHECKED_WITH_FLOOR = ("losses over 2 steps", "losses over {optimizer} steps", "BatchNorm statistics", "evaluation loss")
 
@@ -105,7 +107,7 @@ class Check:
     tolerance: float
     detail: str = ""
     floor: float | None = None
-    """How far the reference is from itself, run twice the same; None where that is not measured, as on the CPU."""
+    """How much two identical runs of the reference differ; None where that is not measured, as on the CPU."""
 
     @property
     def passed(self) -> bool:
@@ -162,7 +164,7 @@ def _verify_group(
     again: Side | None = None
     if len(sides) > 1 and _any_on_gpu(sides):
         reference = sides[0]
-        say(f"{reference.contender}: again, to see how far a GPU is from itself")
+        say(f"{reference.contender}: again, to see how much two identical runs differ")
         try:
             again = run_side(reference.contender, reference.config, folder / "again")
         except RunFailedError as error:
@@ -229,7 +231,7 @@ def tolerance_of(
         precision: of the workload.
         on_gpu: whether a side ran on GPUs.
         drift: how far the reference drifts from itself when its weights are disturbed, where that was measured.
-        repeated: how far the reference is from itself, run twice the same, where that was measured.
+        repeated: how much two identical runs of the reference differ, where that was measured.
     """
     if not all(np.isfinite(floor) for floor in (drift, repeated) if floor is not None):
         return None  # nothing would exceed it
@@ -240,7 +242,7 @@ def tolerance_of(
         tolerance = max(FLOOR_MULTIPLE * drift, LEAST_OF_FLOOR)
     elif on_gpu:
         tolerance = GPU_TOLERANCES.get(name, {}).get(precision, tolerance)
-    return tolerance if repeated is None else max(tolerance, REPEAT_MULTIPLE * repeated)
+    return tolerance if repeated is None else max(tolerance, min(REPEAT_MULTIPLE * repeated, MOST_WIDENING * tolerance))
 
 
 def config_of(contender: Contender, workload: Workload, device: str, interpreters: dict[str, str]) -> RunConfig:

@@ -171,7 +171,7 @@ def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Find
     try:
         architectures = compiled_for(framework, python)
     except RequestError as error:
-        yield Finding(name=name, status="problem", found=str(error), remedy=f"mend the environment of {python}")
+        yield Finding(name=name, status="problem", found=str(error), remedy=f"repair the environment of {python}")
         return
     yield from (judge_gpu_code(framework, capability, architectures) for capability in capabilities)
 

@@ -23,7 +23,7 @@ AGENTS = {"torchrun": "the torchrun agent", "spawn": "the program that spawned t
 FULL = 1 - 1e-3
 """Fraction of a disk in use from which it counts as full."""
 OUT_OF_GPU_MEMORY = re.compile(
-    r"^(?!.*not a failure).*(out[ _]of[ _]memory|OOM when allocating|_STATUS_ALLOC_FAILED)",
+    r"^(?!.*(?:not a failure|device:CPU)).*(out[ _]of[ _]memory|OOM when allocating|_STATUS_ALLOC_FAILED)",
     re.IGNORECASE | re.MULTILINE,
 )
 """In what torch, TensorFlow and NVIDIA's libraries say. TensorFlow also warns where it will try again with less."""

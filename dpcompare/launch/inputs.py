@@ -96,6 +96,8 @@ def num_training_images(config: RunConfig) -> int:
     if config.inputs is not None:
         return config.inputs.num_train
     name = config.workload.dataset
+    if name == "synthetic":  # not made to be counted
+        return num_synthetic(config.workload.global_batch_size)
     if name in BUILT_IN:
         return len(BUILT_IN[name](config.workload.global_batch_size).splits["train"][1])
     if is_custom(name):

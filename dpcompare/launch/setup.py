@@ -1,11 +1,12 @@
 """The environments of the frameworks: which interpreter each has here, and how one that is missing is made.
 
-Each framework gets an environment of its own, since the CUDA wheels of two frameworks overwrite each other's files. An
-interpreter that can be used already is kept, the one that runs dpcompare first of all.
+Each framework gets an environment of its own, since the CUDA wheels of two frameworks overwrite each other's files, but
+where the interpreter that runs dpcompare can use it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from dpcompare._version import __version__
@@ -51,7 +52,7 @@ def environments_dir() -> Path:
     from platformdirs import user_data_path
 
     if chosen := os.environ.get("DPCOMPARE_ENVIRONMENTS_DIR"):
-        return Path(chosen).expanduser()
+        return Path(chosen).expanduser().absolute()
     if sys.prefix != sys.base_prefix:
         return Path(sys.prefix) / "environments"
     return user_data_path("dpcompare", appauthor=False) / "environments"
@@ -65,8 +66,14 @@ def environment_of(framework: str) -> PythonEnvironment:
 def interpreter_made_for(framework: str) -> str | None:
     """That of the environment which `dpcompare setup` has made for this dpcompare; None where it has made none."""
     environment = environment_of(framework)
-    made = any(environment.has(_requirements(framework, device)) for device in FRAMEWORKS[framework].extras)
+    if not environment.is_finished:
+        return None
+    made = any(_is_made(framework, device) for device in FRAMEWORKS[framework].extras)
     return environment.python if made else None
+
+
+def _is_made(framework: str, device: DeviceType) -> bool:
+    return environment_of(framework).has(_requirements(framework, device), _origin())
 
 
 def needs(frameworks: Sequence[str], device: DeviceType) -> list[Need]:
@@ -86,35 +93,41 @@ def _need(framework: str, device: DeviceType) -> Need:
     variable = f"DPCOMPARE_{framework.upper()}_PYTHON"
     if named := os.environ.get(variable):
         if lack := _lack(framework, named, device):
-            raise RequestError(f"{variable}: received {named!r}, but {lack}; install that there, or unset it")
+            raise RequestError(f"{variable}: received {named!r}, but {lack.text}; install what it lacks, or unset it")
         return Need(framework=framework, device=device, python=named)
-    lacks = ""
-    for python in filter(None, (interpreter_made_for(framework), sys.executable)):
-        lack = _lack(framework, python, device)
-        if not lack:
-            return Need(framework=framework, device=device, python=python)
-        lacks = lacks or lack
+    python = interpreter_made_for(framework) or sys.executable  # as all other commands choose
+    lack = _lack(framework, python, device)
+    if lack is None:
+        return Need(framework=framework, device=device, python=python)
+    if lack.is_final or (_is_made(framework, device) and not _missing(framework, python)):
+        return Need(framework=framework, device=device, python=python, lacks=lack.text)
     environment = environment_of(framework)
-    if environment.is_unfinished:
-        lacks = "its environment was not finished"
-    requirements = _requirements(framework, device)
-    is_complete = environment.has(requirements) and not _missing(framework, environment.python)
     return Need(
         framework=framework,
         device=device,
         python=environment.python,
-        lacks=lacks,
-        # One that has everything and cannot be used all the same would lack the same again.
-        requirements=() if is_complete else requirements,
+        lacks="its environment was not finished" if environment.is_unfinished else lack.text,
+        requirements=_requirements(framework, device),
     )
 
 
-def _lack(framework: str, python: str, device: DeviceType) -> str:
-    """Why an interpreter cannot be used for a framework; empty where it can."""
+class _Lack(NamedTuple):
+    """Why an interpreter cannot be used for a framework."""
+
+    text: str
+    is_final: bool = False
+    """Whether an environment of the same distributions would lack it too."""
+
+
+def _lack(framework: str, python: str, device: DeviceType) -> _Lack | None:
     if missing := _missing(framework, python):
-        return missing
+        return _Lack(missing)
     problem = cuda_problem(framework, python, cuda_wheels_of(python)) if device == "gpu" else None
-    return problem.found if problem else ""
+    if problem is None:
+        return None
+    if problem.is_of_driver:
+        return _Lack(f"{problem.found}; {problem.remedy}", is_final=True)
+    return _Lack(problem.found)
 
 
 def _missing(framework: str, python: str) -> str:
@@ -128,15 +141,43 @@ def _missing(framework: str, python: str) -> str:
 def _requirements(framework: str, device: DeviceType) -> tuple[str, ...]:
     """dpcompare from where this one was installed, with the extras of a framework (PEP 610, direct_url.json)."""
     extras = ",".join(FRAMEWORKS[framework].extras[device])
-    origin = json.loads(metadata.distribution("dpcompare").read_text("direct_url.json") or "{}")
-    if not origin:
+    installed_from = _direct_url(_distribution())
+    if not installed_from:
         return (f"dpcompare[{extras}]=={__version__}",)
-    if origin.get("dir_info", {}).get("editable"):
-        return ("--editable", f"{unquote(urlsplit(origin['url']).path)}[{extras}]")
-    url = origin["url"]
-    if vcs := origin.get("vcs_info"):
+    url = installed_from["url"]
+    if _is_editable(installed_from):
+        return ("--editable", f"{unquote(urlsplit(url).path)}[{extras}]")
+    if vcs := installed_from.get("vcs_info"):
         url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
     return (f"dpcompare[{extras}] @ {url}",)
+
+
+def _origin() -> str:
+    """A checksum of the dpcompare that the environments have a copy of; nothing where they share its files."""
+    distribution = _distribution()
+    if _is_editable(_direct_url(distribution)):
+        return ""
+    return hashlib.sha256((distribution.read_text("RECORD") or "").encode()).hexdigest()
+
+
+def _direct_url(distribution: metadata.Distribution) -> dict[str, Any]:
+    """What the installer wrote of an installation that is not from an index."""
+    found: dict[str, Any] = json.loads(distribution.read_text("direct_url.json") or "{}")
+    return found
+
+
+def _is_editable(installed_from: dict[str, Any]) -> bool:
+    return bool(installed_from.get("dir_info", {}).get("editable"))
+
+
+def _distribution() -> metadata.Distribution:
+    try:
+        return metadata.distribution("dpcompare")
+    except metadata.PackageNotFoundError:
+        raise RequestError(
+            f"dpcompare is not installed for {sys.executable}, only its folder is found, so no environment can get the "
+            "same: pip install it, or name your interpreters with --python FRAMEWORK=PATH"
+        ) from None
 
 
 def sizes(need: Need) -> Sizes:
@@ -164,8 +205,14 @@ def make(need: Need) -> Need:
         RunFailedError: the installer failed.
     """
     folder = environments_dir()
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RequestError(
+            f"{str(folder)!r} cannot be made ({error.strerror}); name another folder with DPCOMPARE_ENVIRONMENTS_DIR"
+        ) from None
     with only_one(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
-        environment_of(need.framework).make(need.requirements)
+        environment_of(need.framework).make(need.requirements, _origin())
     cuda_wheels_of.cache_clear()
-    return replace(need, lacks=_lack(need.framework, need.python, need.device), requirements=())
+    lack = _lack(need.framework, need.python, need.device)
+    return replace(need, lacks=lack.text if lack else "", requirements=())

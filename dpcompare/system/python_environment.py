@@ -20,6 +20,8 @@ class _Record(BaseModel):
 
     requirements: tuple[str, ...]
     """As pip takes them on its command line."""
+    origin: str
+    """What the requirements do not say of where they come from."""
     finished: bool
 
 
@@ -35,9 +37,16 @@ class PythonEnvironment:
         """Its interpreter."""
         return str(self.folder / "bin" / "python")
 
-    def has(self, requirements: Sequence[str]) -> bool:
-        """Whether it is finished and was made with these requirements."""
-        return self._record() == _Record(requirements=tuple(requirements), finished=True)
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has been made, and is still there."""
+        record = self._record()
+        return record is not None and record.finished and Path(self.python).exists()
+
+    def has(self, requirements: Sequence[str], origin: str) -> bool:
+        """Whether it is finished and was made with these requirements, from there."""
+        made = _Record(requirements=tuple(requirements), origin=origin, finished=True)
+        return self.is_finished and self._record() == made
 
     @property
     def is_unfinished(self) -> bool:
@@ -45,7 +54,7 @@ class PythonEnvironment:
         record = self._record()
         return record is not None and not record.finished
 
-    def make(self, requirements: Sequence[str]) -> None:
+    def make(self, requirements: Sequence[str], origin: str) -> None:
         """Make it, anew where it is there already; what the installer says goes to stderr.
 
         It is made anew since an interrupted installer leaves distributions of which a part is missing. What was
@@ -53,6 +62,7 @@ class PythonEnvironment:
 
         Args:
             requirements: as pip takes them on its command line.
+            origin: what they do not say of where they come from, such as a checksum.
 
         Raises:
             RequestError: the folder holds something else, which is left alone.
@@ -63,7 +73,7 @@ class PythonEnvironment:
                 f"{str(self.folder)!r} is not an environment that dpcompare made, and is left alone; expected a path "
                 "where nothing is: move it away"
             )
-        record = _Record(requirements=tuple(requirements), finished=False)
+        record = _Record(requirements=tuple(requirements), origin=origin, finished=False)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         write_document(record, self._record_file)
         if self.folder.exists():
@@ -71,8 +81,8 @@ class PythonEnvironment:
         for argv in self._commands(requirements):
             if status := run_command(argv, seconds=inf, shown=True).returncode:
                 raise RunFailedError(
-                    f"{' '.join(argv)} ended with status {status}, see above; the same command goes on from here, with "
-                    "what was downloaded already",
+                    f"{' '.join(argv)} ended with status {status}, see above; run the same command to continue with "
+                    "what has been downloaded",
                     str(self.folder),
                 )
         write_document(record.model_copy(update={"finished": True}), self._record_file)

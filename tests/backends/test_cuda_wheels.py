@@ -46,24 +46,29 @@ def test_an_environment_with_its_libraries_and_a_new_driver_is_sound(framework, 
 )
 def test_a_driver_that_is_too_old_for_the_wheels_is_named(version, versions, least, driver):
     driver(version)
-    found, remedy = problem("torch", versions)
+    found, remedy, is_of_driver = problem("torch", versions)
     assert f"driver is {version[:6].rstrip('.')}" in found
     assert f"need at least {least}" in found
     assert "update the driver" in remedy
+    assert is_of_driver
 
 
 def test_tensorflow_without_cuda_s_libraries_is_told_how_to_get_them():
-    found, remedy = problem("tensorflow", {})
+    found, remedy, is_of_driver = problem("tensorflow", {})
     assert "has no CUDA libraries" in found
     assert "'dpcompare[tensorflow-cuda]'" in remedy
+    assert not is_of_driver
     assert problem("tensorflow", {}, finds_cudnn=True) is None  # an image of NVIDIA's
     assert problem("torch", {}) is None
 
 
 def test_two_frameworks_in_one_environment_are_told_apart():
-    found, remedy = problem("torch", CUDA_12 | CUDA_13, claimed_twice=["nvidia-nccl-cu12 and nvidia-nccl-cu13"])
+    found, remedy, is_of_driver = problem(
+        "torch", CUDA_12 | CUDA_13, claimed_twice=["nvidia-nccl-cu12 and nvidia-nccl-cu13"]
+    )
     assert "nvidia-nccl-cu12 and nvidia-nccl-cu13" in found
     assert "an environment of its own" in remedy
+    assert not is_of_driver
 
 
 def test_a_run_is_refused_before_anything_is_written(tmp_path, install_gpus, driver, monkeypatch):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dpcompare.backends.cuda_wheels import cuda_wheels_of
 from dpcompare.backends.gpu_code import code_for, compiled_for
 from dpcompare.errors import RequestError
 from dpcompare.launch.doctor import judge_gpu_code
@@ -57,7 +58,10 @@ def test_code_runs_on_what_nvidia_says(architectures, capability, code):
 def test_torch_says_what_it_was_built_for():
     import sys
 
-    assert all(name.startswith(("sm_", "compute_", "gfx")) for name in compiled_for("torch", sys.executable))
+    built_for = compiled_for("torch", sys.executable)
+    assert all(name.startswith(("sm_", "compute_", "gfx")) for name in built_for)
+    has_cuda = any(name.startswith("nvidia-cuda-runtime") for name in cuda_wheels_of(sys.executable).versions)
+    assert bool(built_for) == has_cuda
 
 
 def test_a_framework_that_cannot_be_imported_is_named():

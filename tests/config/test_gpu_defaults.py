@@ -14,9 +14,11 @@ def defaults(models=("efficientnet-b2",), replicas=(1,), **given):
 
 
 def test_what_was_asked_for_is_left_alone():
-    everything = {"image_size": 96, "global_batch_size": 20, "steps": 50, "warmup_steps": 3}
+    everything = {"dataset": "digits", "image_size": 96, "global_batch_size": 20, "steps": 50, "warmup_steps": 3}
     assert defaults(**everything) == {}
-    assert defaults() == {"image_size": 260, "global_batch_size": 64, "steps": 200, "warmup_steps": 30}
+    assert defaults() == everything | {
+        "dataset": "synthetic", "image_size": 260, "global_batch_size": 64, "steps": 200, "warmup_steps": 30
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -39,8 +41,16 @@ def test_no_length_that_was_asked_for_is_refused_for_the_default_of_the_other(gi
 
 
 def test_runs_that_are_compared_share_an_image_size_and_a_batch_that_divides_among_all():
-    chosen = defaults(models=("efficientnet-b0", "efficientnet-b3", "mlp"), replicas=(1, 4, 6))
-    assert (chosen["image_size"], chosen["global_batch_size"]) == (300, 64 * 12)
+    chosen = defaults(models=("efficientnet-b0", "efficientnet-b3", "mlp"), replicas=(4, 6))
+    assert (chosen["image_size"], chosen["global_batch_size"]) == (300, 42 * 12)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "batch"),
+    [((1, 2), 128), ((1, 2, 4, 8), 128), ((2, 4), 256), ((8,), 512), ((1, 2, 3, 4), 120), ((5, 6, 7, 8), 840)],
+)
+def test_the_run_with_the_fewest_gpus_has_room_for_the_batch_of_all(replicas, batch):
+    assert defaults(replicas=replicas)["global_batch_size"] == batch
 
 
 def test_a_model_of_no_particular_size_keeps_the_usual_one():
@@ -55,7 +65,7 @@ def planned(*arguments, **environment):
 
 def test_a_plan_on_gpus_has_them(install_gpus):
     install_gpus()
-    assert planned() == Workload(image_size=260, global_batch_size=256, steps=200, warmup_steps=30)
+    assert planned() == Workload(dataset="synthetic", image_size=260, global_batch_size=256, steps=200, warmup_steps=30)
     assert planned("--device", "cpu") == Workload()
     assert planned("--stages", "2", "--model", "efficientnet-b0").image_size == 224
     assert planned("--stages", "2").global_batch_size == 128
@@ -68,7 +78,7 @@ def test_a_command_line_an_environment_and_a_file_come_first(install_gpus, tmp_p
     install_gpus()
     (tmp_path / "options.toml").write_text("image_size = 96\n")
     chosen = planned("--config", "options.toml", "--steps", "20", DPCOMPARE_GLOBAL_BATCH_SIZE="32")
-    assert chosen == Workload(image_size=96, global_batch_size=32, steps=20, warmup_steps=5)
+    assert chosen == Workload(dataset="synthetic", image_size=96, global_batch_size=32, steps=20, warmup_steps=5)
 
 
 def test_machines_with_gpus_have_them_too():
@@ -87,8 +97,9 @@ def test_the_arms_of_a_study_share_them(install_gpus):
     install_gpus()
     arms = ["--arm", "torch:single", "--arm", "torch:ddp", "--arm", "torch:dp,steps=40"]
     workloads = compared(*arms, "--devices-per-node", "2,3")
-    assert {workload.global_batch_size for workload in workloads.values()} == {64 * 6}
-    assert workloads["torch ddp 1x3"] == Workload(image_size=260, global_batch_size=384, steps=200, warmup_steps=30)
+    assert {workload.global_batch_size for workload in workloads.values()} == {126}
+    expected = Workload(dataset="synthetic", image_size=260, global_batch_size=126, steps=200, warmup_steps=30)
+    assert workloads["torch ddp 1x3"] == expected
     assert workloads["torch dp 1x2 steps=40"].warmup_steps == 10
     assert {w.global_batch_size for w in compared(*arms, "--global-batch-size", "48").values()} == {48}
 

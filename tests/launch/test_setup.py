@@ -66,10 +66,10 @@ def index(tmp_path, monkeypatch):
     return folder
 
 
-def installed_from(origin):
+def installed_from(origin, record=""):
     """importlib.metadata's `distribution`, where dpcompare was installed from somewhere; None: from an index."""
-    text = None if origin is None else json.dumps(origin)
-    return lambda name: SimpleNamespace(read_text=lambda file: text)
+    files = {"direct_url.json": None if origin is None else json.dumps(origin), "RECORD": record}
+    return lambda name: SimpleNamespace(read_text=files.get)
 
 
 def test_a_machine_with_gpus_gets_an_environment_for_each_framework(environments, index, install_gpus):
@@ -113,7 +113,7 @@ def test_an_interrupted_set_up_goes_on(environments, index):
     failed = invoke("setup", "--device", "cpu")
     assert failed.code == 1
     assert "uv pip install" in failed.stderr
-    assert "the same command goes on from here" in failed.stderr
+    assert "run the same command to continue" in failed.stderr
     assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
     torch = (environments / "torch.json").stat().st_mtime_ns
 
@@ -197,6 +197,55 @@ def test_an_old_driver_is_told_and_nothing_made_again_for_it(environments, index
     again = invoke("setup", "--frameworks", "tensorflow")
     assert again.code == 3
     assert "makes an environment" not in again.stderr
+
+
+def test_nothing_is_made_where_another_environment_would_lack_the_same(
+    environments, install_gpus, tmp_path, monkeypatch
+):
+    install_gpus()
+    (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.10  Tue Oct 22 2026\n")
+    monkeypatch.setattr(cuda_wheels, "DRIVER_VERSION", tmp_path / "version")
+    wheels = cuda_wheels.CudaWheels(versions={"nvidia-cuda-runtime": "13.0.48"}, claimed_twice=[], finds_cudnn=False)
+    monkeypatch.setattr(setup, "missing_packages", lambda framework, python: [])
+    monkeypatch.setattr(setup, "cuda_wheels_of", lambda python: wheels)
+    done = invoke("setup", "--frameworks", "torch")
+    assert done.code == 3
+    assert "driver is 570.10" in done.stderr
+    assert "update the driver, or install wheels for an older CUDA" in done.stderr
+    assert not environments.exists()
+
+
+def test_an_environment_that_is_gone_or_of_another_dpcompare_is_made_again(environments, index, monkeypatch):
+    only_torch = ("setup", "--frameworks", "torch", "--device", "cpu")
+    assert invoke(*only_torch).code == 0
+    shutil.rmtree(environments / "torch")
+    assert interpreters(()) == {}
+    assert "uv makes an environment" in invoke(*only_torch).stderr
+    assert set(interpreters(())) == {"torch"}
+    # Reinstalled from the same folder, or from a wheel of the same version.
+    monkeypatch.setattr(setup.metadata, "distribution", installed_from(None, record="other files"))
+    assert interpreters(()) == {}
+    assert "uv makes an environment" in invoke(*only_torch).stderr
+    assert set(interpreters(())) == {"torch"}
+
+
+def test_a_folder_that_is_not_installed_can_be_used_but_not_copied(environments, monkeypatch):
+    def absent(name):
+        raise setup.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(setup.metadata, "distribution", absent)
+    assert interpreters(()) == {}
+    refused = invoke("setup", "--device", "cpu")
+    assert refused.code == 2
+    assert "only its folder is found" in refused.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_refused(index, environments, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path / "file" / "below"))
+    refused = invoke("setup", "--frameworks", "torch", "--device", "cpu")
+    assert refused.code == 2
+    assert "name another folder with DPCOMPARE_ENVIRONMENTS_DIR" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -102,20 +102,28 @@ class TensorFlowBackend(Inspectable):
         )
         self._broadcast_statistics = function(self._copy_statistics_of_replica_0)
 
+    @property
+    def inter_op_threads(self) -> int:
+        """How many operations may run side by side.
+
+        On CPUs one per replica, on the threads of the process. For GPUs these threads only launch kernels and wait for
+        copies, of which there are more than replicas.
+        """
+        topology = self.config.topology
+        on_gpu = self.config.cluster.device_type == "gpu"
+        return max(2, topology.threads_per_process if on_gpu else topology.replicas_per_process)
+
     def _configure_devices(self) -> None:
         replicas = self.config.topology.replicas_per_process
         threads = self.config.topology.threads_per_process
-        if self.config.cluster.device_type == "cpu":
-            # Operations run in parallel, one per replica, on the threads of the process. For GPUs these threads only
-            # start kernels and wait for copies, of which there are more than replicas: TensorFlow's own number.
-            tf.config.threading.set_inter_op_parallelism_threads(max(2, replicas))
+        tf.config.threading.set_inter_op_parallelism_threads(self.inter_op_threads)
         tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
         gpus = tf.config.list_physical_devices("GPU")
         # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
         if self.config.cluster.device_type == "gpu" and len(gpus) != replicas:
             raise RuntimeError(
-                f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; above stands what it says "
-                "of them; `dpcompare setup` makes an environment with its CUDA libraries"
+                f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; its own message is above; "
+                "`dpcompare setup` makes an environment with its CUDA libraries"
             )
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)

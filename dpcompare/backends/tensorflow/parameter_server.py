@@ -43,7 +43,9 @@ class ParameterServer(TensorFlowBackend):
     def _serve(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         threads = self.config.topology.threads_per_process
         self._configure_precision()
-        session = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=2, intra_op_parallelism_threads=threads)
+        session = tf.compat.v1.ConfigProto(
+            inter_op_parallelism_threads=self.inter_op_threads, intra_op_parallelism_threads=threads
+        )
         session.gpu_options.allow_growth = True  # a server does not look at the setting that other processes have
         self._server = tf.distribute.Server(
             resolver.cluster_spec(),
