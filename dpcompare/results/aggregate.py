@@ -24,6 +24,7 @@ from dpcompare.results.result import (
 )
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
+from dpcompare.results.steadiness import SlowSteps, steady_images_per_second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +191,19 @@ def _speed(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, A
         return {}
     slowest, seconds = _slowest(config, processes, steps)
     counted_in_steps = bool(config.mode_row.roles)  # as `ProcessSeries.durations` has it
+    counts = slowest.global_counts[steps]
+    # The steps of an asynchronous mode differ by whether losses are read after them.
+    slow_steps = (
+        None
+        if counted_in_steps
+        else SlowSteps.of(counts, seconds, steps_before=slowest.first_step + steps.start, is_windowed=config.window > 1)
+    )
     return {
-        "images_per_second": sum(slowest.global_counts[steps]) / sum(seconds),
+        "images_per_second": sum(counts) / sum(seconds),
+        "steady_images_per_second": steady_images_per_second(counts, seconds),
         "measured_steps": len(seconds),
         "step_seconds": StepSeconds.of(seconds),
+        "slow_steps": slow_steps,
         # In a window of several steps the host waits for batches while the device still has work.
         "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds) if config.window == 1 else None,
         "host_overhead_seconds": 0.0 if counted_in_steps else float(np.mean(slowest.host_overhead_seconds[steps])),

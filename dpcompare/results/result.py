@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
+from dpcompare.results.steadiness import SlowSteps
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import read_document, write_document
 
@@ -177,8 +178,15 @@ class RunResult(BaseModel):
     profile: str
     images_per_second: float | None = None
     """Images of all replicas per second over the measured steps, by the slowest process."""
+    steady_images_per_second: float | None = None
+    """The same of the median of ten equal parts of these steps, in which no stall shows; arms are compared by it.
+
+    None in results of 0.1.0.
+    """
     measured_steps: int = 0
     step_seconds: StepSeconds | None = None
+    slow_steps: SlowSteps | None = None
+    """None where an asynchronous mode has steps that cannot be timed one by one."""
     data_wait_fraction: float | None = None
     """Part of the measured time in which the slowest process waited for its next batch."""
     host_overhead_seconds: float | None = None
@@ -243,6 +251,13 @@ class RunResult(BaseModel):
             for gpu in node.gpus
             if gpu.slowdown
         ]
+
+    @property
+    def stall(self) -> str | None:
+        """A sentence about steps that took so long that images per second do not tell how fast the others were."""
+        if self.slow_steps is None or self.step_seconds is None:
+            return None
+        return self.slow_steps.stall(self.step_seconds.median, self.step_seconds.mean * self.measured_steps)
 
     def save(self, run_dir: Path) -> None:
         write_document(self, run_dir / RESULT_FILE)

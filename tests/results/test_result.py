@@ -70,6 +70,8 @@ def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     assert result.status == "completed"
     assert result.measured_steps == 3  # the warm-up step is left out
     assert result.images_per_second == pytest.approx(3 * 8 / 0.8)
+    assert result.steady_images_per_second == pytest.approx(8 / 0.2)
+    assert (result.slow_steps.first, result.slow_steps.largest_seconds, result.stall) == (4, 0.4, None)
     assert result.step_seconds.median == 0.2
     assert result.time_to_first_step_seconds == 4.0
     assert result.first_step_seconds == 9.0
@@ -119,6 +121,13 @@ def test_processes_that_contradict_each_other_make_the_run_failed(config, tmp_pa
     assert result.status == "failed"
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(result.error)
+
+
+def test_a_stall_is_told_from_the_events_of_the_processes(config, tmp_path):
+    found = events(0, seconds=(1.0, 0.1, 0.1, 6.0)) + events(1, seconds=(1.0, 0.1, 0.1, 7.0))
+    result = aggregated(config, tmp_path, found)
+    assert result.stall == "step 4 took 7.0 s, median 0.1 s; without it 80.0 images/s"
+    assert result.images_per_second == pytest.approx(24 / 7.2)
 
 
 def test_what_was_measured_before_a_failure_is_kept(config, tmp_path):

@@ -1,0 +1,96 @@
+"""The steadiness of a run: its speed without single stalls, and the steps that were far slower than the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+NUM_PARTS = 10
+JITTER_SCALE = 1.4826
+"""Makes the median absolute deviation of a normal distribution its standard deviation."""
+SLOW_DEVIATIONS = 10
+"""Scaled median absolute deviations above the median from which on a step is slow."""
+LARGEST_LOSS = 0.05
+"""Part of the measured time that slow steps may cost before anything is said."""
+LARGEST_LOSS_SECONDS = 0.25
+"""What they may cost in any case: a few turns of other processes on a busy core are no stall of steps of some ms."""
+
+
+def steady_images_per_second(counts: Sequence[int], seconds: Sequence[float]) -> float:
+    """Images per second of the median of ten parts, equal in steps, into which consecutive steps are cut.
+
+    A stall is in one part or two, which leaves the median alone. What comes again and again, such as waiting for data
+    in every fourth step, or for the device where losses are read, is in all of them: the median step would not show it.
+
+    Args:
+        counts: images of each step.
+        seconds: that each step took.
+    """
+    num_parts = min(NUM_PARTS, len(seconds))
+    starts = np.arange(num_parts) * len(seconds) // num_parts
+    return float(np.median(np.add.reduceat(counts, starts) / np.add.reduceat(seconds, starts)))
+
+
+class SlowSteps(BaseModel):
+    """What the slowest measured steps of the slowest process cost."""
+
+    model_config = ConfigDict(frozen=True)
+
+    largest_seconds: float
+    """The largest duration of a step; in a window of several steps, an equal share of it."""
+    first: int
+    """The step that took it, from 1, earlier attempts included."""
+    last: int
+    """The last step of its window; the same step where each is measured by itself."""
+    count: int
+    """Steps above the median by more than ten scaled median absolute deviations."""
+    lost_seconds: float
+    """What these took more than the median step."""
+    images_per_second_without: float | None
+    """Of all other steps together; None where none is slow."""
+
+    @classmethod
+    def of(cls, counts: Sequence[int], seconds: Sequence[float], *, steps_before: int, is_windowed: bool) -> SlowSteps:
+        """The slow ones of some measured steps.
+
+        Args:
+            counts: images of each step.
+            seconds: that each step took.
+            steps_before: steps that were made before these.
+            is_windowed: whether steps are measured in windows of several, whose steps have the same seconds.
+        """
+        images, taken = np.asarray(counts, np.float64), np.asarray(seconds, np.float64)
+        median = float(np.median(taken))
+        slow = taken > median + SLOW_DEVIATIONS * JITTER_SCALE * float(np.median(np.abs(taken - median)))
+        first = last = int(taken.argmax())
+        while is_windowed and last + 1 < len(taken) and taken[last + 1] == taken[first]:
+            last += 1
+        return cls(
+            largest_seconds=float(taken[first]),
+            first=steps_before + first + 1,
+            last=steps_before + last + 1,
+            count=int(slow.sum()),
+            lost_seconds=float((taken[slow] - median).sum()),
+            images_per_second_without=float(images[~slow].sum() / taken[~slow].sum()) if slow.any() else None,
+        )
+
+    def stall(self, median_seconds: float, measured_seconds: float) -> str | None:
+        """A sentence about slow steps that cost enough to be spoken of; None where there are none."""
+        if self.lost_seconds <= max(LARGEST_LOSS * measured_seconds, LARGEST_LOSS_SECONDS):
+            return None
+        took = f"took {_seconds(self.largest_seconds)}"
+        alone = self.last - self.first + 1 == self.count
+        slowest = (
+            f"step {self.first} {took}" if self.first == self.last else f"steps {self.first} to {self.last} {took} each"
+        )
+        left_out = "it" if self.count == 1 else "them"
+        return (
+            f"{slowest if alone else f'{self.count} steps were slow: {slowest}'}, median {_seconds(median_seconds)}; "
+            f"without {left_out} {self.images_per_second_without:.1f} images/s"
+        )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.2g} s"
