@@ -112,7 +112,14 @@ def _study(options: StudyOptions, run_options: RunOptions) -> Study:
         )
     if options.ablate:
         arms += tuple(filter(None, map(ablated, arms)))
-    study: Study = request(Study, arms=arms, repeats=repeats, order_seed=options.order_seed, subject=options.subject)
+    study: Study = request(
+        Study,
+        arms=arms,
+        repeats=repeats,
+        order_seed=options.order_seed,
+        subject=options.subject,
+        adding=options.until is not None,
+    )
     return study
 
 

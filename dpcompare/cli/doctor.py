@@ -107,14 +107,16 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
         open_study(study, path)
         run_study(study, path, Lines())
         claims = analyse(collect([path])).claims
-    if len(claims) != 1 or not (claims[0].low and claims[0].high):
+    if len(claims) != 1 or not (claims[0].low and claims[0].high and claims[0].confidence):
         raise RunFailedError("--noise: too many of the runs failed to tell anything", "")
     made = claims[0]
-    assert made.low and made.high  # noqa: PT018 (for the type checker)
+    assert made.low and made.high and made.confidence  # noqa: PT018 (for the type checker)
     # An interval of half width h = t s / sqrt(n) misses 1 in 80% of studies when the truth is (t + t') s / sqrt(n)
-    # away, t and t' being Student's 97.5% and 80% quantiles.
+    # away, t and t' being Student's quantiles of the interval's end and of 80%.
     half_width = math.log(made.high / made.low) / 2
-    detectable = math.expm1(half_width * (1 + t.ppf(0.8, made.rounds - 1) / t.ppf(0.975, made.rounds - 1)))
+    detectable = math.expm1(
+        half_width * (1 + t.ppf(0.8, made.rounds - 1) / t.isf((1 - made.confidence) / 2, made.rounds - 1))
+    )
     sentence = (
         f"noise: {made.sentence} Here a study of {rounds} rounds of such runs shows a difference of "
         f"{detectable:.1%} in four of five cases."

@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 )
 @click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
 @click.option("--tensorboard", metavar="DIR", help="Losses and accuracies of every run as TensorBoard's event files.")
-@click.option("--fail-if", multiple=True, metavar="CONDITION", help='Such as "ratio<0.97": exit code 3 where it holds.')
+@click.option(
+    "--fail-if",
+    multiple=True,
+    metavar="CONDITION",
+    help='Such as "ratio<0.97", or unstable: exit code 3 where it holds.',
+)
 def report(
     paths: tuple[Path, ...],
     subject: tuple[str, ...],
@@ -43,7 +48,8 @@ def report(
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
     --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency,
-    accuracy or images_per_second of any arm. It also holds where a figure is missing that should be there.
+    accuracy or images_per_second of any arm. It also holds where a figure is missing that should be there. --fail-if
+    unstable holds where a run has stalled.
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
@@ -127,6 +133,8 @@ def print_comparison(comparison: Comparison) -> None:
     for row in comparison.arms:
         if row.efficiency and row.efficiency.suspicious:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
+        for stall in row.stalls:
+            console.print(f"STALLED {row.name}: {stall}", soft_wrap=True)
         for slowdown in row.slowdowns:
             console.print(f"SLOWED DOWN {row.name}: {slowdown}", soft_wrap=True)
         for failure in row.all_failures:
@@ -174,6 +182,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     if result.step_seconds:
         step = result.step_seconds
         rows["step"] = f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"
+    if result.stall:
+        rows["stalled"] = result.stall
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
             f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "

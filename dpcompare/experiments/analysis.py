@@ -15,7 +15,16 @@ from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection
-from dpcompare.experiments.statistics import SUSPICIOUS_EFFICIENCY, Outcome, claim, jitter
+from dpcompare.experiments.statistics import (
+    SUSPICIOUS_EFFICIENCY,
+    Claim,
+    Outcome,
+    Pair,
+    Ratio,
+    claims_of,
+    jitter,
+    paired_ratio,
+)
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import printable
 
@@ -33,6 +42,7 @@ class Round(_Shown):
     number: int
     position: int
     images_per_second: float | None
+    steady_images_per_second: float | None
     run_dir: str
 
 
@@ -73,6 +83,8 @@ class ArmRow(_Shown):
     """Per step and replica."""
     rounds: int
     images_per_second: float | None
+    steady_images_per_second: float | None
+    """Without stalls; see `RunResult`. Ratios are of this speed."""
     jitter: float | None
     """1.4826 x MAD of images per second over the rounds; None for a single round."""
     step_ms: float | None
@@ -95,6 +107,8 @@ class ArmRow(_Shown):
     efficiency: Efficiency | None
     rounds_shown: list[Round]
     loss_curve: Curve
+    stalls: list[str]
+    """A sentence per run of which slow steps have taken much of the measured time."""
     slowdowns: list[str]
     """A sentence per GPU and round that heat or the supply of power has slowed down."""
     failures: list[str]
@@ -123,8 +137,13 @@ class ClaimRow(_Shown):
     second: str
     outcome: Outcome
     ratio: float | None
+    """Of the steady images per second."""
     low: float | None
     high: float | None
+    confidence: float | None
+    """Of the interval from `low` to `high`: that at which this pair is judged, which all pairs and looks share."""
+    standard_error: float | None
+    """Of the logarithm of the ratio."""
     rounds: int
     loss_difference: float | None
     """The largest difference of the training loss of a step, between the first completed runs of both."""
@@ -147,6 +166,8 @@ class Comparison(_Shown):
     order_seed: int | None
     stopped_by: str | None
     """Why no more rounds were added, where the study added them until its intervals were narrow enough."""
+    look_level: float
+    """Probability of a false claim that this look at the study may have, all its pairs together."""
     subject: list[str]
     headline: str
     agreement: str | None
@@ -166,9 +187,7 @@ def analyse(collection: Collection) -> Comparison:
     present = [arm for arm in arms if arm.completed]
     subject = collection.subject_of(present)
     sheet = _sheet(present, subject)
-    claims = [
-        _claim(first, second, collection.subject_of([first, second])) for first, second in combinations(present, 2)
-    ]
+    claims = _claims(collection, list(combinations(present, 2)))
     rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
     # A failure is reported with its arm; only rounds that are still to be run make a study partial.
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
@@ -179,6 +198,7 @@ def analyse(collection: Collection) -> Comparison:
         repeats=collection.repeats,
         order_seed=collection.order_seed,
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
+        look_level=min(arm.plan.level for arm in arms),
         subject=list(subject),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
         agreement=_agreement(claims),
@@ -213,15 +233,24 @@ def _values_of_arms(row: fairness.Row, arms: Sequence[ArmRuns]) -> list[str]:
 def widest_interval(comparison: Comparison) -> float | None:
     """Half width, relative to the ratio, of the widest interval of two arms that may be compared and have not failed.
 
-    None where there are no two such arms.
+    Each is as wide as if nothing were claimed of the other pairs: when rounds are no longer added must not depend on
+    what they show. None where there are no two such arms.
     """
     failed = {row.name for row in comparison.arms if row.failures}
+    comparable = [made for made in comparison.claims if made.outcome != "NOT COMPARABLE"]
     widths = [
-        math.sqrt(made.high / made.low) - 1 if made.high and made.low else math.inf
-        for made in comparison.claims
-        if made.outcome != "NOT COMPARABLE" and not {made.first, made.second} & failed
+        _half_width(made, comparison.look_level / len(comparable))
+        for made in comparable
+        if not {made.first, made.second} & failed
     ]
     return max(widths, default=None)
+
+
+def _half_width(made: ClaimRow, level: float) -> float:
+    if made.ratio is None or made.standard_error is None:
+        return math.inf
+    ratio = Ratio(value=made.ratio, standard_error=made.standard_error, rounds=made.rounds)
+    return math.expm1(ratio.half_width(level) or 0.0)
 
 
 def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
@@ -241,21 +270,38 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
     return sheet
 
 
-def _claim(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> ClaimRow:
+def _claims(collection: Collection, pairs: Sequence[tuple[ArmRuns, ArmRuns]]) -> list[ClaimRow]:
+    """Those of each study are judged together; no two arms of different studies may be compared."""
+    measured = [_pair(*arms, collection.subject_of(arms)) for arms in pairs]
+    made: dict[int, Claim] = {}
+    for source in dict.fromkeys(first.source for first, _ in pairs):
+        of_study = [index for index, (first, _) in enumerate(pairs) if first.source == source]
+        found = claims_of([measured[index] for index in of_study], pairs[of_study[0]][0].plan)
+        made.update(zip(of_study, found, strict=True))
+    return [_claim_row(made[index], *arms) for index, arms in enumerate(pairs)]
+
+
+def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> Pair:
     # All rounds of both: a knob that changed between rounds makes them not comparable as well.
     sheet = _sheet([first, second], subject)
-    rounds = max(len(first.speeds), len(second.speeds))
-    speeds = tuple(arm.speeds + [None] * (rounds - len(arm.speeds)) for arm in (first, second))
+    rounds = max(len(first.steady_speeds), len(second.steady_speeds))
+    speeds = [arm.steady_speeds + [None] * (rounds - len(arm.steady_speeds)) for arm in (first, second)]
     unequal = [row.knob for row in sheet.rows if row.reason]
-    made = claim(first.name, second.name, (speeds[0], speeds[1]), unequal=unequal)
+    return Pair(first=first.name, second=second.name, ratio=paired_ratio(*speeds), unequal=unequal)
+
+
+def _claim_row(made: Claim, first: ArmRuns, second: ArmRuns) -> ClaimRow:
     ratio = made.ratio
+    low, high = made.interval or (None, None)
     return ClaimRow(
         first=made.first,
         second=made.second,
         outcome=made.outcome,
         ratio=ratio.value if ratio else None,
-        low=ratio.low if ratio else None,
-        high=ratio.high if ratio else None,
+        low=low,
+        high=high,
+        confidence=None if made.interval is None or made.level is None else 1 - made.level,
+        standard_error=ratio.standard_error if ratio else None,
         rounds=ratio.rounds if ratio else 0,
         loss_difference=_loss_difference(first.completed[0], second.completed[0]),
         diverged_at=_diverged_at(first.completed[0], second.completed[0]),
@@ -312,7 +358,8 @@ def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
         if len(comparable) == 1:
             return best.sentence
         return (
-            f"{best.sentence} This is the clearest of {len(comparable)} pairs that may be compared, each judged at 95%."
+            f"{best.sentence} This is the clearest of {len(comparable)} pairs that may be compared, judged "
+            "together at 95%."
         )
     too_few = sum(made.outcome == "too few rounds" for made in comparable)
     if too_few == len(comparable):
@@ -348,6 +395,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         micro_batches=arm.config.workload.accumulate,
         rounds=len(runs),
         images_per_second=_median(speeds),
+        steady_images_per_second=_median(arm.steady_speeds),
         jitter=jitter(speeds) if len(speeds) > 1 else None,
         step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
         step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
@@ -364,6 +412,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         efficiency=_efficiency(arm, all_arms),
         rounds_shown=_rounds_shown(arm),
         loss_curve=_curve(shown),
+        stalls=[f"round {number}: {run.stall}" for number, run in enumerate(arm.runs, start=1) if run and run.stall],
         slowdowns=[
             f"round {number}: {printable(sentence)}"
             for number, run in enumerate(arm.runs, start=1)
@@ -376,10 +425,16 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
 
 
 def _rounds_shown(arm: ArmRuns) -> list[Round]:
-    rounds = enumerate(zip(arm.positions, arm.speeds, arm.run_dirs, strict=True), start=1)
+    rounds = enumerate(zip(arm.positions, arm.speeds, arm.steady_speeds, arm.run_dirs, strict=True), start=1)
     return [
-        Round(number=number, position=position, images_per_second=speed, run_dir=printable(run_dir))
-        for number, (position, speed, run_dir) in rounds
+        Round(
+            number=number,
+            position=position,
+            images_per_second=speed,
+            steady_images_per_second=steady,
+            run_dir=printable(run_dir),
+        )
+        for number, (position, speed, steady, run_dir) in rounds
         if run_dir  # a round that was not run has none
     ]
 

@@ -12,6 +12,7 @@ from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
+from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
 from dpcompare.experiments.study import Study, finished_run, is_study
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
@@ -28,6 +29,8 @@ class ArmRuns:
     """The study that it was measured in; rounds of different studies are not paired."""
     subject: tuple[str, ...] = ()
     """What that study is about."""
+    plan: Plan = field(default_factory=Plan)
+    """When that study may claim something."""
     runs: list[RunResult | None] = field(default_factory=list)
     """Per round; None where it did not complete."""
     run_dirs: list[str] = field(default_factory=list)
@@ -54,6 +57,11 @@ class ArmRuns:
     @property
     def speeds(self) -> list[float | None]:
         return [run.images_per_second if run else None for run in self.runs]
+
+    @property
+    def steady_speeds(self) -> list[float | None]:
+        """By which arms are compared; results of 0.1.0 have their images per second alone."""
+        return [run.steady_images_per_second or run.images_per_second if run else None for run in self.runs]
 
 
 @dataclass
@@ -153,8 +161,9 @@ def _name(result: RunResult) -> str:
 
 
 def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
+    plan = Plan(rounds=max(study.repeats, ROUNDS_FOR_CLAIM), looks=len(study.looks), adding=study.adding)
     arms = {
-        arm.name: ArmRuns(name=arm.name, config=arm.config, source=str(study_dir), subject=study.subject)
+        arm.name: ArmRuns(name=arm.name, config=arm.config, source=str(study_dir), subject=study.subject, plan=plan)
         for arm in study.arms
     }
     for number in range(1, study.repeats + 1):

@@ -1,4 +1,4 @@
-"""The statistics of repeated runs: medians, ratios of paired rounds with their intervals, and five fixed sentences."""
+"""The statistics of repeated runs: ratios of paired rounds, which of them may be claimed, and five fixed sentences."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Literal
 
 import numpy as np
 
-CONFIDENCE = 0.95
+from dpcompare.results.steadiness import JITTER_SCALE
+
+FALSE_CLAIMS = 0.05
+"""How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""
+SPENT_PER_LOOK = 0.8
+"""Of what is left of FALSE_CLAIMS: a study that never gets more rounds loses little, and some is always left."""
 ROUNDS_FOR_INTERVAL = 5
 ROUNDS_FOR_CLAIM = 6
 """A sign test of 5 rounds cannot reach two-sided p < 0.05 (its least is 2 / 2^5 = 0.0625); one of 6 can."""
-JITTER_SCALE = 1.4826
-"""Makes the median absolute deviation of a normal distribution its standard deviation."""
 SUSPICIOUS_EFFICIENCY = 1.05
 
 Outcome = Literal["faster", "slower", "no difference shown", "too few rounds", "NOT COMPARABLE"]
@@ -27,15 +30,56 @@ def jitter(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Plan:
+    """When a study may claim something: claims that are read before more rounds are added each take their chance."""
+
+    rounds: int = ROUNDS_FOR_CLAIM
+    """That a claim needs: those that the study is to have."""
+    looks: int = 0
+    """How often its claims could be read before rounds were added."""
+    adding: bool = False
+    """Whether rounds are being added, so that how many there will be is not known."""
+
+    @property
+    def level(self) -> float:
+        """The probability of a false claim that this look at the study may have."""
+        return FALSE_CLAIMS * SPENT_PER_LOOK * (1 - SPENT_PER_LOOK) ** self.looks
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ratio:
     """How many times faster one arm is than another, over the rounds in which both ran."""
 
     value: float
     """exp of the mean log-ratio: the geometric mean over the rounds."""
-    low: float | None
-    high: float | None
-    """Ends of the 95% interval; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    standard_error: float | None
+    """Of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
+
+    def half_width(self, level: float) -> float | None:
+        """Of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
+        from scipy.special import stdtrit
+
+        if self.standard_error is None:
+            return None
+        return float(-stdtrit(self.rounds - 1, level / 2)) * self.standard_error
+
+    def interval(self, level: float) -> tuple[float, float] | None:
+        """Ends of the interval of the ratio."""
+        reach = self.half_width(level)
+        return None if reach is None else (self.value * math.exp(-reach), self.value * math.exp(reach))
+
+    @property
+    def p_value(self) -> float:
+        """The smallest level at which the interval leaves 1 out; 1 where there is none."""
+        from scipy.special import stdtr
+
+        distance = abs(math.log(self.value))
+        if self.standard_error is None or distance == 0:
+            return 1.0
+        if self.standard_error == 0:
+            return 0.0
+        return float(2 * stdtr(self.rounds - 1, -distance / self.standard_error))
 
 
 def paired_ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
@@ -44,16 +88,39 @@ def paired_ratio(first: Sequence[float | None], second: Sequence[float | None]) 
     The logarithms of the rounds' ratios are taken as normal, and the interval is Student's (a percentile bootstrap of 5
     rounds covers 85%, not 95%). What drifts from round to round cancels, since both ran in each.
     """
-    from scipy.stats import t
-
     logs = np.log([a / b for a, b in zip(first, second, strict=True) if a and b])
     if not len(logs):
         return None
-    mean = float(logs.mean())
-    if len(logs) < ROUNDS_FOR_INTERVAL:
-        return Ratio(value=math.exp(mean), low=None, high=None, rounds=len(logs))
-    reach = float(t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
-    return Ratio(value=math.exp(mean), low=math.exp(mean - reach), high=math.exp(mean + reach), rounds=len(logs))
+    known = len(logs) >= ROUNDS_FOR_INTERVAL
+    error = float(logs.std(ddof=1) / math.sqrt(len(logs))) if known else None
+    return Ratio(value=math.exp(float(logs.mean())), standard_error=error, rounds=len(logs))
+
+
+def holm(p_values: Sequence[float], level: float) -> list[float]:
+    """The level at which each of several hypotheses is judged, so that all together keep `level`: Holm's procedure.
+
+    It rejects those whose p-value is no larger than theirs.
+    """
+    levels = [0.0] * len(p_values)
+    left, going_on = len(p_values), True
+    for index in sorted(range(len(p_values)), key=p_values.__getitem__):
+        levels[index] = level / left
+        going_on = going_on and p_values[index] <= levels[index]
+        left -= going_on
+    return levels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two arms of a study, and what was measured of them."""
+
+    first: str
+    """Name of the arm that a claim is about."""
+    second: str
+    """Name of the arm that it is compared with."""
+    ratio: Ratio | None
+    unequal: Sequence[str] = ()
+    """Knobs of the fairness sheet that make them not comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,51 +131,76 @@ class Claim:
     second: str
     outcome: Outcome
     ratio: Ratio | None
+    level: float | None
+    """Probability with which the interval misses the truth; an interval leaves 1 out where something is claimed."""
+    interval: tuple[float, float] | None
     sentence: str
 
 
-def claim(
-    first: str, second: str, speeds: tuple[Sequence[float | None], Sequence[float | None]], *, unequal: Sequence[str]
-) -> Claim:
-    """One of five fixed sentences.
+def claims_of(pairs: Sequence[Pair], plan: Plan) -> list[Claim]:
+    """What a study says of its pairs, which are judged together: one of five fixed sentences for each.
 
-    Args:
-        first: name of the arm that the sentence is about.
-        second: name of the arm that it is compared with.
-        speeds: images per second of both, one per round; None where the run failed.
-        unequal: knobs of the fairness sheet that make them not comparable.
+    A pair with too few rounds counts among those that are judged, so that it may be looked at later.
     """
-    ratio = paired_ratio(*speeds)
-    outcome = _outcome(ratio, unequal)
-    if outcome == "NOT COMPARABLE":
-        sentence = f"{first} and {second} are NOT COMPARABLE: {', '.join(unequal)} differ."
-        if len(unequal) == 1:
-            sentence = f"{first} and {second} are NOT COMPARABLE: {unequal[0]} differs."
-        return Claim(first=first, second=second, outcome=outcome, ratio=None, sentence=sentence)
+    comparable = [pair for pair in pairs if not pair.unequal]
+    p_values = [pair.ratio.p_value if pair.ratio and _is_judged(pair.ratio, plan) else 1.0 for pair in comparable]
+    levels = iter(holm(p_values, plan.level))
+    return [_not_comparable(pair) if pair.unequal else _claim(pair, next(levels), plan) for pair in pairs]
+
+
+def _is_judged(ratio: Ratio, plan: Plan) -> bool:
+    return not plan.adding and ratio.rounds >= max(plan.rounds, ROUNDS_FOR_CLAIM)
+
+
+def _not_comparable(pair: Pair) -> Claim:
+    differ = f"{pair.unequal[0]} differs" if len(pair.unequal) == 1 else f"{', '.join(pair.unequal)} differ"
+    return Claim(
+        first=pair.first,
+        second=pair.second,
+        outcome="NOT COMPARABLE",
+        ratio=None,
+        level=None,
+        interval=None,
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE: {differ}.",
+    )
+
+
+def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
+    ratio = pair.ratio
+    interval = ratio.interval(level) if ratio else None
     rounds = ratio.rounds if ratio else 0
     counted = f"{rounds} round{'' if rounds == 1 else 's'}"
-    if outcome == "too few rounds":
+    outcome: Outcome = "too few rounds"
+    if ratio is None or interval is None or not _is_judged(ratio, plan):
+        needed = ", and more are being added" if plan.adding else f" of {max(plan.rounds, ROUNDS_FOR_CLAIM)}"
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
-        sentence = (
-            f"{first} against {second}: too few rounds to claim anything, {counted} of {ROUNDS_FOR_CLAIM}{measured}."
-        )
+        sentence = f"{pair.first} against {pair.second}: too few rounds to claim anything, {counted}{needed}{measured}."
     else:
-        assert ratio is not None
-        interval = f"95% interval {ratio.low:.3f} to {ratio.high:.3f}, {counted}"
-        if outcome == "no difference shown":
-            sentence = f"{first} against {second}: no difference shown, ratio {ratio.value:.3f} ({interval})."
-        elif outcome == "faster":
-            sentence = f"{first} is {ratio.value:.3f} times as fast as {second}: faster ({interval})."
+        low, high = interval
+        shown = f"{_confidence(level)} interval {low:.3f} to {high:.3f}, {counted}"
+        if low <= 1 <= high:
+            outcome = "no difference shown"
+            sentence = (
+                f"{pair.first} against {pair.second}: no difference shown, ratio {ratio.value:.3f} of steady speed "
+                f"({shown})."
+            )
         else:
-            sentence = f"{first} is {ratio.value:.3f} times as fast as {second}: slower ({interval})."
-    return Claim(first=first, second=second, outcome=outcome, ratio=ratio, sentence=sentence)
+            outcome = "faster" if low > 1 else "slower"
+            sentence = (
+                f"{pair.first} is {ratio.value:.3f} times as fast as {pair.second} in steady speed: "
+                f"{outcome} ({shown})."
+            )
+    return Claim(
+        first=pair.first,
+        second=pair.second,
+        outcome=outcome,
+        ratio=ratio,
+        level=level,
+        interval=interval,
+        sentence=sentence,
+    )
 
 
-def _outcome(ratio: Ratio | None, unequal: Sequence[str]) -> Outcome:
-    if unequal:
-        return "NOT COMPARABLE"
-    if ratio is None or ratio.low is None or ratio.high is None or ratio.rounds < ROUNDS_FOR_CLAIM:
-        return "too few rounds"
-    if ratio.low > 1:
-        return "faster"
-    return "slower" if ratio.high < 1 else "no difference shown"
+def _confidence(level: float) -> str:
+    """In percent, rounded down where digits end: 96%, 99.73%, at most 99.99%."""
+    return f"{math.floor((1 - level) * 10_000 + 1e-6) / 100:g}%"

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
+from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.inputs import num_training_images
 from dpcompare.launch.run import run
 from dpcompare.results.events import Event
@@ -76,6 +77,11 @@ class Study(BaseModel):
     """Knobs of the fairness sheet that the study is about, which may therefore differ."""
     tried: dict[str, list[Tried]] = Field(default_factory=dict)
     """Arm -> the short runs that found its settings, where it was autotuned."""
+    looks: tuple[int, ...] = ()
+    """Rounds that it had, each time when its claims could be read and more were added: every such look makes those that
+    follow stricter."""
+    adding: bool = False
+    """Whether rounds are being added until intervals are narrow enough; nothing is claimed meanwhile."""
     stopped_by: str | None = None
     """Why no more rounds were added, where they are added until intervals are narrow enough."""
 
@@ -85,6 +91,11 @@ class Study(BaseModel):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"arms need names of their own, received {', '.join(twice)} more than once")
         return self
+
+    def extended(self, repeats: int) -> Study:
+        """The same study with more rounds, after its claims could be read, where it had enough for any."""
+        looks = (*self.looks, self.repeats) if self.repeats >= ROUNDS_FOR_CLAIM else self.looks
+        return self.model_copy(update={"repeats": repeats, "looks": looks})
 
     def order(self, number: int) -> list[Arm]:
         """The arms of a round (from 1), in the order in which they run."""
@@ -133,7 +144,7 @@ def open_study(study: Study, study_dir: Path) -> Study:
         differing = [
             name
             for name in Study.model_fields
-            if name not in ("dpcompare_version", "repeats", "subject", "tried", "stopped_by")
+            if name not in ("dpcompare_version", "repeats", "subject", "tried", "looks", "adding", "stopped_by")
             and getattr(there, name) != getattr(study, name)
         ]
         if major_minor(there.dpcompare_version) != major_minor(study.dpcompare_version):
@@ -145,9 +156,14 @@ def open_study(study: Study, study_dir: Path) -> Study:
                 f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same "
                 "arms, options and version to continue it, or choose another --out"
             )
+        # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
+        is_longer = study.repeats > there.repeats or (there.adding and not study.adding)
+        continued = there.extended(max(there.repeats, study.repeats)) if is_longer else there
         study = study.model_copy(
             update={
-                "repeats": max(there.repeats, study.repeats),
+                "repeats": continued.repeats,
+                "looks": continued.looks,
+                "adding": there.adding and study.adding,
                 # More rounds than there were are not those that an earlier limit ended.
                 "stopped_by": there.stopped_by if study.repeats <= there.repeats else None,
                 "subject": tuple(dict.fromkeys((*there.subject, *study.subject))),
@@ -253,8 +269,8 @@ def add_rounds(
 ) -> Study:
     """Run a study, then add rounds until its intervals are narrow enough or the time is up.
 
-    Looking at the intervals before deciding makes a false claim somewhat likelier than 5%, so the report says that
-    rounds were added.
+    Whether rounds are added depends on how wide the intervals are and not on where they lie, so it counts as one look
+    at the claims; until it has ended, nothing is claimed.
 
     Args:
         study: with enough rounds for an interval.
@@ -269,7 +285,10 @@ def add_rounds(
     """
     started_at = time.monotonic()
     asked_for = study.repeats
-    made_before = max((number for _, number, result in results(study, study_dir) if result), default=1)
+    made_before = max((number for _, number, result in results(study, study_dir) if result), default=0)
+    if made_before < asked_for:
+        study = study.model_copy(update={"adding": True})
+    made_before = max(1, made_before)
     for number in range(made_before, asked_for + 1):
         if number > made_before and time.monotonic() - started_at >= budget_seconds:
             break
@@ -286,11 +305,12 @@ def add_rounds(
             reached = f"the widest interval is {width:.1%}" if width < math.inf else "there are too few for an interval"
             reason = f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
         else:
-            study = study.model_copy(update={"repeats": study.repeats + 1})
+            more = study if study.adding else study.extended(study.repeats)
+            study = more.model_copy(update={"repeats": study.repeats + 1, "adding": True})
             study.save(study_dir)
             run_study(study, study_dir, watcher, report_from=study.repeats)
             continue
-        study = study.model_copy(update={"stopped_by": reason})
+        study = study.model_copy(update={"adding": False, "stopped_by": reason})
         study.save(study_dir)
         return study
 

@@ -56,6 +56,10 @@ FIGURES: dict[str, Column] = {
         cell=lambda row: figure(row.images_per_second),
         explanation="of all replicas, by the slowest process, over the measured steps; median of the rounds",
     ),
+    "steady": Column(
+        cell=lambda row: figure(row.steady_images_per_second),
+        explanation="images/s of the median tenth of the measured steps, which a stall leaves alone: ratios are of it",
+    ),
     "jitter": Column(
         cell=lambda row: figure(row.jitter),
         explanation="1.4826 x median absolute deviation of images/s over the rounds",
@@ -116,10 +120,10 @@ def as_csv(comparison: Comparison) -> str:
     """One line per run."""
     text = io.StringIO()
     writer = csv.writer(text)
-    writer.writerow(["arm", "framework", "mode", "replicas", "round", "position", "images_per_second", "run_dir"])
+    speeds = ("images_per_second", "steady_images_per_second")
+    writer.writerow(["arm", "framework", "mode", "replicas", "round", "position", *speeds, "run_dir"])
     for row in comparison.arms:
         for shown in row.rounds_shown:
-            speed = "" if shown.images_per_second is None else shown.images_per_second
             writer.writerow(
                 [
                     _plain(row.name),
@@ -128,7 +132,7 @@ def as_csv(comparison: Comparison) -> str:
                     row.num_replicas,
                     shown.number,
                     shown.position,
-                    speed,
+                    *("" if (speed := getattr(shown, name)) is None else speed for name in speeds),
                     _plain(shown.run_dir),
                 ]
             )
@@ -155,6 +159,7 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
+        lines += [f"- STALLED {_escaped(row.name)}: {_escaped(stall)}" for stall in row.stalls]
         lines += [f"- SLOWED DOWN {_escaped(row.name)}: {_escaped(slowdown)}" for slowdown in row.slowdowns]
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
@@ -209,15 +214,29 @@ class Condition:
             yield row.name, value if self.subject == "efficiency" else getattr(row, self.subject)
 
 
+@dataclass(frozen=True)
+class Unstable:
+    """The condition of --fail-if that has no figure: a run has stalled."""
+
+    def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
+        """A line for every run that has stalled, and for every arm that has no run."""
+        for row in comparison.arms:
+            if not row.rounds:
+                yield f"unstable cannot be judged for {row.name}"
+            yield from (f"unstable holds for {row.name}: {stall}" for stall in row.stalls)
+
+
 _CONDITION_SUBJECTS = ("ratio", "efficiency", "accuracy", "images_per_second")
 
 
-def parse_condition(text: str) -> Condition:
-    """`ratio<0.97` as a condition.
+def parse_condition(text: str) -> Condition | Unstable:
+    """`ratio<0.97` or `unstable` as a condition.
 
     Raises:
         RequestError: it is none.
     """
+    if text.strip() == "unstable":
+        return Unstable()
     match = re.fullmatch(r"\s*(\w+)\s*(<|>)\s*([0-9.eE+-]+)\s*", text)
     try:
         limit = float(match[3]) if match else float("nan")
@@ -226,7 +245,7 @@ def parse_condition(text: str) -> Condition:
     if match is None or match[1] not in _CONDITION_SUBJECTS or limit != limit:
         raise RequestError(
             f"--fail-if: received {text!r}, expected FIGURE<NUMBER or FIGURE>NUMBER with FIGURE one of "
-            f"{', '.join(_CONDITION_SUBJECTS)}, such as ratio<0.97"
+            f"{', '.join(_CONDITION_SUBJECTS)}, such as ratio<0.97; or unstable"
         )
     below = match[2] == "<"
     return Condition(text, match[1], lambda value: value < limit if below else value > limit)

@@ -178,7 +178,7 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="ratios",
         title="Ratios",
-        explanation="Right of 1 the first of a pair is faster. A bar is the 95% interval over the rounds; where it "
+        explanation="Right of 1 the first of a pair is faster. A bar is the interval of its sentence; where it "
         "touches 1, no difference is shown. Without a bar there are too few rounds.",
         chart=_intervals(alt, data).properties(width=WIDTH, height=40 * len(data) + 20),
     )

@@ -2,13 +2,19 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.modes import MODES
+from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.events import EventLog, StepsTrained, read_events
+from dpcompare.results.run_dir import event_path
 from stress.injection import write_sitecustomize
+from tests.support.command import invoke
 from tests.support.marks import with_mark
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=8, warmup_steps=2)
@@ -90,6 +96,35 @@ def test_a_mode_runs_and_records_what_it_was(launched, arm):
         for local_rank in range(per_node):
             assert (run_dir / "logs" / f"node{node}-process{local_rank}.log").is_file()
             assert (run_dir / f"process-{node * per_node + local_rank}.json").is_file()
+
+
+@pytest.mark.torch
+def test_a_stall_of_a_real_run_is_told_by_report(launched, tmp_path):
+    """Process 1 took 20 s for step 6, as far as its events tell."""
+    arm = ("torch", "ddp", 2, 1)
+    shutil.copytree(launched(*arm)[1], tmp_path / "run")
+    told = read_events(tmp_path / "run", 2)
+    for rank in range(2):
+        event_path(tmp_path / "run", rank).unlink()
+        log, last_step = EventLog(tmp_path / "run", rank), 0
+        for event in (event for event in told if event.process_rank == rank):
+            written = event
+            if isinstance(event, StepsTrained):
+                steps = range(last_step + 1, event.step + 1)
+                taken = zip(steps, event.step_seconds, strict=True)
+                planted = [20.0 if (rank, step) == (1, 6) else seconds for step, seconds in taken]
+                written, last_step = replace(event, step_seconds=planted), event.step
+            log.append(written)
+        log.close()
+    config = RunConfig.load(tmp_path / "run" / "config.json")
+    end = LaunchEnd(status="completed", error=None, started_at=told[0].time, ended_at=told[-1].time)
+    aggregate(config, tmp_path / "run", end).save(tmp_path / "run")
+    done = invoke("report", tmp_path / "run", "--fail-if", "unstable")
+    assert done.code == 3
+    assert re.search(r"round 1: step 6 took 20\.0 s, median \S+ s; without it \S+ images/s", done.stderr)
+    assert "STALLED torch ddp 2x1: round 1: step 6 took" in done.stdout
+    quiet = invoke("report", launched(*arm)[1], "--fail-if", "unstable")
+    assert (quiet.code, "STALLED" in quiet.stdout) == (0, False)
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dpcompare.experiments.statistics import claim, jitter, paired_ratio
+from dpcompare.experiments.statistics import Pair, Plan, claims_of, holm, jitter, paired_ratio
+from stress import check_statistics as calibration
 
 
 def simulated(rounds, ratio=1.0, noise=0.03, drift=0.3, seed=0):
@@ -14,28 +15,34 @@ def simulated(rounds, ratio=1.0, noise=0.03, drift=0.3, seed=0):
     return first.tolist(), second.tolist()
 
 
+def claim(first, second, speeds, *, unequal=(), plan=Plan()):  # noqa: B008 (it is frozen)
+    """Of two arms alone."""
+    return claims_of([Pair(first=first, second=second, ratio=paired_ratio(*speeds), unequal=unequal)], plan)[0]
+
+
 @pytest.mark.parametrize("rounds", [5, 8])
 def test_the_interval_covers_the_truth_in_95_of_100_studies(rounds):
     covered = 0
     for seed in range(2000):
         found = paired_ratio(*simulated(rounds, ratio=1.1, seed=seed))
-        covered += found.low <= 1.1 <= found.high
+        low, high = found.interval(0.05)
+        covered += low <= 1.1 <= high
     assert 0.935 < covered / 2000 < 0.965
 
 
 def test_an_arm_against_itself_is_rarely_called_different():
-    outcomes = [claim("a", "b", simulated(6, seed=seed), unequal=[]).outcome for seed in range(1000)]
-    assert 0.03 < np.mean([outcome != "no difference shown" for outcome in outcomes]) < 0.07
+    outcomes = [claim("a", "b", simulated(6, seed=seed)).outcome for seed in range(1000)]
+    assert 0.03 < np.mean([outcome != "no difference shown" for outcome in outcomes]) < 0.06
 
 
 def test_what_drifts_from_round_to_round_cancels():
     found = paired_ratio([100.0, 50.0, 200.0, 80.0, 120.0], [80.0, 40.0, 160.0, 64.0, 96.0])
-    assert (found.value, found.low, found.high) == pytest.approx((1.25, 1.25, 1.25))
+    assert (found.value, *found.interval(0.05)) == pytest.approx((1.25, 1.25, 1.25))
 
 
 def test_rounds_that_lack_an_arm_are_left_out():
     found = paired_ratio([100.0, None, 120.0], [50.0, 70.0, 60.0])
-    assert (found.value, found.rounds, found.low) == (pytest.approx(2.0), 2, None)
+    assert (found.value, found.rounds, found.interval(0.05)) == (pytest.approx(2.0), 2, None)
     assert paired_ratio([None], [1.0]) is None
 
 
@@ -51,29 +58,110 @@ SLIGHTLY_OFF = [101.0, 99.5, 100.0, 99.0, 101.5, 100.0]
 
 
 @pytest.mark.parametrize(
-    ("speeds", "unequal", "sentence"),
+    ("speeds", "unequal", "plan", "sentence"),
     [
-        ((FASTER, SIX), [], "a is 1.300 times as fast as b: faster (95% interval 1.284 to 1.315, 6 rounds)."),
-        ((SIX, FASTER), [], "a is 0.769 times as fast as b: slower (95% interval 0.760 to 0.779, 6 rounds)."),
+        (
+            (FASTER, SIX),
+            [],
+            Plan(),
+            "a is 1.300 times as fast as b in steady speed: faster (96% interval 1.283 to 1.316, 6 rounds).",
+        ),
+        (
+            (SIX, FASTER),
+            [],
+            Plan(),
+            "a is 0.769 times as fast as b in steady speed: slower (96% interval 0.760 to 0.779, 6 rounds).",
+        ),
+        (
+            (FASTER, SIX),
+            [],
+            Plan(looks=1),
+            "a is 1.300 times as fast as b in steady speed: faster (99.2% interval 1.274 to 1.325, 6 rounds).",
+        ),
         (
             (SLIGHTLY_OFF, SIX),
             [],
-            "a against b: no difference shown, ratio 1.001 (95% interval 0.986 to 1.017, 6 rounds).",
+            Plan(),
+            "a against b: no difference shown, ratio 1.001 of steady speed (96% interval 0.985 to 1.018, 6 rounds).",
         ),
         (
             (FASTER[:3], SIX[:3]),
             [],
+            Plan(),
             "a against b: too few rounds to claim anything, 3 rounds of 6 (measured ratio 1.300).",
         ),
-        ((FASTER, SIX), ["precision"], "a and b are NOT COMPARABLE: precision differs."),
-        ((FASTER, SIX), ["precision", "TF32"], "a and b are NOT COMPARABLE: precision, TF32 differ."),
+        (
+            (FASTER, SIX),
+            [],
+            Plan(rounds=12),
+            "a against b: too few rounds to claim anything, 6 rounds of 12 (measured ratio 1.300).",
+        ),
+        (
+            (FASTER, SIX),
+            [],
+            Plan(adding=True),
+            "a against b: too few rounds to claim anything, 6 rounds, and more are being added (measured ratio 1.300).",
+        ),
+        ((FASTER, SIX), ["precision"], Plan(), "a and b are NOT COMPARABLE: precision differs."),
+        ((FASTER, SIX), ["precision", "TF32"], Plan(), "a and b are NOT COMPARABLE: precision, TF32 differ."),
     ],
 )
-def test_the_five_sentences(speeds, unequal, sentence):
-    assert claim("a", "b", speeds, unequal=unequal).sentence == sentence
+def test_the_five_sentences(speeds, unequal, plan, sentence):
+    assert claim("a", "b", speeds, unequal=unequal, plan=plan).sentence == sentence
 
 
 def test_five_rounds_have_an_interval_but_no_claim():
-    made = claim("a", "b", (FASTER[:5], SIX[:5]), unequal=[])
+    made = claim("a", "b", (FASTER[:5], SIX[:5]))
     assert made.outcome == "too few rounds"
-    assert made.ratio.low > 1
+    assert made.interval[0] > 1
+
+
+def test_holm_judges_the_clearest_first_and_stops_where_one_is_not_clear():
+    assert holm([0.001, 0.2, 0.014, 0.02], 0.04) == pytest.approx([0.04 / 4, 0.04 / 3, 0.04 / 3, 0.04 / 3])
+    assert holm([0.001, 0.2, 0.011, 0.04], 0.04) == pytest.approx([0.04 / 4, 0.04 / 2, 0.04 / 3, 0.04 / 2])
+    assert holm([0.5], 0.04) == [0.04]
+    assert holm([], 0.04) == []
+
+
+def test_all_looks_together_spend_what_is_allowed():
+    levels = [Plan(looks=looks).level for looks in range(40)]
+    assert levels[:3] == pytest.approx([0.04, 0.008, 0.0016])
+    assert sum(levels) == pytest.approx(0.05)
+
+
+def test_an_interval_leaves_1_out_where_something_is_claimed_and_only_there():
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        speeds = 100 * np.exp(0.02 * generator.standard_normal((8, 6)) + np.linspace(0, 0.1, 6))
+        pairs = [
+            Pair(first=str(a), second=str(b), ratio=paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist()))
+            for a in range(6)
+            for b in range(a)
+        ]
+        for made in claims_of(pairs, Plan(rounds=8)):
+            assert (made.outcome != "no difference shown") == (not made.interval[0] <= 1 <= made.interval[1])
+
+
+@pytest.fixture(scope="module")
+def calibrated():
+    """Both rules on the same 100 simulated studies of each kind."""
+    names = ("normal", "stalls: 1 run in 10 at 0.2x by one step")
+    return [calibration.measured(calibration.NOISES[name], studies=100, seed=2) for name in names]
+
+
+def test_six_equal_arms_are_rarely_told_apart(calibrated):
+    for found in calibrated:
+        assert max(found["now"].false_of_six_arms) < 0.1  # 5%, and what 100 studies may have by chance
+    assert min(calibrated[0]["before"].false_of_six_arms) > 0.25
+
+
+def test_a_round_added_until_a_claim_appears_does_not_make_one(calibrated):
+    for found in calibrated:
+        assert found["now"].false_by_hand < 0.1
+    assert calibrated[0]["before"].false_by_hand > 0.1
+
+
+def test_stalls_do_not_hide_ten_percent(calibrated):
+    stalls = calibrated[1]
+    assert min(stalls["now"].true_of_pair) > 0.95
+    assert max(stalls["before"].true_of_pair) < 0.5

@@ -17,7 +17,10 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments import study as studies
+from dpcompare.experiments.collection import collect
+from dpcompare.experiments.statistics import Plan
 from dpcompare.experiments.study import Arm, Study, ablated, estimate_seconds, open_study
+from tests.experiments.test_fairness import result
 from tests.support.command import dpcompare, invoke, start
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
@@ -369,6 +372,31 @@ def test_another_terminal_can_watch(finished):
     assert dpcompare("watch", folder.parent).code == 2
 
 
+def test_more_rounds_by_hand_are_another_look(tmp_path):
+    open_study(study(repeats=3), tmp_path)
+    assert open_study(study(repeats=6), tmp_path).looks == ()  # three rounds claim nothing
+    assert open_study(study(repeats=6), tmp_path).looks == ()  # continued, not extended
+    assert open_study(study(repeats=12), tmp_path).looks == (6,)
+    assert open_study(study(repeats=13), tmp_path).looks == (6, 12)
+    assert Study.load(tmp_path).looks == (6, 12)
+
+
+def test_adding_rounds_is_one_look_unless_it_is_broken_off(tmp_path):
+    open_study(study(repeats=7, adding=True), tmp_path)
+    resumed = open_study(study(repeats=6, adding=True), tmp_path)
+    assert (resumed.repeats, resumed.adding, resumed.looks) == (7, True, ())
+    broken_off = open_study(study(repeats=6), tmp_path)
+    assert (broken_off.repeats, broken_off.adding, broken_off.looks) == (7, False, (7,))
+
+
+def test_a_collected_study_claims_nothing_before_its_rounds_are_made(tmp_path):
+    begun = study(repeats=8, looks=(6,))
+    begun.save(tmp_path)
+    begun.run_dir(tmp_path, 1, begun.arms[0]).mkdir(parents=True)
+    result().save(begun.run_dir(tmp_path, 1, begun.arms[0]))
+    assert collect([tmp_path]).arms[0].plan == Plan(rounds=8, looks=1)
+
+
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
@@ -392,12 +420,22 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
         begun, tmp_path, studies.Watcher(), wide=lambda folder: next(widths), until=0.02, budget_seconds=1e9
     )
     assert made == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert ended.repeats == 8
+    assert (ended.repeats, ended.looks, ended.adding) == (8, (), False)
     assert ended.stopped_by == "every interval is within 1.9% (2.0% asked for)"
     ended = studies.add_rounds(
         begun, tmp_path, studies.Watcher(), wide=lambda folder: None, until=0.02, budget_seconds=1e9
     )
     assert (ended.repeats, ended.stopped_by) == (6, "no two arms that run may be compared")
+
+
+def test_rounds_that_are_added_to_a_finished_study_are_another_look(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "run_study", lambda study, *arguments, **options: None)
+    monkeypatch.setattr(studies, "results", lambda study, folder: [(study.arms[0], 6, result())])
+    widths = iter([0.05, 0.03, 0.019])
+    ended = studies.add_rounds(
+        study(repeats=6), tmp_path, studies.Watcher(), wide=lambda folder: next(widths), until=0.02, budget_seconds=1e9
+    )
+    assert (ended.repeats, ended.looks) == (8, (6,))
 
 
 @pytest.mark.parametrize(
