@@ -127,7 +127,8 @@ class RunOptions:
         "afresh.  [default: random]",
     )
     dataset: str | None = _workload(
-        help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits]"
+        help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits; "
+        "on GPUs synthetic]"
     )
     image_size: int | None = _workload(
         type=int, help="Side of the square input in pixels.  [default: 64; on GPUs the model's own]"

@@ -88,7 +88,7 @@ REFUSED = {
     "epochs and steps": ([*TORCH, "--epochs", "1", "--steps", "9"], "received both epochs=1 and steps=9"),
     "float16": (
         [*TORCH, "--precision", "float16"],
-        "'--precision': float16 needs losses that are scaled.*use bfloat16",
+        "'--precision': float16 needs scaled losses.*use bfloat16",
     ),
     "float16 in the config file": (
         [*TORCH, "--config", "float16.toml"],
@@ -193,6 +193,7 @@ def test_with_json_a_refusal_is_one_object():
 
 
 ON_GPUS = {
+    "dataset": "synthetic",
     "image_size": "the model's own",
     "global_batch_size": f"{IMAGES_PER_REPLICA} per replica",
     "epochs": f"{WARMUP_STEPS + MEASURED_STEPS} steps",
