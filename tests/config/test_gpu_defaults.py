@@ -113,3 +113,12 @@ def test_a_study_with_an_arm_on_the_cpu_has_the_workload_of_the_cpu(install_gpus
     refused = invoke("compare", "--dry-run", *arms)
     assert refused.code == 2
     assert "torch:dp on 1 node x 3 devices: global_batch_size: received 32" in refused.stderr
+
+
+@pytest.mark.torch
+def test_the_time_of_a_study_is_guessed_from_gpus(install_gpus):
+    install_gpus()
+    asked = ("compare", "--dry-run", "--json", "--arm", "torch:single", "--arm", "torch:ddp")
+    on_gpus = invoke(*asked).json["estimated_seconds"]
+    workload = ("--image-size", "260", "--global-batch-size", "128", "--steps", "200", "--warmup-steps", "30")
+    assert on_gpus < invoke(*asked, *workload, "--device", "cpu").json["estimated_seconds"] / 10
