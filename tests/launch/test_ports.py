@@ -1,18 +1,19 @@
 """Who can reach a run: listening sockets while it lasts, and a network of its own."""
 
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.errors import RequestError
-from dpcompare.results.events import StepsTrained
 from dpcompare.system.network_namespace import isolated
 from tests.conftest import _children
 from tests.support.command import invoke
 
 WORKLOAD = Workload(model="mlp", image_size=8, steps=6, warmup_steps=0)
+SECONDS_BETWEEN_LOOKS = 0.05
 
 
 def config(framework, mode, nodes, **changes):
@@ -42,16 +43,24 @@ def _readable(address):
     return socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words)
 
 
-def sockets_of(request, run_dir, then=lambda found: None):
-    """All listening sockets seen while a run lasts."""
-    found = set()
+def sockets_of(request, run_dir, then=lambda new: None):
+    """All listening sockets seen while a run lasts; `then` gets each while it is there."""
+    found, ended = set(), threading.Event()
 
-    def look(event):
-        found.update(listening())
-        if isinstance(event, StepsTrained):
-            then(found)
+    def look():
+        while not ended.wait(SECONDS_BETWEEN_LOOKS):
+            new = listening() - found
+            then(new)
+            found.update(new)
 
-    assert run(request, run_dir, observe=look).status == "completed"
+    # Not only when an event is observed: that of a short run may be read when its processes have ended already.
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        assert run(request, run_dir, observe=lambda event: found.update(listening())).status == "completed"
+    finally:
+        ended.set()
+        looking.join()
     return found
 
 
@@ -73,8 +82,8 @@ def test_tensorflow_listens_on_loopback_only_in_a_network_of_its_own(tmp_path):
         pytest.skip(f"no network namespaces here: {error}")
     reached = []
 
-    def connect(found):
-        for _, port in found:
+    def connect(new):
+        for _, port in new:
             with socket.socket() as outside:
                 reached.append(outside.connect_ex(("127.0.0.1", port)) == 0)
 
