@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     default=",".join(FRAMEWORKS),
     show_default=True,
     metavar="LIST",
-    help="The frameworks to make usable.",
+    help="The frameworks to install.",
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cpu", "gpu"]),
     default="auto",
     show_default=True,
-    help="What they are to use; auto: GPUs where there are any. gpu: also on a machine without, for others.",
+    help="auto: for GPUs if there are any. gpu: for GPUs, even where there are none, as on a login node.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be made, and make nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be installed, and install nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
-    """Make both frameworks usable here, where they are not yet.
+    """Install the frameworks that are not usable yet.
 
-    A framework that this interpreter can use is left where it is. Any other gets an environment of its own, made with
-    uv where that is installed and with venv and pip otherwise, which all other commands find by themselves.
-    An interrupted set-up goes on when the command is repeated. DPCOMPARE_ENVIRONMENTS_DIR names another folder for the
-    environments, here and for all commands. Exit code 3: a framework cannot be used all the same.
+    A framework that works in this environment stays there. Any other gets an environment of its own, made with uv if it
+    is installed and with venv and pip otherwise; the other commands find it by themselves. Run it again to continue an
+    interrupted set-up. DPCOMPARE_ENVIRONMENTS_DIR names another folder for the environments, for all commands. Exit
+    code 3: a framework still cannot be used.
     """
     from dpcompare.launch.setup import make, needs, require_space
 
@@ -49,10 +49,10 @@ def setup(frameworks: str, device: str, dry_run: bool, as_json: bool) -> int:
         _say(need)
     if not dry_run:
         require_space(to_make)
-        found = [make(need) if need.requirements else need for need in found]
-        for need in found:
-            if need.framework in [made.framework for made in to_make]:
-                _say(need)
+        made = {need.framework: make(need) for need in to_make}
+        found = [made.get(need.framework, need) for need in found]
+        for need in made.values():
+            _say(need)
     if as_json:
         print_json({"frameworks": [{**dataclasses.asdict(need), "usable": need.is_met} for need in found]})
     return 0 if dry_run or all(need.is_met for need in found) else EXIT_NEGATIVE
@@ -88,6 +88,6 @@ def _say(need: Need) -> None:
         size = sizes(need)
         click.echo(
             f"  {installer_name()} makes an environment for it, {need.python}, with {' '.join(need.requirements)}; "
-            f"up to {size.download:.0f} GB to download, {size.on_disk:.0f} GB on disk",
+            f"about {size.download:.0f} GB to download, {size.on_disk:.0f} GB on disk",
             err=True,
         )

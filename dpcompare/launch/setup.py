@@ -1,7 +1,7 @@
 """The environments of the frameworks: which interpreter each has here, and how one that is missing is made.
 
-Each framework gets an environment of its own, since the CUDA wheels of two frameworks overwrite each other's files, but
-where the interpreter that runs dpcompare can use it.
+A framework that the interpreter which runs dpcompare can use stays there. Any other gets an environment of its own,
+since the CUDA wheels of two frameworks overwrite each other's files.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dpcompare.system.json_files import write_document
 
 
 class _Record(BaseModel):
-    """What stands beside an environment of ours, from before its folder is made until after it is removed."""
+    """What stands beside an environment that dpcompare makes, from before its folder is made."""
 
     requirements: tuple[str, ...]
     """As pip takes them on its command line."""
@@ -81,14 +81,14 @@ class PythonEnvironment:
         for argv in self._commands(requirements):
             if status := run_command(argv, seconds=inf, shown=True).returncode:
                 raise RunFailedError(
-                    f"{' '.join(argv)} ended with status {status}, see above; run the same command to continue with "
-                    "what has been downloaded",
+                    f"{' '.join(argv)} ended with status {status}, see above; run `dpcompare setup` again to "
+                    "continue with what has been downloaded",
                     str(self.folder),
                 )
         write_document(record.model_copy(update={"finished": True}), self._record_file)
 
     def _commands(self, requirements: Sequence[str]) -> list[list[str]]:
-        """What makes it."""
+        """Command lines that create it and install into it."""
         if installer_name() == "uv":
             return [
                 # --seed: with pip, which other advice of ours asks for.
@@ -108,5 +108,5 @@ class PythonEnvironment:
 
 
 def installer_name() -> str:
-    """Of what makes an environment here: `uv`, or `pip`."""
+    """The installer that environments are made with here: `uv`, or `pip`."""
     return "uv" if shutil.which("uv") else "pip"

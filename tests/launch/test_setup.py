@@ -78,7 +78,7 @@ def test_a_machine_with_gpus_gets_an_environment_for_each_framework(environments
     assert done.code == 0, done.stderr
     for framework, extras in (("torch", "torch,fabric,accelerate"), ("tensorflow", "tensorflow-cuda")):
         assert f"{framework}: {sys.executable} has no {framework}" in done.stderr
-        assert f"{framework}/bin/python, with dpcompare[{extras}]=={__version__}; up to" in done.stderr
+        assert f"{framework}/bin/python, with dpcompare[{extras}]=={__version__}; about" in done.stderr
     expected = {framework: str(environments / framework / "bin" / "python") for framework in ("torch", "tensorflow")}
     assert {need["framework"]: need["python"] for need in done.json["frameworks"]} == expected
     assert all(need["usable"] for need in done.json["frameworks"])
@@ -113,7 +113,7 @@ def test_an_interrupted_set_up_goes_on(environments, index):
     failed = invoke("setup", "--device", "cpu")
     assert failed.code == 1
     assert "uv pip install" in failed.stderr
-    assert "run the same command to continue" in failed.stderr
+    assert "run `dpcompare setup` again to continue" in failed.stderr
     assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
     torch = (environments / "torch.json").stat().st_mtime_ns
 
