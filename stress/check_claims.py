@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
-from dpcompare.experiments.analysis import Comparison, analyse
+from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.study import Arm, Study, Watcher, ablated, open_study, run_study
 from stress.injection import interpreter_with
 

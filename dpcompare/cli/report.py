@@ -13,7 +13,7 @@ from dpcompare.cli.output import EXIT_NEGATIVE, stdout_console
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
-    from dpcompare.experiments.analysis import Comparison
+    from dpcompare.experiments.comparison import Comparison
     from dpcompare.results.result import RunResult
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.errors import RequestError
-from dpcompare.experiments.analysis import ArmRow, Comparison
+from dpcompare.experiments.comparison import ArmRow, Comparison
 from dpcompare.system.terminal_text import printable
 
 MIB = 1024 * 1024

@@ -7,7 +7,7 @@ import hashlib
 import re
 from importlib.resources import files
 
-from dpcompare.experiments.analysis import Comparison
+from dpcompare.experiments.comparison import Comparison
 from dpcompare.report import plots
 from dpcompare.report.formats import columns
 from dpcompare.system.terminal_text import printable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcompare.config.modes import MODES
 from dpcompare.errors import RequestError
-from dpcompare.experiments.analysis import ArmRow, Comparison, Efficiency
+from dpcompare.experiments.comparison import ArmRow, Comparison, Efficiency
 
 if TYPE_CHECKING:
     import altair

@@ -1,0 +1,158 @@
+"""What a study shows: one document that terminal, HTML, Markdown, CSV and JSON render."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare._version import __version__
+from dpcompare.experiments.statistics import Outcome
+
+
+class _Shown(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Round(_Shown):
+    """One run of an arm."""
+
+    number: int
+    position: int
+    images_per_second: float | None
+    steady_images_per_second: float | None
+    run_dir: str
+
+
+class Efficiency(_Shown):
+    """How much of n times the speed of one device n devices reach."""
+
+    kind: str
+    """`strong`: the same global batch as one device. `weak`: the same batch per replica."""
+    num_devices: int
+    value: float
+    suspicious: bool
+    """Above 105%: look for an unfair baseline before believing it."""
+
+
+class Curve(_Shown):
+    """The training loss over the steps, thinned out; None where it was not finite."""
+
+    steps: list[int]
+    losses: list[float | None]
+
+
+class ArmRow(_Shown):
+    """One arm as it is shown: a run config trained once per round; figures are medians over its completed rounds."""
+
+    name: str
+    source: str
+    """The study that it was measured in; empty for a single run."""
+    framework: str
+    mode: str
+    num_nodes: int
+    devices_per_node: int
+    num_replicas: int
+    device_type: str
+    emulated: bool
+    pipeline: str | None
+    """Name of its pipeline, the same for arms that differ in their micro-batches alone; None where it has none."""
+    micro_batches: int
+    """Per step and replica."""
+    rounds: int
+    images_per_second: float | None
+    steady_images_per_second: float | None
+    """Without stalls; see `RunResult`. Ratios are of this speed."""
+    jitter: float | None
+    """1.4826 x MAD of images per second over the rounds; None for a single round."""
+    step_ms: float | None
+    step_p95_ms: float | None
+    data_wait_fraction: float | None
+    """Fraction of a step spent waiting for data."""
+    time_to_first_step_seconds: float | None
+    memory_bytes: float | None
+    gpu_memory_bytes: float | None
+    """Peak of all GPUs together; None on the CPU."""
+    joules_per_image: float | None
+    """None where the devices count no energy."""
+    accuracy: float | None
+    last_loss: float | None
+    step_parts_ms: dict[str, float]
+    """A mean step in parts: waiting for data, communication where it was measured, computing; and other, what the loop
+    does between two steps, which images per second leave out."""
+    communication_ms: float | None
+    """What gradient sync adds to a mean step; None where that was not measured."""
+    efficiency: Efficiency | None
+    rounds_shown: list[Round]
+    loss_curve: Curve
+    stalls: list[str]
+    """A sentence per run of which slow steps have taken much of the measured time."""
+    slowdowns: list[str]
+    """A sentence per GPU and round that heat or the supply of power has slowed down."""
+    failures: list[str]
+    ablation_failures: list[str]
+    """Of the runs without gradient sync, which measure what it costs and nothing else."""
+
+    @property
+    def all_failures(self) -> list[str]:
+        return self.failures + [f"without gradient sync, {failure}" for failure in self.ablation_failures]
+
+
+class KnobRow(_Shown):
+    """One knob of the fairness sheet, with a value per arm that has a completed run."""
+
+    knob: str
+    values: list[str]
+    equal: bool
+    reason: bool
+    """Whether it makes the arms not comparable."""
+
+
+class ClaimRow(_Shown):
+    """One of the five sentences, and its figures."""
+
+    first: str
+    second: str
+    outcome: Outcome
+    ratio: float | None
+    """Of the steady images per second."""
+    low: float | None
+    high: float | None
+    confidence: float | None
+    """Of the interval from `low` to `high`: that at which this pair is judged, which all pairs and looks share."""
+    standard_error: float | None
+    """Of the logarithm of the ratio."""
+    rounds: int
+    loss_difference: float | None
+    """The largest difference of the training loss of a step, between the first completed runs of both."""
+    diverged_at: int | None
+    """First step, from 1, at which the loss of one of them is finite and that of the other is not."""
+    accuracy_difference: float | None
+    """Between their last evaluations."""
+    sentence: str
+
+
+class Comparison(_Shown):
+    """Everything that a report shows."""
+
+    schema_version: int = 3
+    """Changes where a key changes its name or meaning; 1 had `waiting_share` for `data_wait_fraction`, 2 ratios
+    of mean speeds, each judged at 95%."""
+    dpcompare_version: str = __version__
+    partial: bool
+    """Whether rounds are missing."""
+    repeats: int
+    order_seed: int | None
+    stopped_by: str | None
+    """Why no more rounds were added, where the study added them until its intervals were narrow enough."""
+    look_level: float
+    """Probability of a false claim that this look at the study may have, all its pairs together."""
+    subject: list[str]
+    headline: str
+    agreement: str | None
+    """How closely the arms that may be compared have trained."""
+    verdict: str
+    """Of the fairness sheet over all arms."""
+    summary: str
+    reasons: list[str]
+    knobs: list[KnobRow]
+    arms: list[ArmRow]
+    claims: list[ClaimRow]
