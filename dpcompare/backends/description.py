@@ -13,7 +13,6 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import source_sha256
-from dpcompare.system.devices import available_cores
 from dpcompare.system.import_path import is_custom
 
 
@@ -76,7 +75,6 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "steps_per_window": config.window,
         "allocator": _allocator(),
         "environment": speed_variables(),
-        "cores": available_cores(),
     }
 
 

@@ -232,6 +232,10 @@ KNOBS: dict[str, Knob] = {
     "gradient buckets": Knob(value=_setting("gradient_buckets")),
     # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
     "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),
+    # A process with GPUs of several NUMA nodes cannot be bound to one: a price of the mode.
+    "bound to cores near the GPUs": Knob(
+        value=lambda r: sum(len(node.bound_to_cores) for node in r.nodes) or "no process"
+    ),
     "versions": Knob(value=lambda r: r.versions),
 }
 

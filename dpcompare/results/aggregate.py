@@ -122,6 +122,7 @@ def _nodes(records: Sequence[ProcessRecord]) -> list[NodeRecord]:
             device_names=[name for record in local for name in record.device_names],
             versions=local[0].versions,
             gpus=[gpu for record in local for gpu in record.gpus],
+            bound_to_cores=[record.bound_to_cores for record in local if record.bound_to_cores],
         )
         for rank, local in sorted(of_node.items())
     ]

@@ -33,6 +33,8 @@ class ProcessRecord(BaseModel):
     host: str
     device_names: list[str]
     threads: int
+    bound_to_cores: str | None = None
+    """Those near its GPUs, as ranges, where it was bound to them; None where it could run on all."""
     collective: str
     """What carried the gradients: nccl, gloo, ring, threads, or none for one replica."""
     settings: dict[str, Any]
@@ -90,6 +92,8 @@ class NodeRecord(BaseModel):
     device_names: list[str]
     versions: dict[str, str]
     gpus: list[GpuState] = []
+    bound_to_cores: list[str] = []
+    """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
 
 
 class Evaluation(BaseModel):

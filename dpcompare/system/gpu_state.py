@@ -160,6 +160,20 @@ def read_again(states: Iterable[GpuState]) -> list[GpuState]:
     ]
 
 
+def near_numa_nodes(devices: Sequence[str]) -> list[set[int]]:
+    """Of each GPU, as CUDA_VISIBLE_DEVICES names it, the NUMA nodes near it; none where NVML does not tell."""
+    try:
+        installed = gpus_by_nvml()
+    except RuntimeError:
+        return [set() for _ in devices]
+    uuids = [device_id(device, installed) for device in devices]
+    return [set(_numa_nodes(_physical(uuid)) or ()) if uuid else set() for uuid in uuids]
+
+
+def _numa_nodes(gpu: Any) -> list[int] | None:
+    return _set_bits(_ask("nvmlDeviceGetMemoryAffinity", gpu, NODE_WORDS, NODE_SCOPE))
+
+
 def _ask(function: str, *arguments: Any) -> Any:
     """What NVML answers; None where it does not: not for this GPU, not to this user, or not in this release of it."""
     import pynvml
@@ -183,7 +197,6 @@ def _physical(uuid: str) -> Any:
 def _state(device: str, uuid: str, peers: Sequence[str]) -> GpuState:
     handle, gpu = _handle(uuid), _physical(uuid)
     memory = _ask("nvmlDeviceGetMemoryInfo", handle)
-    nodes = _set_bits(_ask("nvmlDeviceGetMemoryAffinity", gpu, NODE_WORDS, NODE_SCOPE))
     cpus = _set_bits(_ask("nvmlDeviceGetCpuAffinity", gpu, CPU_WORDS))
     return GpuState(
         device=device,
@@ -195,8 +208,8 @@ def _state(device: str, uuid: str, peers: Sequence[str]) -> GpuState:
         persistence_mode=_enabled(_ask("nvmlDeviceGetPersistenceMode", gpu)),
         ecc=_enabled(_ask("nvmlDeviceGetEccMode", gpu)),
         mig=_enabled(_ask("nvmlDeviceGetMigMode", gpu)),
-        numa_nodes=nodes,
-        cpus=_ranges(cpus) if cpus else None,
+        numa_nodes=_numa_nodes(gpu),
+        cpus=in_ranges(cpus) if cpus else None,
         links={peer: _link(gpu, _physical(peer)) for peer in peers if peer != uuid},
         before=_reading(gpu),
     )
@@ -249,10 +262,10 @@ def _set_bits(words: Sequence[int] | None) -> list[int] | None:
     return [64 * number + bit for number, word in enumerate(words) for bit in range(64) if word >> bit & 1]
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as Linux writes lists of CPUs: 0-15,32-47."""
+def in_ranges(numbers: Iterable[int]) -> str:
+    """Numbers as Linux writes lists of CPUs: 0-15,32-47."""
     runs: list[list[int]] = []
-    for number in numbers:
+    for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
             runs[-1][1:] = [number]
         else:

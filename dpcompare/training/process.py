@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -24,8 +25,10 @@ from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventT
 from dpcompare.results.result import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, log_path
 from dpcompare.system.cache import cache_dir
+from dpcompare.system.devices import available_cores
 from dpcompare.system.energy import meter_of
-from dpcompare.system.gpu_state import GpuState, read_again, read_gpus
+from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
+from dpcompare.system.numa import bind, near_cores
 from dpcompare.training import loop, probe
 
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -61,7 +64,9 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
     events = EventLog(run_dir, process_rank)
     events.append(Started(pid=os.getpid(), host=socket.gethostname(), devices=local_devices, **place))
     threading.Thread(target=_say_when_stopped, args=(events,), name="sigterm", daemon=True).start()
+    cores = available_cores()
     try:
+        bound_to = _bind_near_gpus(config, process_rank, local_rank)  # before the framework starts threads
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
         _check_against_plan(backend, config, process_rank)
@@ -93,7 +98,8 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                     counts_packages=process_rank in config.topology.first_of_machines,
                 ),
             )
-        _record(backend, config, order_sha256, gpus, **place).save(run_dir)
+        record = _record(backend, config, order_sha256, gpus, cores=cores, bound_to=bound_to, **place)
+        record.save(run_dir)
         backend.teardown()
     except Exception as error:
         traceback.print_exc()
@@ -112,13 +118,37 @@ def _local_devices(config: RunConfig, node_rank: int, local_rank: int) -> tuple[
     return devices[local_rank * count : (local_rank + 1) * count]
 
 
-def _gpus(config: RunConfig, local_devices: tuple[str, ...]) -> list[GpuState]:
-    """The GPUs of this process before it trains; none on the CPU, and none where it only keeps parameters."""
+def _gpus_of_machine(config: RunConfig) -> Sequence[str]:
+    """The GPUs of the run on this machine; none on the CPU, and none where this process only keeps parameters."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if config.cluster.device_type != "gpu" or not visible:
         return []
     # Simulated nodes share the machine, and each sees its GPUs only.
-    return read_gpus(local_devices, config.cluster.devices if config.cluster.simulated else visible.split(","))
+    return config.cluster.devices if config.cluster.simulated else visible.split(",")
+
+
+def _gpus(config: RunConfig, local_devices: tuple[str, ...]) -> list[GpuState]:
+    """The GPUs of this process before it trains."""
+    of_machine = _gpus_of_machine(config)
+    return read_gpus(local_devices, of_machine) if of_machine else []
+
+
+def _bind_near_gpus(config: RunConfig, process_rank: int, local_rank: int) -> str | None:
+    """Bind this process to the cores near its GPUs, where all of this machine can be; returns them as ranges."""
+    gpus = _gpus_of_machine(config)
+    if not gpus or config.mode_row.roles:  # servers and coordinators have no GPU, and need cores
+        return None
+    numa_nodes, count = near_numa_nodes(gpus), config.topology.devices_per_process
+    near = near_cores(
+        [numa_nodes[first : first + count] for first in range(0, len(gpus), count)],
+        config.topology.threads_per_process,
+        os.sched_getaffinity(0),
+    )
+    if not near:
+        return None
+    cores = near[process_rank if config.cluster.simulated else local_rank]
+    bind(cores)
+    return in_ranges(cores)
 
 
 def _serve(events: EventLog, run_dir: Path) -> str:
@@ -153,7 +183,15 @@ def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) 
 
 
 def _record(
-    backend: Backend, config: RunConfig, order_sha256: str, gpus: list[GpuState], *, node_rank: int, local_rank: int
+    backend: Backend,
+    config: RunConfig,
+    order_sha256: str,
+    gpus: list[GpuState],
+    *,
+    cores: int,
+    bound_to: str | None,
+    node_rank: int,
+    local_rank: int,
 ) -> ProcessRecord:
     description = backend.describe()
     return ProcessRecord(
@@ -164,8 +202,9 @@ def _record(
         host=socket.gethostname(),
         device_names=description.devices,
         threads=config.topology.threads_per_process,
+        bound_to_cores=bound_to,
         collective=description.collective,
-        settings=description.settings,
+        settings=description.settings | {"cores": cores},
         sample_order_sha256=order_sha256,
         peak_memory_bytes=_peak_memory_bytes(),
         peak_device_memory_bytes=description.peak_device_memory_bytes,

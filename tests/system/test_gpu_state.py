@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dpcompare.system.gpu_state import CLOCK_REASONS, GpuReading, read_again, read_gpus
+from dpcompare.system.gpu_state import CLOCK_REASONS, GpuReading, near_numa_nodes, read_again, read_gpus
 from tests.support.nvml import H100, Nvml
 
 
@@ -141,3 +141,11 @@ def test_links_are_told_apart(install, ends, pairs, link):
     install(gpus, pairs=of_pairs)
     (state,) = read_gpus(["0"], ["0", "1"])
     assert state.links == {"GPU-bbbb": link}
+
+
+def test_the_numa_nodes_near_gpus_are_those_of_the_whole(install, monkeypatch):
+    part = {"Name": "NVIDIA H100 80GB HBM3 MIG 3g.40gb"}
+    install({"GPU-aaaa": dict(H100), "GPU-bbbb": {"Name": "GPU"}, "MIG-1": part}, mig={"GPU-aaaa": ["MIG-1"]})
+    assert near_numa_nodes(["GPU-aa", "MIG-1", "1", "7"]) == [{1}, {1}, set(), set()]
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert near_numa_nodes(["0", "1"]) == [set(), set()]

@@ -1,6 +1,7 @@
 """What a training process records of itself, run in this one by a backend that needs no framework."""
 
 import sys
+from functools import partial
 
 import pytest
 
@@ -10,6 +11,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.result import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, process_record_path
+from dpcompare.system.numa import near_cores
 from dpcompare.training import process
 from tests.support.numpy_backend import NumpyBackend
 from tests.support.nvml import H100, Nvml
@@ -37,7 +39,7 @@ class OnGpu(NumpyBackend):
 def trained(tmp_path, monkeypatch):
     """The record of a process that has trained on an imitated GPU, as CUDA_VISIBLE_DEVICES shows it."""
 
-    def train(visible):
+    def train(visible, cluster=None):
         nvml = Nvml({"GPU-aaaa": dict(H100)})
         monkeypatch.setitem(sys.modules, "pynvml", nvml)
         monkeypatch.setattr(OnGpu, "nvml", nvml)
@@ -45,7 +47,7 @@ def trained(tmp_path, monkeypatch):
         monkeypatch.setattr(process, "_say_when_stopped", lambda events: None)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         workload = Workload(model="mlp", image_size=8, steps=4, warmup_steps=1, learning_rate=0.01)
-        cluster = Cluster.partition(gpus=["0"])
+        cluster = cluster or Cluster.partition(gpus=["0"])
         config = RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster)
         prepare_inputs(config).save(tmp_path / CONFIG_FILE)
         assert process._work(tmp_path, 0, 0) == 0
@@ -66,6 +68,35 @@ def test_gpus_are_read_before_training_and_right_after_the_last_step(trained, in
 def test_a_process_that_sees_no_gpu_records_none(trained, install_gpus):
     install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
     assert trained("").gpus == []
+
+
+@pytest.fixture
+def two_numa_nodes(tmp_path, monkeypatch):
+    """Two NUMA nodes of two cores each; holds the cores of this process, which it only seems to be bound to."""
+    usable = {0, 1, 2, 3}
+    for number, cores in enumerate(("0-1", "2-3")):
+        (tmp_path / f"node{number}").mkdir()
+        (tmp_path / f"node{number}" / "cpulist").write_text(cores)
+    monkeypatch.setattr(process, "near_cores", partial(near_cores, numa_nodes=tmp_path))
+    monkeypatch.setattr(process, "bind", usable.intersection_update)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(usable))
+    return usable
+
+
+def test_a_process_is_bound_to_the_cores_near_its_gpu_and_counts_those_of_the_machine(
+    trained, install_gpus, two_numa_nodes
+):
+    install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
+    record = trained("0", Cluster.partition(gpus=["0"], num_cores=2))
+    assert two_numa_nodes == {2, 3}
+    assert record.bound_to_cores == "2-3"
+    assert record.settings["cores"] == len({0, 1, 2, 3})  # as of a process that could not be bound
+
+
+def test_a_process_that_has_all_cores_is_not_bound(trained, install_gpus, two_numa_nodes):
+    install_gpus("GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\n")
+    assert trained("0", Cluster.partition(gpus=["0"], num_cores=4)).bound_to_cores is None
+    assert two_numa_nodes == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
