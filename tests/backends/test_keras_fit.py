@@ -1,9 +1,13 @@
 """Keras's own `fit`, which runs in a thread beside the loop."""
 
+import json
+import os
+
 import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
+from stress.injection import write_sitecustomize
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
@@ -33,11 +37,39 @@ def test_the_loop_may_use_the_devices_between_steps(tmp_path):
     assert len(result.train_loss) == 200
 
 
-def test_a_fit_that_ends_by_itself_fails_the_run(tmp_path, monkeypatch):
+# Notes what Keras is given in its first step, and where that is.
+WHERE = """
+def inject(module):
+    import json, pathlib
+    tf, fit = module.tf, module.KerasFit._fit
+
+    def noted(self):
+        self.model.make_train_function()
+        steps = self.model.train_function
+        def function(batches):
+            parts = [self.strategy.experimental_local_results(part) for part in tf.nest.flatten(next(batches))]
+            noted = [[(type(each).__name__, tf.DeviceSpec.from_string(each.device).to_string()) for each in part]
+                     for part in parts]
+            pathlib.Path({path!r}).write_text(json.dumps(noted))
+            self.model.train_function = steps
+            return steps(batches)
+        self.model.train_function = function
+        fit(self)
+
+    module.KerasFit._fit = noted
+"""
+
+
+def test_keras_is_given_batches_where_they_are_computed_with_and_a_fit_that_ends_by_itself_fails(tmp_path, monkeypatch):
     """Keras reads this variable of the caller's; the loop must not wait for a thread that is gone."""
     monkeypatch.setenv("KERAS_MAX_STEPS_PER_EPOCH", "3")
+    where = WHERE.format(path=str(tmp_path / "given.json"))
+    write_sitecustomize(tmp_path / "spy", "dpcompare.backends.tensorflow.keras_fit", where)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'spy'}:{os.environ.get('PYTHONPATH', '')}")
     workload = Workload(
         model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=8, warmup_steps=0
     )
     with pytest.raises(RunFailedError, match="Keras ended its fit by itself"):
         trained("keras-fit", tmp_path / "run", workload, progress_timeout=30)
+    on_devices = [["EagerTensor", f"/job:localhost/replica:0/task:0/device:CPU:{index}"] for index in range(2)]
+    assert json.loads((tmp_path / "given.json").read_text()) == [on_devices] * 3  # images, labels, weights

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
+from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
-from dpcompare.data.batches import HostRead, prefetch
+from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.state import TrainingState
 
 
@@ -39,71 +38,33 @@ class KerasFit(TensorFlowBackend):
             for name, variables in (("exp_avg", self._adam._momentums), ("exp_avg_sq", self._adam._velocities))
         }
         self._turns = _Turns()
-        self._peeked = False
+        self._given = _Given()
         self._fitting: threading.Thread | None = None
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[Any]:
-        """As they are on the host: `fit` places them itself, and evaluation places them when it needs them."""
-        return prefetch(reads, lambda read: read().looked_up(), self.input_threads)
-
-    def train_step(self, batches: Sequence[Any], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
         self._step += 1
         (batch,) = batches
         self._adam.learning_rate.assign(np.float64(learning_rate))  # a Python float would be rounded to float32
-        images: Any = self._in_precision(batch.images)
-        if batch.drop_masks is not None:
-            images = (images, self._in_precision(batch.drop_masks))
-        inputs = (images, batch.labels, batch.weights / np.float64(batch.global_count))
+        self._loss.divide_by(batch.global_count)
+        images = batch.images if batch.drop_masks is None else (batch.images, batch.drop_masks)
+        self._given.batch = (images, batch.labels, batch.weights)
         if self._fitting is None:
-            arrays = tf.nest.flatten(inputs)
-            self._inputs = tf.queue.FIFOQueue(1, [array.dtype for array in arrays], [array.shape for array in arrays])
-            self._fitting = threading.Thread(target=self._fit, args=(inputs,), name="fit", daemon=True)
-        self._inputs.enqueue(tf.nest.flatten(inputs))
-        if self._fitting.is_alive():
-            self._turns.proceed()
-        else:
+            self._fitting = threading.Thread(target=self._fit, name="fit", daemon=True)
             self._fitting.start()
+        else:
+            self._turns.proceed()
         self._turns.wait()
-        return self._loss.total.read_value() * tf.cast(batch.global_count, self._dtype)
+        return self._loss.total.read_value()
 
-    def _in_precision(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return array.astype(self._dtype.as_numpy_dtype, copy=False)
-
-    def _fit(self, like: Any) -> None:
-        """Keras's `fit` on batches of the shapes and types of `like`."""
-
-        def nothing() -> list[tf.Tensor]:
-            return [tf.zeros(array.shape, array.dtype) for array in tf.nest.flatten(like)]
-
-        # A Python generator that waited for batches would keep one of TensorFlow's few threads from the step.
-        dataset = tf.data.Dataset.from_generator(self._iterator, output_signature=tf.TensorSpec((), tf.bool)).map(
-            lambda peek: tf.nest.pack_sequence_as(like, tf.cond(peek, nothing, self._inputs.dequeue))
-        )
-        options = tf.data.Options()
-        options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    def _fit(self) -> None:
+        """Keras's `fit` on the batches that it is given."""
         try:
-            self.model.fit(dataset.with_options(options), epochs=1, verbose=0, callbacks=[self._turns])
+            self.model.fit(self._given, epochs=1, verbose=0, callbacks=[self._turns])
             # Nobody waits for it where fit was asked to end.
             self._turns.fail(RuntimeError("Keras ended its fit by itself; is KERAS_MAX_STEPS_PER_EPOCH set?"))
         except Exception as error:  # raised where the step is waited for
             self._turns.fail(error)
-
-    def _iterator(self) -> Iterator[bool]:
-        """Whether Keras only peeks: it takes one batch of a first iterator, throws that away, and starts a new one."""
-        if self._peeked:
-            yield from repeat(False)
-        self._peeked = True
-        yield True
-
-    def evaluate_step(self, batch: Any) -> Any:
-        return super().evaluate_step(self._to_device(batch))
-
-    def logits(self, batch: Any, *, training: bool) -> Any:
-        return super().logits(self._to_device(batch), training=training)
-
-    def to_host(self, batch: Any) -> Any:
-        return super().to_host(self._to_device(batch))
 
     def load_state(self, state: TrainingState) -> None:
         super().load_state(state)
@@ -118,9 +79,31 @@ class KerasFit(TensorFlowBackend):
 
     def teardown(self) -> None:
         if self._fitting is not None:
-            self._inputs.close()
             self._turns.end()
             self._fitting.join()
+
+
+class _Given(DataAdapter, tf.distribute.DistributedDataset):
+    """What `fit` trains on: the batch of the present step, which is on the replicas' devices already.
+
+    Of what `fit` takes as its data only such an adapter is left as it is. Everything else becomes a tf.data.Dataset,
+    whose batches are on the host, and which Keras splits and copies within the step that is timed.
+    """
+
+    batch: Any = None
+    """Images, with their drop masks if there are any; labels; weights."""
+
+    def get_tf_dataset(self) -> tf.distribute.DistributedDataset:
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        # Keras takes the first batch twice: once to look at its shapes.
+        while True:
+            yield self.batch
+
+    @property
+    def num_batches(self) -> None:
+        """Unknown to Keras: `fit` goes on until it is told to stop."""
 
 
 class _WeightedLoss(keras.losses.Loss):
@@ -134,15 +117,22 @@ class _WeightedLoss(keras.losses.Loss):
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
+        self._divisor = tf.Variable(tf.zeros((), dtype), trainable=False)
+        self._count = 0
+
+    def divide_by(self, global_count: int) -> None:
+        """Have the next steps minimise the mean over so many samples."""
+        if global_count != self._count:  # an epoch's last batch has others
+            self._count = global_count
+            self._divisor.assign(global_count)
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        dtype = self.total.dtype
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-            labels=tf.cast(tf.reshape(labels, [-1]), tf.int32), logits=tf.cast(logits, dtype)
+            labels=tf.cast(tf.reshape(labels, [-1]), tf.int32), logits=tf.cast(logits, self.total.dtype)
         )
-        total = tf.reduce_sum(losses * tf.cast(tf.reshape(sample_weight, [-1]), dtype))
+        total = tf.reduce_sum(losses * tf.reshape(sample_weight, [-1]))
         self.total.assign(total)
-        return total
+        return total / self._divisor
 
 
 class _Turns(keras.callbacks.Callback):
