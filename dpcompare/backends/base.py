@@ -74,6 +74,15 @@ class Backend(ABC):
         """Threads that read this process's batches: as many for each replica in every mode."""
         return self.config.input_threads * max(1, self.config.topology.num_replicas // self.data_parallel_size)
 
+    @property
+    def rows_trained_at_once(self) -> int:
+        """Rows of a micro-batch on each replica."""
+        return self.workload.global_batch_size // (self.config.topology.num_replicas * self.workload.accumulate)
+
+    def rows_evaluated_at_once(self, rows: int) -> int:
+        """Of these rows on a device: beside the CPU no more than a replica trains with, since they may not fit."""
+        return rows if self.config.cluster.device_type == "cpu" else min(rows, self.rows_trained_at_once)
+
     @abstractmethod
     def setup(self) -> None:
         """Join the other processes and build the model, from the shared initial weights, and its optimizer."""

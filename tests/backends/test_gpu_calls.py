@@ -106,7 +106,7 @@ parts = {
     "dp": evaluated(DataParallel, config("dp", 4), OnGpu()),
     "micro-batches": evaluated(SingleDevice, config(accumulate=2), OnGpu()),
     "single": evaluated(SingleDevice, config(), OnGpu()),
-    "CPU": evaluated(DataParallel, config("dp", 4), torch.device("cpu")),
+    "CPU": evaluated(DataParallel, on_cpu, torch.device("cpu")),
 }
 
 from benchmarks.bare.torch_loop import compute_as

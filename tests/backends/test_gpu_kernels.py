@@ -63,7 +63,22 @@ else:
     constants = tf.constant(backend.optimizer.step_constants(1, 0.01), tf.float64)
     parts = batch.images, batch.labels, batch.weights, batch.drop_masks, tf.constant(8, backend._dtype)
     functions = [backend._train.get_concrete_function(*parts, constants)]  # traced, not computed
-print(json.dumps([operation for function in functions for operation in operations(function)]))
+evaluated, evaluations = [], []
+if what == "toy-bn":
+    seen, forward = [], backend._forward
+    backend._forward = lambda images, *masks, training: seen.append(images.shape[0]) or forward(
+        images, *masks, training=training
+    )
+    for rows in (8, 2):
+        backend.rows_evaluated_at_once = lambda number: rows
+        backend._make_functions()
+        (sums,) = backend.read([backend.evaluate_step(batch)]).tolist()
+        evaluated.append([seen.pop(), *sums])
+        evaluations.append(backend._evaluate.get_concrete_function(*parts[:3]))
+found, of_evaluations = (
+    [operation for function in group for operation in operations(function)] for group in (functions, evaluations)
+)
+print(json.dumps({"operations": found, "of evaluations": of_evaluations, "evaluated": evaluated}))
 """
 
 
@@ -71,6 +86,11 @@ def traced(what, precision):
     done = subprocess.run([sys.executable, "-c", TRACE, what, precision], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def toy_bn():
+    return traced("toy-bn", "float32")
 
 
 @pytest.mark.parametrize(
@@ -84,24 +104,35 @@ def traced(what, precision):
 )
 @pytest.mark.slow
 def test_every_operation_of_a_step_has_a_kernel_for_gpus(precision, on_the_host):
-    operations = traced("efficientnet-b0", precision)  # the operations of B2, in fewer layers
+    operations = traced("efficientnet-b0", precision)["operations"]  # the operations of B2, in fewer layers
     assert len(operations) > 1000
     assert "Conv2D" in {operation["type"] for operation in operations}
     without = {operation["type"] for operation in operations if operation["host_memory"] is None}
     assert without - {"Placeholder"} == on_the_host
 
 
-def test_the_optimizer_cuts_and_casts_the_constants_of_a_step_once_for_all_variables():
+def test_the_optimizer_cuts_and_casts_the_constants_of_a_step_once_for_all_variables(toy_bn):
     """On a GPU each would be a launch: EfficientNet-B2 had 903 slices and 301 casts."""
-    kinds = Counter(operation["type"] for operation in traced("toy-bn", "float32"))
+    kinds = Counter(operation["type"] for operation in toy_bn["operations"])
     assert kinds["ResourceApplyAdam"] == 11
     assert (kinds["StridedSlice"], kinds["Unpack"], kinds["Cast"]) == (0, 1, 1)
+
+
+def test_an_evaluation_in_parts_holds_fewer_rows_and_finds_the_same(toy_bn):
+    """As torch's, on GPUs: of as many rows as a micro-batch has."""
+    whole, parts = toy_bn["evaluated"]
+    assert [whole[0], parts[0]] == [8, 2]
+    assert parts[1] == pytest.approx(whole[1], rel=1e-6)
+    assert parts[2:] == whole[2:]
+    operations = {operation["type"]: operation["host_memory"] for operation in toy_bn["of evaluations"]}
+    assert "StatelessWhile" in operations or "While" in operations
+    assert None not in operations.values()
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_pixels_are_looked_up_on_the_gpu_and_never_go_back_over_the_bus(precision):
     """TensorFlow's int32 kernels "for GPUs" compute on the host."""
-    operations = traced("lookup", precision)
+    operations = traced("lookup", precision)["operations"]
     assert "GatherV2" in {operation["type"] for operation in operations}
     data = [operation for operation in operations if operation["type"] in ("AddV2", "Cast", "GatherV2", "SelectV2")]
     for operation in data:

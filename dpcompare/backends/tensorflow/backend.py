@@ -257,6 +257,18 @@ class TensorFlowBackend(Inspectable):
         return self._local_sum(self.strategy.run(self._evaluate_replica, (images, labels, weights)))
 
     def _evaluate_replica(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+        num_rows = images.shape[0]
+        rows = self.rows_evaluated_at_once(num_rows)
+        if rows == num_rows:
+            return self._evaluate_rows(images, labels, weights)
+        parts = tuple(tf.reshape(each, [-1, rows, *each.shape[1:]]) for each in (images, labels, weights))
+        # A loop that begins with a part when it has ended with the one before: TensorFlow would make them side by side.
+        sums = tf.map_fn(
+            lambda part: self._evaluate_rows(*part), parts, fn_output_signature=weights.dtype, parallel_iterations=1
+        )
+        return tf.reduce_sum(sums, axis=0)
+
+    def _evaluate_rows(self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         logits, losses = self._losses(images, labels, weights, None, training=False)
         hits = tf.cast(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels, weights.dtype)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits * weights), tf.reduce_sum(weights)])

@@ -239,14 +239,8 @@ class TorchBackend(Inspectable):
         return torch.stack([self._evaluate(part) for part in self._evaluated_at_once(batch)]).sum(0)
 
     def _evaluated_at_once(self, batch: DeviceBatch) -> Iterator[DeviceBatch]:
-        """A batch in parts of the rows that a replica trains with: more may not fit on a GPU on which training did.
-
-        Of `dp`, whose GPUs train with a part each, the first one evaluates.
-        """
-        workload = self.workload
-        rows = workload.global_batch_size // (self.config.topology.num_replicas * workload.accumulate)
-        if self.device.type == "cpu":
-            rows = len(batch.labels)
+        """A batch in parts; of `dp`, whose GPUs train with a part each, the first one evaluates all."""
+        rows = self.rows_evaluated_at_once(len(batch.labels))
         for images, labels, weights in zip(
             batch.images.split(rows), batch.labels.split(rows), batch.weights.split(rows), strict=True
         ):

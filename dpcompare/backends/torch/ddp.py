@@ -70,16 +70,13 @@ class DistributedDataParallel(TorchBackend):
 
     def cuts_of(self, model: nn.Module) -> tuple[int, ...]:
         """Where to cut a model, all of whose layers are still on this device, into stages: measured by process 0."""
-        workload = self.workload
-        images = self.blank_images(
-            workload.global_batch_size // (self.config.topology.num_replicas * workload.accumulate)
-        )
+        images = self.blank_images(self.rows_trained_at_once)
         # On every process, so that one keeps another busy as in training; what counts is what process 0 found.
         measured = [seconds_of_layers(model, images, self.synchronize)]
         distributed.broadcast_object_list(measured, src=0)
         (seconds,) = measured
         cuts = balanced_cuts(seconds, self.config.stages)
-        layers = MODELS[workload.model].layers
+        layers = MODELS[self.workload.model].layers
         self._stages = {
             "begin_with": [layers[cut][0] for cut in (0, *cuts)],
             "milliseconds": [round(1000 * each, 3) for each in seconds_of_stages(seconds, cuts)],
