@@ -173,15 +173,31 @@ def used_gpus(names: Sequence[str]) -> list[str]:
 
 
 def compute_capabilities(names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Name -> (major, minor) compute capability of the GPU it means; without those that nvidia-smi does not tell."""
+    """Name -> (major, minor) compute capability of the GPU it means; without those that are not told."""
+    installed = installed_gpus()
     try:
         told = {uuid: capability.split(".") for uuid, capability in _queried("compute_cap")}
         by_uuid = {uuid: (int(major), int(minor)) for uuid, (major, minor) in told.items()}
-    except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or one that does not know the question
+    except subprocess.TimeoutExpired:  # NVML would hang too, and cannot be ended
         return {}
-    installed = installed_gpus()
+    except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or one that does not know the question
+        by_uuid = {}
+    by_uuid = by_uuid or _compute_capabilities_by_nvml(installed)
     uuids = {name: _physical_gpu(name, installed) for name in names}
     return {name: by_uuid[uuid] for name, uuid in uuids.items() if uuid in by_uuid}
+
+
+def _compute_capabilities_by_nvml(installed: Sequence[Gpu]) -> dict[str, tuple[int, int]]:
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    told = {}
+    with suppress(pynvml.NVMLError):  # nothing more can be asked
+        pynvml.nvmlInit()
+        for gpu in installed:
+            told[gpu.uuid] = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
+    return told
 
 
 def _queried(*fields: str) -> list[list[str]]:

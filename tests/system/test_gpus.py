@@ -11,6 +11,7 @@ from dpcompare.system import devices
 from dpcompare.system.devices import Gpu, compute_capabilities, installed_gpus, used_gpus
 from tests.conftest import NVIDIA_SMI
 from tests.support.command import invoke
+from tests.support.nvml import Nvml
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +171,29 @@ def test_compute_capabilities_are_those_of_the_gpus_by_any_of_their_names(machin
 def test_a_driver_that_does_not_tell_the_compute_capability_is_no_error(machine, tmp_path, answer):
     (tmp_path / "listing").write_text(NVIDIA_SMI)
     machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) {answer};; esac')
+    assert compute_capabilities(["0"]) == {}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["echo GPU-aaaa, [N/A]", "echo 'Field \"compute_cap\" is not a valid field'; exit 2", "exit 9", None],
+    ids=["not told", "not known", "nothing", "no nvidia-smi"],
+)
+def test_where_nvidia_smi_does_not_tell_the_compute_capability_nvml_does(machine, monkeypatch, answer):
+    listing = "echo 'GPU 0: H100 (UUID: GPU-aaaa)'; echo 'GPU 1: T4 (UUID: GPU-bbbb)'"
+    machine(answer and f'case "$1" in -L) {listing};; *) {answer};; esac', files=["nvidia0"])
+    capabilities = {"GPU-aaaa": (9, 0), "GPU-bbbb": (7, 5)}
+    gpus = {uuid: {"Name": "GPU", "CudaComputeCapability": each} for uuid, each in capabilities.items()}
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml(gpus))
+    assert compute_capabilities(["1", "GPU-aa", "7"]) == {"1": (7, 5), "GPU-aa": (9, 0)}
+    del gpus["GPU-aaaa"]["CudaComputeCapability"]
+    assert compute_capabilities(["GPU-aa"]) == {}
+
+
+def test_where_nvidia_smi_hangs_nvml_is_not_asked_for_the_compute_capability(machine, monkeypatch):
+    machine("case \"$1\" in -L) echo 'GPU 0: H100 (UUID: GPU-aaaa)';; *) sleep 60;; esac")
+    monkeypatch.setattr(devices, "LISTING_SECONDS", 0.5)
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml({"GPU-aaaa": {"CudaComputeCapability": (9, 0)}}))
     assert compute_capabilities(["0"]) == {}
 
 
