@@ -6,9 +6,10 @@ import hashlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -150,8 +151,8 @@ def open_study(study: Study, study_dir: Path) -> Study:
         if major_minor(there.dpcompare_version) != major_minor(study.dpcompare_version):
             differing.append(f"dpcompare version ({there.dpcompare_version})")
         if differing:
-            changed = [arm.name for arm in there.arms if arm not in study.arms] if "arms" in differing else []
-            which = f" ({', '.join(changed)})" if changed else ""
+            changed = _changed_arms(there, study)
+            which = f" ({'; '.join(changed)})" if changed else ""
             raise RequestError(
                 f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same "
                 "arms, options and version to continue it, or choose another --out"
@@ -177,6 +178,27 @@ def open_study(study: Study, study_dir: Path) -> Study:
             f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
         ) from None
     return study
+
+
+def _changed_arms(there: Study, asked: Study) -> list[str]:
+    """The arms of a study that are not asked for as they are there, with the fields that differ."""
+    configs = {arm.name: arm.config.model_dump() for arm in asked.arms}
+    changed = []
+    for arm in there.arms:
+        if arm not in asked.arms:
+            fields = ", ".join(_differing_fields(arm.config.model_dump(), configs.get(arm.name, {})))
+            changed.append(f"{arm.name}: {fields}" if fields and arm.name in configs else arm.name)
+    return changed
+
+
+def _differing_fields(there: Mapping[str, Any], asked: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in there.items():
+        other = asked.get(name)
+        if isinstance(value, dict) and isinstance(other, dict):
+            yield from _differing_fields(value, other)
+        elif value != other:
+            is_short = not isinstance(value, (dict, tuple))
+            yield f"{name} {other} instead of {value}" if is_short else name
 
 
 @contextmanager

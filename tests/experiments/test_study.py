@@ -88,8 +88,15 @@ def test_a_study_goes_on_only_as_the_same_study(tmp_path):
     assert open_study(study(repeats=5), tmp_path / "study").repeats == 5
     assert open_study(study(repeats=2), tmp_path / "study").repeats == 5
     changed = study(arms=(arm(name="arm a", seed=1), *study().arms[1:]))
-    with pytest.raises(RequestError, match=r"holds another study: its arms \(arm a\) differ"):
+    with pytest.raises(RequestError, match=r"holds another study: its arms \(arm a: seed 1 instead of 0\) differ"):
         open_study(changed, tmp_path / "study")
+    first, *others = study().arms
+    elsewhere = first.model_copy(update={"config": first.config.model_copy(update={"python": "/other/python"})})
+    named = rf"its arms \(arm a: python /other/python instead of {first.config.python}\) differ"
+    with pytest.raises(RequestError, match=named):
+        open_study(study(arms=(elsewhere, *others)), tmp_path / "study")
+    with pytest.raises(RequestError, match=r"its arms \(arm a\) differ"):
+        open_study(study(arms=tuple(others)), tmp_path / "study")
     with pytest.raises(RequestError, match="holds another study: its order_seed differ"):
         open_study(study(order_seed=1), tmp_path / "study")
     (tmp_path / "other").mkdir()
