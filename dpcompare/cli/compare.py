@@ -151,13 +151,13 @@ def _num_rounds(options: StudyOptions) -> int:
 def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     """The arms on all their topologies; all that cannot run are named at once."""
     from dpcompare.config.modes import modes_by_default
-    from dpcompare.experiments.arms import expand_arms
+    from dpcompare.experiments.arms import expand_arms, reasons_of
 
     texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
     requests = [_arm_request(text, run_options) for text in texts]
     pythons = interpreters(run_options.python)
     arms, refusals = expand_arms(requests, options.nodes, options.devices_per_node, pythons)
-    reasons = [refusal.reason for refusal in sorted(refusals, key=lambda refusal: refusal.is_wrong)]
+    reasons = reasons_of(refusals)
     # Of all modes, taken by default, those may be left out that this machine or topology does not have.
     is_refused = any(refusal.is_wrong or options.arm for refusal in refusals)
     if is_refused and not options.skip_unusable:

@@ -201,22 +201,27 @@ def _even_share(devices: Sequence[str], num_nodes: int) -> int:
 
 
 def _refuse_shared_gpus(gpus: Sequence[str], per_node: int, installed: Sequence[Gpu]) -> None:
-    """Every replica needs a separate physical GPU, and a process sees one MIG device at most."""
+    """Every replica needs a separate physical GPU, and a process sees one MIG slice at most."""
     physical = [_physical_gpu(gpu, installed) for gpu in gpus]
     repeated = sorted({gpu for gpu, where in zip(gpus, physical, strict=True) if physical.count(where) > 1})
+    if len(repeated) > 1 and all(gpu.startswith("MIG-") for gpu in repeated):
+        raise RequestError(
+            f"{', '.join(repeated)} are MIG slices of one GPU, and NCCL uses each physical GPU once: use one slice "
+            "(--nodes 1 --devices-per-node 1), or turn MIG off (nvidia-smi -mig 0)"
+        )
     if repeated:
         raise RequestError(
-            f"GPUs {', '.join(repeated)} of {','.join(gpus)} are one physical GPU used more than once; NCCL refuses "
-            "two ranks on one GPU, so every replica needs a GPU of its own: choose them with --gpus, or fewer devices"
+            f"received GPUs {','.join(gpus)}, which name a physical GPU more than once ({', '.join(repeated)}); NCCL "
+            "uses each once, so every replica needs one of its own: name others with --gpus, or use fewer devices"
+        )
+    if per_node > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
+        raise RequestError(
+            f"a process sees one MIG slice at most; received {per_node} devices per node with MIG slices among them "
+            f"({','.join(gpus)}): use one per node (--devices-per-node 1), or turn MIG off (nvidia-smi -mig 0)"
         )
     models = {gpu: gpu_model(gpu, installed) for gpu in gpus}
     if len(set(models.values()) - {""}) > 1:
         named = ", ".join(f"{gpu} ({model or 'unknown'})" for gpu, model in models.items())
         raise RequestError(
             f"GPUs {named} are of different models: each step would wait for the slowest; choose equal ones with --gpus"
-        )
-    if per_node > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
-        raise RequestError(
-            f"received {per_node} devices per node with MIG devices among them ({','.join(gpus)}); CUDA shows a "
-            "process one MIG device at most: use --devices-per-node 1"
         )

@@ -38,8 +38,10 @@ class ArmRequest:
 class Refusal:
     """An arm that is left out."""
 
+    arm: str
+    """As it was asked for, with the topology if that is why."""
     reason: str
-    """Of one line, with the text of the arm."""
+    """One line."""
     is_wrong: bool
     """False: this machine or a topology lacks what the mode needs. True: its options make no run."""
 
@@ -68,12 +70,12 @@ def expand_arms(
     refusals = []
     for request in requests:
         if request.framework in missing:
-            refusals.append(Refusal(reason=f"{request.text}: {missing[request.framework]}", is_wrong=False))
+            refusals.append(Refusal(arm=request.text, reason=missing[request.framework], is_wrong=False))
             continue
         topologies = _topologies(request, nodes, devices_per_node)
         if not topologies:
-            reason = f"{request.text}: none of the topologies asked for suits this mode"
-            refusals.append(Refusal(reason=reason, is_wrong=False))
+            reason = "none of the topologies asked for suits this mode"
+            refusals.append(Refusal(arm=request.text, reason=reason, is_wrong=False))
         for topology in topologies:
             try:
                 arm = _arm(request, *topology)
@@ -90,7 +92,15 @@ def expand_arms(
 
 
 def _refusal(request: ArmRequest, topology: tuple[int, int], error: RequestError) -> Refusal:
-    return Refusal(reason=f"{request.text} on {topology_in_words(*topology)}: {error}", is_wrong=True)
+    return Refusal(arm=f"{request.text} on {topology_in_words(*topology)}", reason=str(error), is_wrong=True)
+
+
+def reasons_of(refusals: Sequence[Refusal]) -> list[str]:
+    """A line per reason, with all arms that it holds for; those whose options are wrong come last."""
+    arms: dict[str, list[str]] = {}
+    for refusal in sorted(refusals, key=lambda refusal: refusal.is_wrong):
+        arms.setdefault(refusal.reason, []).append(refusal.arm)
+    return [f"{', '.join(of_reason)}: {reason}" for reason, of_reason in arms.items()]
 
 
 def _sharing_defaults(

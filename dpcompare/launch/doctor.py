@@ -83,8 +83,9 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
                 yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
         if "torch" in usable:
             # Each pair by itself: two GPUs that cannot reach each other hang every run that has both.
-            for pair in combinations(gpus, 2) if len(gpus) > 2 else ():
-                cluster = Cluster.partition(1, 2, gpus=list(pair))
+            pairs = [pair for pair in combinations(gpus, 2) if not _why_apart(pair)] if len(gpus) > 2 else []
+            for pair in pairs:
+                cluster = Cluster.partition(1, 2, gpus=pair)
                 yield trial(
                     "torch", "ddp", cluster, interpreters, name=f"all-reduce between GPUs {pair[0]} and {pair[1]}"
                 )
@@ -166,7 +167,7 @@ def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Find
     name = f"{framework} GPU code"
     capabilities = sorted(set(compute_capabilities(gpus).values()))
     if not capabilities:
-        yield Finding(name=name, status="note", found="unknown: neither nvidia-smi nor NVML tells the compute capability")
+        yield Finding(name=name, status="note", found="unknown: nvidia-smi and NVML do not tell the compute capability")
         return
     try:
         architectures = compiled_for(framework, python)
@@ -233,6 +234,8 @@ def _gpus(gpus: Sequence[str]) -> Iterator[Finding]:
         yield Finding(name="GPUs", status="ok", found="none visible or asked for: devices are simulated on the CPU")
         return
     yield Finding(name="GPUs", status="ok", found=f"{len(gpus)} visible: {', '.join(gpus)}")
+    if apart := _why_apart(gpus[:2]):
+        yield Finding(name="GPUs together", status="note", found=apart, remedy="the modes are tried on one")
     command = ["nvidia-smi", "--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader"]
     try:
         listing = run_command(command, seconds=30)
@@ -249,10 +252,20 @@ def _gpus(gpus: Sequence[str]) -> Iterator[Finding]:
         )
 
 
+def _why_apart(gpus: Sequence[str]) -> str:
+    """Why no run can have all of these GPUs; "" where it can."""
+    try:
+        Cluster.partition(1, gpus=gpus)
+    except RequestError as error:
+        return str(error)
+    return ""
+
+
 def _two_replicas(framework: str, mode: str, device: str, gpus: Sequence[str]) -> Cluster:
-    """The smallest cluster on which a mode communicates; one replica where there is one GPU, or for `single`."""
+    """The smallest cluster on which a mode communicates; one replica where two GPUs cannot be had, or for `single`."""
     row = MODES[framework, mode]
-    replicas = min(2, len(gpus) or 2) if row.multi_device else 1
+    has_two = not gpus or (len(gpus) > 1 and not _why_apart(gpus[:2]))
+    replicas = 2 if row.multi_device and has_two else 1
     nodes = replicas if row.multi_node else 1
     return Cluster.partition(nodes, replicas // nodes, device=device)  # type: ignore[arg-type]
 

@@ -132,7 +132,7 @@ def _ask_nvidia_smi() -> list[Gpu]:
 def visible_gpus(installed: Sequence[Gpu], environ: Mapping[str, str] = os.environ) -> list[str]:
     """Which of the installed GPUs a process started here would see, as CUDA_VISIBLE_DEVICES names them.
 
-    Without a mask these are the indices of all GPUs (the MIG ids, where a GPU is cut into MIG devices). A mask
+    Without a mask these are the indices of all GPUs (the ids of its MIG slices, where a GPU is cut into some). A mask
     that is already set is respected as CUDA reads it: up to the first entry that names no installed device.
     """
     mask = environ.get("CUDA_VISIBLE_DEVICES")

@@ -6,7 +6,7 @@ from dpcompare.cli.build_config import build_config
 from dpcompare.cli.options import RunOptions
 from dpcompare.errors import RequestError
 from dpcompare.experiments import arms
-from dpcompare.experiments.arms import ArmRequest, expand_arms
+from dpcompare.experiments.arms import ArmRequest, expand_arms, reasons_of
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +70,16 @@ def test_every_arm_that_cannot_run_is_named_with_its_reason():
     found, refusals = expand_arms(asked, (3,), None, {})
     assert found == ()
     assert [refusal.is_wrong for refusal in refusals] == [False, False, True]
-    assert refusals[0].reason == "tensorflow:mirrored: tensorflow is not installed"
-    assert refusals[1].reason == "torch:dp: none of the topologies asked for suits this mode"
-    assert refusals[2].reason.startswith("torch:ddp on 3 nodes x 1 device: global_batch_size: received 32")
+    reasons = reasons_of(refusals)
+    assert reasons[0] == "tensorflow:mirrored: tensorflow is not installed"
+    assert reasons[1] == "torch:dp: none of the topologies asked for suits this mode"
+    assert reasons[2].startswith("torch:ddp on 3 nodes x 1 device: global_batch_size: received 32")
+
+
+def test_a_reason_that_holds_for_several_arms_is_told_once():
+    asked = [request("tensorflow", mode) for mode in ("single", "mirrored")]
+    _, refusals = expand_arms([*asked, request("torch", "single")], None, None, {})
+    assert reasons_of(refusals) == ["tensorflow:single, tensorflow:mirrored: tensorflow is not installed"]
 
 
 def test_the_same_arm_twice_is_refused():

@@ -126,6 +126,36 @@ def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
     assert len({frozenset(devices) for devices, _ in pairs}) == 6
 
 
+@pytest.mark.parametrize(
+    ("listing", "why"),
+    [
+        ("GPU 0: NVIDIA H200 (UUID: GPU-a)\n  MIG 3g.71gb     Device  0: (UUID: MIG-1)\n"
+         "  MIG 3g.71gb     Device  1: (UUID: MIG-2)\n  MIG 1g.18gb     Device  2: (UUID: MIG-3)\n",
+         "MIG-1, MIG-2 are MIG slices of one GPU"),
+        ("GPU 0: NVIDIA H200 (UUID: GPU-a)\nGPU 1: NVIDIA A100 (UUID: GPU-b)\nGPU 2: NVIDIA H200 (UUID: GPU-c)\n",
+         "are of different models"),
+    ],
+    ids=["MIG", "mixed"],
+)  # fmt: skip
+def test_gpus_that_no_run_can_have_together_are_a_note_and_modes_are_tried_on_one(
+    install_gpus, monkeypatch, listing, why
+):
+    tried = []
+    install_gpus(listing)
+    monkeypatch.setattr(
+        diagnosis, "trial", lambda framework, mode, cluster, interpreters, name=None: tried.append(cluster.devices)
+    )
+    monkeypatch.setattr(diagnosis, "_framework", lambda *arguments, **options: iter(()))
+    findings = [finding for finding in diagnosis.diagnose({}, device="auto", trials=True) if finding]
+    (note,) = [finding for finding in findings if finding.name == "GPUs together"]
+    assert why in note.found
+    assert (note.status, note.remedy) == ("note", "the modes are tried on one")
+    first = tried[0]
+    assert len(first) == 1
+    pairs = [("0", "2")] if "A100" in listing else []
+    assert [devices for devices in tried if devices != first] == pairs
+
+
 @pytest.mark.torch
 def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
