@@ -83,8 +83,8 @@ GPU_TOLERANCES: dict[str, dict[str, float]] = {
 ten times those of the CPU, since thousands of threads add up in another order and cuDNN may transform a convolution."""
 
 REPEAT_MULTIPLE = 4.0
-"""Not every operation of a GPU has a deterministic kernel. How much two identical runs of the reference differ is
-measured in the same run, and no tolerance is smaller than this multiple of it."""
+"""Not every operation of a GPU has a deterministic kernel. How much two identical runs differ, of the framework that
+differs more from itself, is measured in the same run, and no tolerance is smaller than this multiple of it."""
 MOST_WIDENING = 20.0
 """How many times wider that may make a tolerance: what is further from itself is broken, and not to be excused."""
 
@@ -107,7 +107,7 @@ class Check:
     tolerance: float
     detail: str = ""
     floor: float | None = None
-    """How much two identical runs of the reference differ; None where that is not measured, as on the CPU."""
+    """How much two identical runs differ at most; None where that is not measured, as on the CPU."""
 
     @property
     def passed(self) -> bool:
@@ -161,14 +161,16 @@ def _verify_group(
             floor = _floor(group, sides[0], folder / "floor", say)
         except RunFailedError as error:
             yield _did_not_run("floor of float32", group, str(sides[0].contender), str(error))
-    again: Side | None = None
+    again: list[tuple[Side, Side]] = []
     if len(sides) > 1 and _any_on_gpu(sides):
-        reference = sides[0]
-        say(f"{reference.contender}: again, to see how much two identical runs differ")
-        try:
-            again = run_side(reference.contender, reference.config, folder / "again")
-        except RunFailedError as error:
-            yield _did_not_run("floor of the GPU", group, str(reference.contender), str(error))
+        # The first of each framework: their kernels are others, and may differ from themselves by more.
+        for reference in {side.contender.framework: side for side in reversed(sides)}.values():
+            say(f"{reference.contender}: again, to see how much two identical runs differ")
+            try:
+                run_dir = folder / "again" / reference.contender.framework
+                again.append((reference, run_side(reference.contender, reference.config, run_dir)))
+            except RunFailedError as error:
+                yield _did_not_run("floor of the GPU", group, str(reference.contender), str(error))
     yield from compare_sides(group, sides, floor, again)
 
 
@@ -191,7 +193,7 @@ def _did_not_run(name: str, group: Group, pair: str, detail: str) -> Check:
 
 
 def compare_sides(
-    group: Group, sides: Sequence[Side], floor: dict[str, float], again: Side | None = None
+    group: Group, sides: Sequence[Side], floor: dict[str, float], again: Sequence[tuple[Side, Side]] = ()
 ) -> Iterator[Check]:
     """The checks of a group whose contenders have run.
 
@@ -199,7 +201,7 @@ def compare_sides(
         group: what they ran.
         sides: at least one; the first is the reference. Where only one of several ran, what compares them has failed.
         floor: check -> how far the reference drifts from itself; only needed in float32.
-        again: the reference, run once more; only on GPUs.
+        again: a side of each framework, and the same run once more; only on GPUs.
     """
     checks = (
         {"accumulation = replicas = one batch": loss_difference}
@@ -211,7 +213,8 @@ def compare_sides(
             if len(group.contenders) > 1:
                 yield _did_not_run(name, group, str(sides[0].contender), "there is no other side to compare with")
             continue
-        repeated = None if again is None or name in EACH_ALONE else difference(sides[0], again)
+        compares = name not in EACH_ALONE
+        repeated = float(np.max([difference(side, same) for side, same in again])) if again and compares else None
         tolerance = tolerance_of(
             name, group.workload.precision, on_gpu=_any_on_gpu(sides), drift=floor.get(name), repeated=repeated
         )
@@ -231,7 +234,7 @@ def tolerance_of(
         precision: of the workload.
         on_gpu: whether a side ran on GPUs.
         drift: how far the reference drifts from itself when its weights are disturbed, where that was measured.
-        repeated: how much two identical runs of the reference differ, where that was measured.
+        repeated: how much two identical runs differ, where that was measured.
     """
     if not all(np.isfinite(floor) for floor in (drift, repeated) if floor is not None):
         return None  # nothing would exceed it
