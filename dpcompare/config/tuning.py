@@ -29,6 +29,8 @@ class Setting:
     """Where only some modes have it."""
     only_with: Mapping[str, str] = field(default_factory=dict)
     """Field of a workload -> the value without which the setting would change nothing."""
+    changes_precision: bool = False
+    """Whether it rounds more coarsely, and not only in another order: `--autotune` leaves it as it is, in all arms."""
 
     def values_on(self, device_type: str) -> tuple[str, ...]:
         """What it can be on a type of device; nothing where that has no such setting."""
@@ -40,7 +42,9 @@ COMPILE_MODES = {"torch.compile": "default", "reduce-overhead": "reduce-overhead
 step launches as CUDA graphs, which a GPU then replays without the host."""
 
 # TF32 keeps 10 bits of the mantissa of what is multiplied; in other precisions there is next to nothing to multiply.
-TF32 = Setting(gpu_values=("off", "on"), native={"gpu": "on"}, only_with={"precision": "float32"})
+TF32 = Setting(
+    gpu_values=("off", "on"), native={"gpu": "on"}, only_with={"precision": "float32"}, changes_precision=True
+)
 
 SETTINGS: dict[str, dict[str, Setting]] = {
     "torch": {

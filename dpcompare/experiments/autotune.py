@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
-from dpcompare.config.tuning import settings_of
+from dpcompare.config.tuning import Setting, settings_of
 from dpcompare.config.validation import request
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.study import Arm, Study, Tried, is_study
@@ -56,6 +56,13 @@ def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
 
 def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator[Tried]:
     """The native profile as it is, then every other value of each setting beside the best so far."""
+    for name, setting in _open_settings(arm.config).items():
+        if setting.changes_precision:
+            value = arm.config.tuning[name]
+            report(
+                f"autotune: {arm.name}: {name}={value} is left as it is, since it changes the precision and not only "
+                f"the speed; --tune {name}=VALUE sets it for all arms"
+            )
     best, best_speed = dict(arm.config.tune), 0.0
     for change in [{}, *_changes(arm.config)]:
         tune = best | change
@@ -73,12 +80,18 @@ def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator
         yield Tried(tune=tune, images_per_second=speed, kept=kept)
 
 
+def _open_settings(config: RunConfig) -> dict[str, Setting]:
+    """Those that the user did not choose."""
+    known = settings_of(config.framework, config.mode, config.cluster.device_type, config.workload)
+    return {name: setting for name, setting in known.items() if name not in config.tune}
+
+
 def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
-    """Each setting that the user left open, with each of its values but the current one."""
-    device_type = config.cluster.device_type
-    for name, setting in settings_of(config.framework, config.mode, device_type, config.workload).items():
-        if name not in config.tune:
-            yield from ({name: value} for value in setting.values_on(device_type) if value != config.tuning[name])
+    """Each setting that is tried, with each of its values but the current one."""
+    for name, setting in _open_settings(config).items():
+        if not setting.changes_precision:
+            values = setting.values_on(config.cluster.device_type)
+            yield from ({name: value} for value in values if value != config.tuning[name])
 
 
 def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Callable[[str], None]) -> float | None:
