@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from dpcompare.cli.verify import verify
 from dpcompare.cli.watch import watch
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.signals import terminated_as_interrupted
+from dpcompare.system.standard_streams import give_up_stdout, keep_stderr_from_failing
 
 
 @click.group(
@@ -43,6 +43,7 @@ for command in (setup, run, compare, plan, node, modes, data, report, watch, ver
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
+    keep_stderr_from_failing()
     try:
         _main(arguments)
     except KeyboardInterrupt:  # a second one, while the first was being handled
@@ -70,7 +71,7 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # all has ended; another one would only garble the exit code
         fail(EXIT_INTERRUPTED, "interrupted", as_json=as_json)
     except BrokenPipeError:  # the reader of our output has gone, as in `dpcompare modes | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up_stdout()
         sys.exit(EXIT_FAILED)
     except OSError as error:
         fail(EXIT_FAILED, f"{type(error).__name__}: {error}", as_json=as_json)

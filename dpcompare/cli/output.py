@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from dpcompare.system.standard_streams import give_up_stdout
 from dpcompare.system.terminal_text import printable_lines
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ def fail(code: int, message: str, *, as_json: bool, usage: str | None = None, **
     """Say on stderr what went wrong (with --json also as one object on stdout) and exit."""
     message = printable_lines(message)
     if as_json:
-        print_json({"error": {"code": code, "message": message, **context}})
+        try:
+            print_json({"error": {"code": code, "message": message, **context}})
+        except OSError:  # a terminal that has gone, say: the exit code still tells
+            give_up_stdout()
     click.echo("".join(f"{line}\n" for line in (usage, f"error: {message}") if line), nl=False, err=True)
     sys.exit(code)

@@ -33,6 +33,7 @@ from dpcompare.system.addresses import interface_of
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
+from dpcompare.system.standard_streams import keep_stderr_from_failing
 
 STOP_POLL_SECONDS = 1.0
 """How often a node reads whether it is to stop, through a disk that may be slow."""
@@ -283,6 +284,7 @@ def main() -> None:
     parser.add_argument("--wait", type=float, default=0.0, help="seconds for the run to be prepared by another")
     parser.add_argument("--attempt", help="the attempt that this is started for; default: the present one")
     arguments = parser.parse_args()
+    keep_stderr_from_failing()
 
     def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)

@@ -33,6 +33,7 @@ from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, 
 from dpcompare.system.locks import only_one
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
+from dpcompare.system.standard_streams import keep_stderr_from_failing
 
 MOST_LOST_PORTS = 3
 
@@ -286,13 +287,18 @@ def main() -> None:
     collect_command.add_argument("started_at", type=float, help="when it started, seconds since the epoch")
     collect_command.add_argument("status", choices=["completed", "failed", "interrupted"], help="how it ended")
     arguments = parser.parse_args()
+    keep_stderr_from_failing()
     run_dir: Path = arguments.run_dir
     try:
         if arguments.command == "prepare":
             prepare_run(RunConfig.model_validate_json(sys.stdin.read()), run_dir)
             return
         if arguments.command == "run":
-            run(RunConfig.model_validate_json(sys.stdin.read()), run_dir, report=lambda line: print(line, flush=True))
+            run(
+                RunConfig.model_validate_json(sys.stdin.read()),
+                run_dir,
+                report=lambda line: print(line, file=sys.stderr),
+            )
             return
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)

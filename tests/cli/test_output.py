@@ -1,0 +1,56 @@
+"""Output that is lost: to a reader that goes, a full disk, a terminal that hangs up."""
+
+import errno
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dpcompare.cli.progress import RunProgress, StudyProgress, data_progress
+from dpcompare.experiments.study import Study, open_study
+from dpcompare.system.standard_streams import keep_stderr_from_failing
+from tests.experiments.test_study import arm
+from tests.support.events import ready, trained
+
+
+class LostStream(io.TextIOBase):
+    """Fails as its file does."""
+
+    def __init__(self, number):
+        self.number, self.tried = number, 0
+
+    def write(self, text):
+        self.tried += 1
+        raise OSError(self.number, os.strerror(self.number))
+
+    def flush(self):
+        self.write("")
+
+
+@pytest.mark.parametrize("number", [errno.EPIPE, errno.ENOSPC, errno.EIO])
+def test_what_shows_progress_outlives_the_loss_of_its_output(tmp_path, monkeypatch, number):
+    stream = LostStream(number)
+    monkeypatch.setattr(sys, "stderr", stream)
+    keep_stderr_from_failing()
+    study = open_study(Study(arms=(arm(),), repeats=1), tmp_path / "study")
+    with RunProgress(arm().config, tmp_path) as progress:
+        for event in (ready(steps=1), trained([8.0], step=1)):
+            progress.observe(event)
+    with data_progress() as images_done:
+        images_done(10, 10)
+    with StudyProgress(study, tmp_path / "study") as watcher:
+        watcher.run_says("still here")
+    print("a warning", file=sys.stderr)
+    assert stream.tried > 5
+
+
+REFUSED = f"{sys.executable} -m dpcompare run --framework nothing --mode ddp"
+
+
+@pytest.mark.parametrize("lost", ["2>/dev/full", "2>&-", "--json >/dev/full 2>/dev/full", "2>&1 | true"])
+def test_the_exit_code_outlives_the_loss_of_output(lost):
+    """Python itself exits with another code where stderr cannot be flushed at its end."""
+    command = f"set -o pipefail; {REFUSED} {lost}"
+    assert subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, timeout=60).returncode == 2
