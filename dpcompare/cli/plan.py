@@ -39,6 +39,7 @@ def plan(output_format: str, as_json: bool, **values: Any) -> None:
     options = RunOptions(**values)
     config = build_config(options)
 
+    from dpcompare.config.validation import require_one_line
     from dpcompare.launch import plan as planning
     from dpcompare.launch.engines import kubernetes
     from dpcompare.launch.run import default_run_dir
@@ -49,6 +50,7 @@ def plan(output_format: str, as_json: bool, **values: Any) -> None:
     if run_dir is None and config.placement.engine == "kubernetes":
         run_dir = Path("runs") / kubernetes.job_name(config)
     run_dir = (run_dir or default_run_dir(config)).resolve()
+    require_one_line(run_dir, "--run-dir")
     if config.placement.engine != "local" or output_format in ("slurm", "kubernetes"):
         _print_elsewhere(config, run_dir, "json" if as_json else output_format)
         return

@@ -15,7 +15,7 @@ from dpcompare.config.modes import FRAMEWORKS, MODES, Mode
 from dpcompare.config.placement import Placement
 from dpcompare.config.topology import Topology
 from dpcompare.config.tuning import problems_of, tuning_of
-from dpcompare.config.validation import one_of, raise_problems
+from dpcompare.config.validation import in_several_lines, one_of, raise_problems
 from dpcompare.config.workload import Workload
 from dpcompare.errors import did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
@@ -141,6 +141,8 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
+        for name, value in self:
+            raise_problems(list(in_several_lines(value.model_dump() if isinstance(value, BaseModel) else value, name)))
         raise_problems(problems_of_run(self))
         return self
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -35,6 +37,33 @@ def raise_problems(problems: list[str]) -> None:
     """Raise one ValueError that names all problems, if there are any."""
     if problems:
         raise ValueError("; ".join(problems))
+
+
+def in_several_lines(value: Any, name: str) -> Iterator[str]:
+    """A problem for every text in a value that has control characters, or is no text in UTF-8.
+
+    Values end up in scripts, manifests and JSON: a line break in one of them would begin a line of its own there.
+    """
+    if isinstance(value, (str, PurePath)):
+        if any(unicodedata.category(character) in _NOT_IN_ONE_LINE for character in str(value)):
+            yield f"{name}: received {str(value)!r}; expected text in one line, of characters that can be shown"
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            yield from in_several_lines(key, name)
+            yield from in_several_lines(each, f"{name}.{key}")
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from in_several_lines(each, name)
+
+
+_NOT_IN_ONE_LINE = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode's categories of control characters, lone surrogates (bytes that are not UTF-8), and separators."""
+
+
+def require_one_line(path: PurePath, what: str) -> None:
+    """Raise RequestError where the name of a file or folder has control characters or is not UTF-8."""
+    for problem in in_several_lines(path, what):
+        raise RequestError(problem)
 
 
 def request(kind: type[BaseModel], /, **values: Any) -> Any:

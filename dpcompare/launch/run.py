@@ -14,6 +14,7 @@ from pathlib import Path
 from dpcompare.backends.availability import require_compiler, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import RunConfig
+from dpcompare.config.validation import require_one_line
 from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.engines import load_engine
@@ -101,6 +102,7 @@ def resume(
         RunFailedError, KeyboardInterrupt: as for `run`.
     """
     directory = Path(run_dir)
+    require_one_line(directory.absolute(), "run directory")
     with terminated_as_interrupted():
         _require_machine(config)
         config = prepare_inputs(config.model_copy(update={"inputs": None}))
@@ -217,6 +219,7 @@ def _attempt(
 
 def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None = None) -> RunConfig:
     """Refuse what cannot run here, prepare the inputs, and write config.json into a new run directory."""
+    require_one_line(run_dir.absolute(), "run directory")
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise RequestError(
             f"run directory {str(run_dir)!r} already holds a run or other files; choose another --run-dir, or remove it"

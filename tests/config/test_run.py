@@ -3,6 +3,7 @@
 import pytest
 
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import request
 from dpcompare.config.workload import Workload
@@ -77,3 +78,24 @@ def test_float16_is_refused_with_what_to_use():
         config(precision="float16")
     with pytest.raises(RequestError, match="precision: input should be 'float32', 'bfloat16' or 'float64'"):
         config(precision="float8")
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\x1bb", "a\x00b", "a\u2028b", "caf\udce9"])
+@pytest.mark.parametrize("name", ["sbatch", "partition", "time", "account", "dataset", "weights", "python", "devices"])
+def test_no_value_of_a_config_has_control_characters(name, text):
+    """They would be lines of generated scripts."""
+    document = RunConfig(
+        framework="torch",
+        mode="ddp",
+        placement=Placement(engine="slurm"),
+        cluster=Cluster.of_machines(2, 1, device_type="cpu", num_cores=1),
+    ).model_dump()
+    parts = {"dataset": "workload", "weights": "workload", "python": None, "devices": "cluster"}
+    part = parts.get(name, "placement")
+    holder = document[part] if part else document
+    if name == "devices":
+        holder["nodes"][1]["devices"] = (text,)
+    else:
+        holder[name] = (f"--comment={text}",) if name == "sbatch" else text
+    with pytest.raises(RequestError, match=f"{name}: received .*expected text in one line"):
+        request(RunConfig, **document)

@@ -10,9 +10,11 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
 from dpcompare.launch.engines.slurm import job_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import command_line, shell_script
+from tests.support.command import invoke
 
 RUN_DIR = Path("/runs/one")
 EIGHT_GPUS = [str(index) for index in range(8)]
@@ -178,3 +180,19 @@ def test_slurm_is_asked_for_gpus_by_the_job_and_by_its_step(placement, request_o
 def test_gres_belongs_to_slurm():
     with pytest.raises(ValueError, match="gres: received with engine local; expected engine slurm"):
         Placement(gres="gpu")
+
+
+def test_names_with_spaces_and_patterns_reach_sbatch_as_they_are():
+    config = slurm_config(account="a b", sbatch=('--comment=x y "#1"',))
+    lines = job_script(config, Path("/runs/one %j's")).splitlines()
+    assert '#SBATCH --output="/runs/one %%j\'s/logs/slurm.log"' in lines
+    assert '#SBATCH --account="a b"' in lines
+    assert r'#SBATCH --comment="x y \"#1\""' in lines
+
+
+def test_a_run_directory_that_sbatch_or_a_script_cannot_be_told_is_refused(tmp_path):
+    with pytest.raises(RequestError, match="no backslash"):
+        job_script(slurm_config(), Path("/runs/a\\b"))
+    done = invoke("plan", "--framework", "torch", "--mode", "single", "--run-dir", tmp_path / "a\ntouch F")
+    assert done.code == 2
+    assert "--run-dir: received" in done.stderr

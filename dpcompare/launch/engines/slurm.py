@@ -150,14 +150,20 @@ OF_AN_OUTER_JOB = ("SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND", "SLURM
 
 
 def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> str:
-    """A script for sbatch."""
+    """A script for sbatch.
+
+    Raises:
+        RequestError: the name of the run directory is none that sbatch can be told.
+    """
+    if "\\" in str(run_dir):
+        raise RequestError(f"--run-dir: received {str(run_dir)!r}; expected no backslash in it, which sbatch drops")
     cluster, placement = config.cluster, config.placement
     options = [
         f"--job-name=dpcompare-{config.framework}-{config.mode}",
         f"--nodes={cluster.num_nodes}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={cluster.nodes[0].num_cores}",
-        f"--output={slurm_log_path(run_dir)}",
+        f"--output={slurm_log_path(run_dir)}".replace("%", "%%"),
         "--open-mode=append",
         "--no-requeue",  # the process that started the run decides whether it is restarted
     ]
@@ -165,9 +171,17 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
     for name, value in (("partition", placement.partition), ("time", placement.time), ("account", placement.account)):
         if value:
             options.append(f"--{name}={value}")
-    lines = "\n".join(f"#SBATCH {option}" for option in [*options, *placement.sbatch])
+    lines = "\n".join(f"#SBATCH {_quoted(option)}" for option in [*options, *placement.sbatch])
     forget = f"unset {' '.join(OF_AN_OUTER_JOB)}\n" if cluster.device_type == "gpu" else ""
     return f"#!/bin/bash\n{lines}\n{forget}exec {shlex.join(srun_command(config, run_dir, attempt))}\n"
+
+
+def _quoted(option: str) -> str:
+    """An option with its value as one word of a line that sbatch reads, which knows quotes, escapes and comments."""
+    name, equals, value = option.partition("=")
+    if re.search(r"""[\s\\'"#]""", value):
+        value = '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+    return name + equals + value
 
 
 @contextmanager
