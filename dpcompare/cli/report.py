@@ -126,10 +126,9 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     for made in sorted(comparison.claims, key=lambda made: made.outcome == "NOT COMPARABLE"):  # those come last
         console.print(f"- {made.sentence}", soft_wrap=True)
-    if comparison.agreement:
-        console.print(comparison.agreement, soft_wrap=True)
-    if comparison.stopped_by:
-        console.print(f"Rounds were added until {comparison.stopped_by}.", soft_wrap=True)
+    stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
+    for sentence in filter(None, (comparison.agreement, comparison.unchecked, stopped)):
+        console.print(sentence, soft_wrap=True)
     for row in comparison.arms:
         if row.efficiency and row.efficiency.suspicious:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)

@@ -46,6 +46,7 @@ def analyse(collection: Collection) -> Comparison:
         partial=partial,
         repeats=collection.repeats,
         order_seed=collection.order_seed,
+        unchecked=_unchecked(arms),
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
         look_level=min(arm.plan.level for arm in arms),
         subject=list(subject),
@@ -70,6 +71,16 @@ def _printable(arm: ArmRuns) -> ArmRuns:
         name=printable(arm.name),
         failures=list(map(printable, arm.failures)),
         ablation_failures=list(map(printable, arm.ablation_failures)),
+    )
+
+
+def _unchecked(arms: Sequence[ArmRuns]) -> str | None:
+    num_runs, unchecked = sum(len(arm.completed) for arm in arms), sum(arm.num_unchecked for arm in arms)
+    if not unchecked:
+        return None
+    return (
+        f"The figures of {unchecked} of {num_runs} runs are as written in result.json: there are no events beside it "
+        "to compute them from."
     )
 
 

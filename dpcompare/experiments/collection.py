@@ -10,10 +10,11 @@ from pydantic import ValidationError
 
 from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
-from dpcompare.errors import RequestError
+from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
-from dpcompare.experiments.study import Study, finished_run, is_study
+from dpcompare.experiments.study import Study, is_study
+from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.system.terminal_text import in_one_line, printable
@@ -39,6 +40,8 @@ class ArmRuns:
     """Per round, when it ran among the arms, from 1."""
     failures: list[str] = field(default_factory=list)
     ablation_failures: list[str] = field(default_factory=list)
+    num_unchecked: int = 0
+    """Completed runs without events, whose figures are as result.json has them."""
     without_sync: list[RunResult | None] = field(default_factory=list)
     """Per round, the same arm without gradient sync, where the study has it."""
 
@@ -135,15 +138,27 @@ def _of_run(path: Path) -> ArmRuns:
             f"{RESULT_FILE}"
         )
     result = RunResult.load(path)
-    completed = result.status == "completed"
+    config = _config_of(result, path)
+    failure, is_checked = _judged(result, path)
     return ArmRuns(
         name=_name(result),
-        config=_config_of(result, path),
-        runs=[result if completed else None],
+        config=config,
+        runs=[None if failure else result],
         run_dirs=[str(path)],
         positions=[1],
-        failures=[] if completed else [f"round 1: {result.status}: {in_one_line(result.error)}"],
+        failures=[f"round 1: {failure}"] if failure else [],
+        num_unchecked=0 if failure or is_checked else 1,
     )
+
+
+def _judged(result: RunResult, run_dir: Path) -> tuple[str | None, bool]:
+    """Why a run that has ended does not count, if so, and whether its figures were computed again."""
+    if result.status != "completed":
+        return f"{result.status}: {in_one_line(result.error)}", False
+    different = contradictions(result, _config_of(result, run_dir), run_dir)
+    if different:
+        return f"{RESULT_FILE} is not what the events beside it give: {'; '.join(different)}", True
+    return None, different is not None
 
 
 def _config_of(result: RunResult, path: Path) -> RunConfig:
@@ -169,16 +184,32 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
     for number in range(1, study.repeats + 1):
         for position, arm in enumerate(study.order(number), start=1):
             run_dir = study.run_dir(study_dir, number, arm)
-            result = finished_run(run_dir)
-            of_arm = arms[arm.name]
-            of_arm.runs.append(result if result and result.status == "completed" else None)
-            of_arm.run_dirs.append(str(run_dir) if result else "")
-            of_arm.positions.append(position)
-            if result and result.status == "failed":
-                of_arm.failures.append(f"round {number}: {in_one_line(result.error)}")
+            _add_round(arms[arm.name], number, run_dir)
+            arms[arm.name].positions.append(position)
     for arm in study.arms:
         if arm.ablation_of in arms:
             without = arms.pop(arm.name)
             arms[arm.ablation_of].without_sync = without.runs
             arms[arm.ablation_of].ablation_failures = without.failures
     return list(arms.values())
+
+
+def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
+    """The run of a round, where there is one; one that was interrupted is made again, so it does not count."""
+    result, failure, is_checked = None, None, True
+    if (run_dir / RESULT_FILE).exists():
+        try:
+            result = RunResult.load(run_dir)
+        except OtherFormatError:
+            raise
+        except RequestError as error:
+            failure = str(error)
+        else:
+            interrupted = result.status == "interrupted"
+            failure, is_checked = (None, True) if interrupted else _judged(result, run_dir)
+            result = None if interrupted else result
+    arm.runs.append(None if failure else result)
+    arm.run_dirs.append(str(run_dir) if result else "")
+    arm.num_unchecked += not is_checked and failure is None
+    if failure:
+        arm.failures.append(f"round {number}: {failure}")

@@ -141,6 +141,8 @@ class Comparison(_Shown):
     """Whether rounds are missing."""
     repeats: int
     order_seed: int | None
+    unchecked: str | None
+    """How many runs have figures that were not computed again from their events, for want of them."""
     stopped_by: str | None
     """Why no more rounds were added, where the study added them until its intervals were narrow enough."""
     look_level: float

@@ -156,6 +156,8 @@ def as_markdown(comparison: Comparison) -> str:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
     if comparison.agreement:
         lines += ["", _escaped(comparison.agreement)]
+    if comparison.unchecked:
+        lines += ["", _escaped(comparison.unchecked)]
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:

@@ -25,6 +25,7 @@ from dpcompare.results.result import (
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import SlowSteps, steady_images_per_second
+from dpcompare.system.json_files import read_document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
     history = History.load(run_dir)
     processes = _series(config, read_events(run_dir, config.topology.num_processes))
     records = [
-        ProcessRecord.model_validate_json(path.read_text())
+        read_document(ProcessRecord, path, kind="the record of a process", expected="a run directory")
         for rank in range(config.topology.num_processes)
         if (path := process_record_path(run_dir, rank)).is_file()
     ]

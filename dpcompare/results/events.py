@@ -9,8 +9,11 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from dpcompare.errors import RequestError
 from dpcompare.results.run_dir import event_path
@@ -158,22 +161,31 @@ def _decode(line: bytes) -> Event | None:
 
     Raises:
         _DamagedError: the line does not match its checksum.
-        RequestError: an older version wrote it, without a field that is needed.
+        RequestError: another version wrote it, without a field that is needed or with values of other types.
     """
     found = _LINE.fullmatch(line)
     if found is None or zlib.crc32(found[1] + b"}") != int(found[2]):
         raise _DamagedError
-    fields: dict[str, Any] = json.loads(found[1] + b"}")
+    try:
+        fields: dict[str, Any] = json.loads(found[1] + b"}")
+    except (ValueError, RecursionError):
+        raise _DamagedError from None
     kind = _KINDS.get(fields.pop("kind"))
     if kind is None:
         return None
     try:
-        return kind(**{name: value for name, value in fields.items() if name in kind.__dataclass_fields__})
-    except TypeError as error:
+        return _reader(kind.kind).validate_python(fields)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise RequestError(
             f"an event of kind {kind.kind!r} has the fields {', '.join(fields)}, expected those of this version of "
-            f"dpcompare ({error}); read the run with the version that wrote it"
+            f"dpcompare ({problems}); read the run with the version that wrote it"
         ) from None
+
+
+@cache
+def _reader(kind: str) -> TypeAdapter[Event]:
+    return TypeAdapter(_KINDS[kind])
 
 
 class EventLog:
@@ -211,6 +223,8 @@ class EventTail:
             for line in self._new_lines(rank):
                 try:
                     event = _decode(line)
+                    if event is not None and event.process_rank != rank:
+                        raise _DamagedError
                 except _DamagedError:
                     self.damaged.append(rank)
                     break

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError
-from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.aggregate import LaunchEnd
 from dpcompare.results.events import read_events
+from dpcompare.results.recompute import read_back
 from dpcompare.results.result import Attempt, History, RunResult
 from dpcompare.results.run_dir import (
     CONFIG_FILE,
@@ -34,7 +35,7 @@ def result_so_far(run_dir: Path) -> RunResult:
         end = LaunchEnd(
             status="interrupted", error="the launcher was killed", started_at=min(times), ended_at=max(times)
         )
-        return aggregate(config, run_dir, end)
+        return read_back(config, run_dir, end)
 
 
 def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:

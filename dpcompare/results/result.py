@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
+from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
 from dpcompare.results.steadiness import SlowSteps
 from dpcompare.system.gpu_state import GpuState
@@ -57,10 +58,10 @@ class StepSeconds(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    median: float
-    p95: float
-    mean: float
-    mad: float
+    median: Measured
+    p95: Measured
+    mean: Measured
+    mad: Measured
     """Median absolute deviation, not scaled."""
 
     @classmethod
@@ -78,8 +79,8 @@ class StepSeconds(BaseModel):
 class PeakMemory(BaseModel):
     model_config = ConfigDict(frozen=True)
 
-    max_process: int
-    total: int
+    max_process: Count
+    total: Count
 
 
 class NodeRecord(BaseModel):
@@ -105,10 +106,10 @@ class Evaluation(BaseModel):
     """Epochs started when it was made, from 1."""
     step: int
     """Steps trained when it was made."""
-    loss: float | None
+    loss: Finite | None
     """None where it is not finite."""
-    accuracy: float
-    count: int
+    accuracy: Share
+    count: Number
 
 
 class Attempt(BaseModel):
@@ -125,7 +126,7 @@ class Attempt(BaseModel):
     framework: str
     mode: str
     num_replicas: int
-    images_per_second: float | None
+    images_per_second: Rate | None
 
 
 class History(BaseModel):
@@ -133,7 +134,7 @@ class History(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    losses: list[float | None] = Field(default_factory=list)
+    losses: list[Finite | None] = Field(default_factory=list)
     """Of every step up to the checkpoint that the present attempt was resumed from."""
     evaluations: list[Evaluation] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)
@@ -158,7 +159,7 @@ class RunResult(BaseModel):
     """Changes where a key changes its name or its meaning."""
     dpcompare_version: str = __version__
     status: Status
-    first_step: int = 0
+    first_step: Count = 0
     """Steps made before the last attempt, whose timings these are; 0 where there was only one."""
     attempts: list[Attempt] = []
     """Earlier attempts."""
@@ -166,9 +167,9 @@ class RunResult(BaseModel):
     """Why the run did not complete: the first failure, with its traceback."""
     framework: str
     mode: str
-    num_nodes: int
-    num_processes: int
-    num_replicas: int
+    num_nodes: Number
+    num_processes: Number
+    num_replicas: Number
     device_type: str
     device_names: list[str] = []
     emulated: bool
@@ -176,45 +177,45 @@ class RunResult(BaseModel):
     collective: str | None = None
     model: str
     dataset: str
-    image_size: int
-    global_batch_size: int
+    image_size: Number
+    global_batch_size: Number
     precision: str
     profile: str
-    images_per_second: float | None = None
+    images_per_second: Rate | None = None
     """Images of all replicas per second over the measured steps, by the slowest process."""
-    steady_images_per_second: float | None = None
+    steady_images_per_second: Rate | None = None
     """The same of the median of ten equal parts of these steps, in which no stall shows; arms are compared by it.
 
     None in results of 0.1.0.
     """
-    measured_steps: int = 0
+    measured_steps: Count = 0
     step_seconds: StepSeconds | None = None
     slow_steps: SlowSteps | None = None
     """None where an asynchronous mode has steps that cannot be timed one by one."""
-    data_wait_fraction: float | None = None
+    data_wait_fraction: Measured | None = None
     """Part of the measured time in which the slowest process waited for its next batch."""
-    host_overhead_seconds: float | None = None
+    host_overhead_seconds: Measured | None = None
     """Mean time between two measured steps of the slowest process, in which losses are read and events are written."""
-    joules_per_image: float | None = None
+    joules_per_image: Measured | None = None
     """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine.
 
     None where they have no counter.
     """
-    time_to_first_step_seconds: float | None = None
+    time_to_first_step_seconds: Finite | None = None
     """From the start of the launch until the last process has finished its first step."""
-    first_step_seconds: float | None = None
+    first_step_seconds: Measured | None = None
     """The first step of the slowest process itself: what a framework traces, compiles or tries out then is in it."""
-    wall_seconds: float
+    wall_seconds: Finite
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None
-    train_loss: list[float | None] = []
+    train_loss: list[Finite | None] = []
     """Global loss of every step, earlier attempts included; None where it is not finite, which JSON cannot express."""
     evaluations: list[Evaluation] = []
     sample_order_sha256: str | None = None
     store_sha256: str | None = None
     weights_sha256: str | None = None
-    skipped_images: int = 0
-    threads_per_process: int
+    skipped_images: Count = 0
+    threads_per_process: Number
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
     """Of node 0; see `nodes`."""
@@ -226,9 +227,11 @@ class RunResult(BaseModel):
     @classmethod
     def _has_its_parts(cls, config: dict[str, Any]) -> dict[str, Any]:
         """Not a RunConfig: results of other releases are read too. What is looked up in it must be there."""
-        if not isinstance(config.get("workload"), dict) or not isinstance(config.get("placement", {}), dict):
-            raise ValueError("expected the config of a run, with its workload")
-        return config
+        match config:
+            case {"workload": dict(), "cluster": {"nodes": [{"devices": [*_]}, *_]}}:
+                if isinstance(config.get("placement", {}), dict):
+                    return config
+        raise ValueError("expected the config of a run, with its workload and cluster")
 
     @property
     def devices_per_node(self) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from dpcompare.results.quantities import Count, Measured, Number, Rate
+
 NUM_PARTS = 10
 JITTER_SCALE = 1.4826
 """Makes the median absolute deviation of a normal distribution its standard deviation."""
@@ -38,17 +40,17 @@ class SlowSteps(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    largest_seconds: float
+    largest_seconds: Measured
     """The largest duration of a step; in a window of several steps, an equal share of it."""
-    first: int
+    first: Number
     """The step that took it, from 1, earlier attempts included."""
-    last: int
+    last: Number
     """The last step of its window; the same step where each is measured by itself."""
-    count: int
+    count: Count
     """Steps above the median by more than ten scaled median absolute deviations."""
-    lost_seconds: float
+    lost_seconds: Measured
     """What these took more than the median step."""
-    images_per_second_without: float | None
+    images_per_second_without: Rate | None
     """Of all other steps together; None where none is slow."""
 
     @classmethod

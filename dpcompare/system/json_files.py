@@ -56,9 +56,19 @@ def read_document(model: type[D], path: Path, *, kind: str, expected: str, forma
         ) from None
     except ValidationError as error:
         _refuse_unknown_fields(error, path)
-        raise RequestError(f"{str(path)!r} is not {kind}: {error}") from None
+        raise RequestError(f"{str(path)!r} is not {kind}: {_problems(error)}") from None
     except UnicodeDecodeError as error:
         raise RequestError(f"{str(path)!r} is not {kind}: {error}") from None
+
+
+MOST_PROBLEMS = 3
+
+
+def _problems(error: ValidationError) -> str:
+    """The first problems of a file, in one line."""
+    each = [": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors()]
+    more = [f"{len(each) - MOST_PROBLEMS} more"] if len(each) > MOST_PROBLEMS else []
+    return "; ".join(each[:MOST_PROBLEMS] + more)
 
 
 def _refuse_unknown_fields(error: ValidationError, path: Path) -> None:

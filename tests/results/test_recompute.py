@@ -1,0 +1,134 @@
+"""Figures that are computed again from the events, and those that no run can have measured."""
+
+import json
+import math
+
+import pytest
+
+from dpcompare.errors import RequestError
+from dpcompare.results.events import EventLog, EventTail
+from dpcompare.results.recompute import contradictions
+from dpcompare.results.result import RunResult
+from dpcompare.results.run_dir import event_path
+from tests.results.test_result import aggregated, config, events, record  # noqa: F401 (`config` is a fixture)
+from tests.support.command import invoke
+from tests.support.events import trained
+
+
+@pytest.fixture
+def run_dir(config, tmp_path):  # noqa: F811 (a fixture)
+    """A run that has completed, with all that its processes have written."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for rank in range(2):
+        record(rank).save(folder)
+    aggregated(config, folder, events(0) + events(1)).save(folder)
+    return folder
+
+
+def altered(run_dir, **changes):
+    path = run_dir / "result.json"
+    content = json.loads(path.read_text())
+    for name, value in changes.items():
+        *parts, last = name.split("__")
+        holder = content
+        for part in parts:
+            holder = holder[int(part) if part.isdigit() else part]
+        holder[last] = value
+    path.write_text(json.dumps(content))
+
+
+def test_an_untouched_result_is_what_its_events_give(config, run_dir):  # noqa: F811
+    assert contradictions(RunResult.load(run_dir), config, run_dir) == []
+    reported = invoke("report", run_dir)
+    assert reported.code == 0
+    assert "as written in result.json" not in reported.stdout
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"images_per_second": 800.0},
+        {"steady_images_per_second": 800.0},
+        {"step_seconds__median": 0.01},
+        {"train_loss": [1.0, 0.9, 0.8, 0.7]},
+        {"evaluations__0__accuracy": 0.99},
+        {"sample_order_sha256": "cba"},
+        {"settings__tf32": True},
+        {"peak_memory_bytes__total": 1},
+        {"global_batch_size": 16},
+        {"config__workload__warmup_steps": 0},
+    ],
+)
+def test_a_figure_that_its_events_contradict_is_not_shown(run_dir, tmp_path, changes):
+    altered(run_dir, **changes)
+    alone = invoke("report", run_dir, "--fail-if", "images_per_second<1")
+    assert alone.code == 2  # nothing else is there to be reported
+    assert "is not what the events beside it give" in alone.stderr
+    assert "800.0" not in alone.stdout
+
+
+def test_a_condition_is_not_passed_by_a_run_that_does_not_count(run_dir, tmp_path, config):  # noqa: F811
+    other = tmp_path / "other"
+    other.mkdir()
+    for rank in range(2):
+        record(rank).save(other)
+    aggregated(config, other, events(0) + events(1)).save(other)
+    altered(run_dir, images_per_second=800.0)
+    reported = invoke("report", run_dir, other, "--fail-if", "images_per_second<1")
+    assert reported.code == 3
+    assert "cannot be judged for run" in reported.stderr
+    assert "images_per_second (800, by the events 80)" in reported.stdout
+
+
+def test_a_result_without_events_says_so(run_dir):
+    for rank in range(2):
+        event_path(run_dir, rank).unlink()
+    (run_dir / "events").rmdir()
+    altered(run_dir, images_per_second=800.0)
+    reported = invoke("report", run_dir, "--markdown", "-")
+    assert reported.code == 0
+    assert "The figures of 1 of 1 runs are as written in result.json" in reported.stdout
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 0.0])
+@pytest.mark.parametrize(
+    "name", ["images_per_second", "steady_images_per_second", "step_seconds__mean", "num_replicas"]
+)
+def test_impossible_figures_are_refused(run_dir, name, value):
+    if (name, value) == ("step_seconds__mean", 0.0):
+        value = math.nan
+    altered(run_dir, **{name: value})
+    with pytest.raises(RequestError, match=name.split("__")[-1]):
+        RunResult.load(run_dir)
+    reported = invoke("report", run_dir, "--fail-if", "images_per_second<100")
+    assert reported.code == 2
+    assert "Traceback" not in reported.stderr
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step_seconds": ["0.1x"]},
+        {"step_seconds": [0.0, 0.0], "step": 2},
+        {"step_seconds": []},
+        {"data_seconds": {"a": 1}},
+        {"step": "one"},
+        {"global_counts": [-8]},
+        {"process_rank": 5},
+    ],
+)
+def test_events_that_make_no_sense_are_an_error_in_words(run_dir, changes):
+    """Their checksums are right: anybody can compute those."""
+    path = event_path(run_dir, 0)
+    path.unlink()
+    log = EventLog(run_dir, 0)
+    log._process_rank = changes.get("process_rank", 0)
+    log.append(trained([8.0, 8.0], **({"step": 2} | changes)))
+    log.close()
+    reported = invoke("report", run_dir)
+    assert reported.code == 2
+    assert "Traceback" not in reported.stderr
+    if "process_rank" in changes:
+        tail = EventTail(run_dir, [0])
+        assert (list(tail.new_events()), tail.damaged) == ([], [0])
