@@ -23,6 +23,7 @@ from dpcompare.launch.run import run
 from dpcompare.results.events import Event
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
+from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.locks import LOCK_FILE, only_one
 
@@ -46,7 +47,8 @@ class Arm(BaseModel):
     def folder(self) -> str:
         """The name of its run directory: readable, of bounded length, and unique to the name of the arm."""
         readable = re.sub(r"[^A-Za-z0-9.=]+", "-", self.name)
-        if readable.replace("-", " ") == self.name and len(readable) <= LONGEST_FOLDER:
+        is_readable = readable.replace("-", " ") == self.name and not readable.startswith(".")
+        if is_readable and len(readable) <= LONGEST_FOLDER:
             return readable
         return f"{readable[:LONGEST_FOLDER]}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}"
 
@@ -209,6 +211,7 @@ def hold(study_dir: Path) -> Iterator[None]:
         RequestError: another process holds it, it holds other files, or it cannot be written.
     """
     refuse_other_files(study_dir)
+    require_files_of_its_own(study_dir, "the study")
     with ExitStack() as held:
         try:
             study_dir.mkdir(parents=True, exist_ok=True)

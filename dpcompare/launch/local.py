@@ -15,6 +15,7 @@ from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
 from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrained
 from dpcompare.results.run_dir import node_log_path
 from dpcompare.system.deadline import Deadline
+from dpcompare.system.files import no_link
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import (
     PROCESS_POLL_SECONDS,
@@ -142,7 +143,7 @@ def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -
         die_with_parent(parent)  # last: entering a user namespace would undo it
 
     inherited = {name: value for name, value in os.environ.items() if name not in INHERITED_TO_DROP}
-    with node_log_path(run_dir, node.node_rank).open("ab") as log:
+    with open(node_log_path(run_dir, node.node_rank), "ab", opener=no_link) as log:
         return subprocess.Popen(
             node.argv,
             env=inherited | node.env,

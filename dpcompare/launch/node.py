@@ -32,6 +32,7 @@ from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.addresses import interface_of
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
+from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
 from dpcompare.system.standard_streams import keep_stderr_from_failing
 
@@ -95,6 +96,7 @@ def run_node(
 
 
 def _node_context(run_dir: Path, node_rank: int | None, attempt_id: str | None, report: Report) -> NodeContext:
+    require_files_of_its_own(run_dir, "the run directory")
     attempt = read_attempt(run_dir)
     host = socket.gethostname()
     if attempt_id not in (None, attempt.id):

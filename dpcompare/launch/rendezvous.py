@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict
 from dpcompare._version import __version__
 from dpcompare.launch.outcome import NodeOutcome, Report
 from dpcompare.system.deadline import Deadline
+from dpcompare.system.files import no_link
 from dpcompare.system.json_files import read_document, write_document
 
 NODES_DIR = "nodes"
@@ -92,11 +93,11 @@ class Rendezvous:
 
     def beat(self) -> None:
         """Show the nodes that the process that started the run is there."""
-        (self._folder / ALIVE_FILE).write_text(str(time.time()))
+        self._write(ALIVE_FILE, str(time.time()))
 
     def stop(self) -> None:
         """Tell all nodes to end."""
-        (self._folder / STOP_FILE).touch()
+        self._write(STOP_FILE)
 
     def write_node_info(self, node_info: NodeInfo) -> None:
         """Show the other nodes that this one is there."""
@@ -108,7 +109,7 @@ class Rendezvous:
 
     def write_reached(self, node_rank: int) -> None:
         """Write that this node has reached all others."""
-        (self._folder / f"reached-{node_rank}").touch()
+        self._write(f"reached-{node_rank}")
 
     def node_infos(self) -> dict[int, NodeInfo]:
         """The nodes that have joined, by rank."""
@@ -138,6 +139,10 @@ class Rendezvous:
         if now - self._beat[1] > LOST_BEAT_SECONDS:
             return f"nothing was heard for {LOST_BEAT_SECONDS:.0f} s of the process that started the run"
         return None
+
+    def _write(self, name: str, text: str = "") -> None:
+        with open(self._folder / name, "w", opener=no_link) as file:
+            file.write(text)
 
     def _names(self) -> set[str]:
         # A listing: a shared disk (NFS) remembers for long that a file was not there.

@@ -31,6 +31,7 @@ from dpcompare.results.history import close_attempt, result_so_far
 from dpcompare.results.result import RunResult, Status
 from dpcompare.results.run_dir import ATTEMPTS_DIR, CONFIG_FILE, EVENTS_DIR, LOGS_DIR, RESULT_FILE
 from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, visible_gpus
+from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.locks import only_one
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
@@ -103,6 +104,7 @@ def resume(
     """
     directory = Path(run_dir)
     require_one_line(directory.absolute(), "run directory")
+    require_files_of_its_own(directory, "the run directory")
     with terminated_as_interrupted():
         _require_machine(config)
         config = prepare_inputs(config.model_copy(update={"inputs": None}))

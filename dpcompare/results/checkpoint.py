@@ -17,6 +17,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.models.state import State, TrainingState
 from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
+from dpcompare.system.files import no_link
 
 FORMAT = 1
 """Of the file; a reader refuses a newer one."""
@@ -61,7 +62,7 @@ def save_checkpoint(checkpoint: Checkpoint, run_dir: Path, *, keep: int) -> int:
         unfinished.unlink()
     temporary = path.with_suffix(".tmp")
     try:
-        with temporary.open("wb") as file:
+        with temporary.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -155,7 +156,8 @@ def load_checkpoint(path: Path, *, training: str) -> Checkpoint:
         BrokenCheckpointError: it cannot be read, is damaged, or belongs to another training.
     """
     try:
-        content = path.read_bytes()
+        with open(path, "rb", opener=no_link) as file:
+            content = file.read()
     except OSError as error:
         raise BrokenCheckpointError(f"checkpoint {str(path)!r} cannot be read: {error.strerror}") from None
     try:

@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dpcompare.errors import RequestError
 from dpcompare.results.run_dir import event_path
+from dpcompare.system.files import no_link
 
 
 def _now() -> float:
@@ -195,7 +196,7 @@ class EventLog:
         path = event_path(run_dir, process_rank)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._process_rank = process_rank
-        self._file = path.open("a", buffering=1)
+        self._file = open(path, "a", buffering=1, opener=no_link)  # noqa: SIM115 (open while the process trains)
 
     def append(self, event: Event) -> None:
         self._file.write(_encode(event, self._process_rank))
@@ -235,7 +236,7 @@ class EventTail:
     def _new_lines(self, rank: int) -> list[bytes]:
         """Lines that were completed since the last one that was read."""
         try:
-            with self._paths[rank].open("rb") as file:
+            with open(self._paths[rank], "rb", opener=no_link) as file:
                 inode = os.fstat(file.fileno()).st_ino
                 if inode != self._files[rank]:
                     self._files[rank], self._offsets[rank] = inode, 0

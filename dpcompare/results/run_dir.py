@@ -89,5 +89,5 @@ def attempt_path(run_dir: Path, number: int) -> Path:
 
 def end_of(log: Path) -> str:
     """The last lines of a log, under its name."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() and not log.is_symlink() else []
     return "\n".join([f"end of {log}:", *lines[-LOG_LINES_SHOWN:]])

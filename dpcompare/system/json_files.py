@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 
 from dpcompare.errors import OtherFormatError, RequestError
+from dpcompare.system.files import no_link
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -16,7 +17,9 @@ def write_document(document: BaseModel, path: Path) -> None:
     """Write a file whose readers find the old content or the new one, never half of it."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
-        temporary.write_text(document.model_dump_json(indent=2) + "\n")
+        temporary.unlink(missing_ok=True)  # of a process that was killed
+        with temporary.open("x") as file:  # not what somebody else has put there, such as a link
+            file.write(document.model_dump_json(indent=2) + "\n")
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)
@@ -46,7 +49,8 @@ def read_document(model: type[D], path: Path, *, kind: str, expected: str, forma
         RequestError: it is not there, or is something else.
     """
     try:
-        content = path.read_text()
+        with open(path, opener=no_link) as file:
+            content = file.read()
         if format_number is not None:
             _require_format(_Format.model_validate_json(content), format_number, path)
         return model.model_validate_json(content)

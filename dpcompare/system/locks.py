@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from dpcompare.errors import RequestError
+from dpcompare.system.files import no_link
 
 LOCK_FILE = "lock"
 LOCK_ATTEMPTS = 5
@@ -20,9 +22,9 @@ def only_one(folder: Path, refusal: str) -> Iterator[None]:
     """Hold a folder for this process.
 
     Raises:
-        RequestError: with `refusal`, where another process holds it; or its disk has no locks.
+        RequestError: with `refusal`, where another process holds it; or it cannot be written, or its disk has no locks.
     """
-    with (folder / LOCK_FILE).open("w") as lock:
+    with _opened(folder) as lock:
         for attempt in reversed(range(LOCK_ATTEMPTS)):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -40,10 +42,21 @@ def only_one(folder: Path, refusal: str) -> Iterator[None]:
         yield
 
 
+def _opened(folder: Path) -> IO[str]:
+    """The file to lock, which is never cut short: it may be another's."""
+    try:
+        return open(folder / LOCK_FILE, "a", opener=no_link)
+    except OSError as error:
+        raise RequestError(
+            f"{str(folder)!r} cannot be written ({LOCK_FILE}: {error.strerror}); choose another folder, or have its "
+            "owner do this"
+        ) from None
+
+
 def is_held(folder: Path) -> bool:
     """Whether a process holds a folder."""
     try:
-        with (folder / LOCK_FILE).open() as lock:
+        with open(folder / LOCK_FILE, opener=no_link) as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

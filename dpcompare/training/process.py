@@ -27,6 +27,7 @@ from dpcompare.results.run_dir import CONFIG_FILE, log_path
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.devices import available_cores
 from dpcompare.system.energy import meter_of
+from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
 from dpcompare.system.numa import bind, near_cores
 from dpcompare.training import loop, probe
@@ -50,7 +51,7 @@ def work(run_dir: Path, node_rank: int) -> NoReturn:
 
 def _write_output_to(path: Path) -> None:
     """One log per process, C++ messages of the framework included."""
-    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = no_link(str(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, sys.stdout.fileno())
     os.dup2(log, sys.stderr.fileno())
     os.close(log)

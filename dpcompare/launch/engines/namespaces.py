@@ -18,6 +18,7 @@ from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import host_log_path
 from dpcompare.system.commands import run_command
+from dpcompare.system.files import no_link
 from dpcompare.system.network_namespace import Network, isolated
 from dpcompare.system.processes import die_with_parent
 from dpcompare.system.signals import signals_held
@@ -89,7 +90,7 @@ def _start(host: Network, run_dir: Path, rendezvous: Rendezvous, rank: int) -> s
         host.enter()
         die_with_parent(parent)
 
-    with host_log_path(run_dir, rank).open("ab") as log:
+    with open(host_log_path(run_dir, rank), "ab", opener=no_link) as log:
         return subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir)),

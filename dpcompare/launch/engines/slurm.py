@@ -23,6 +23,7 @@ from dpcompare.results.run_dir import end_of, slurm_log_path
 from dpcompare.system.addresses import local_address
 from dpcompare.system.commands import run_command
 from dpcompare.system.deadline import Deadline
+from dpcompare.system.files import no_link
 from dpcompare.system.processes import kill_groups, wait_for_exit
 from dpcompare.system.signals import signals_held
 
@@ -264,7 +265,7 @@ def _ended_within(job: str, seconds: float) -> bool:
 def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[PollExit]:
     """A step of the allocation that this process is in."""
     soon = f"--immediate={config.seconds_to_start:.0f}"  # another step may have the cores
-    with signals_held() as signals, slurm_log_path(run_dir).open("ab") as log:
+    with signals_held() as signals, open(slurm_log_path(run_dir), "ab", opener=no_link) as log:
         step = subprocess.Popen(
             srun_command(config, run_dir, rendezvous.attempt.id, soon),
             env={name: value for name, value in os.environ.items() if name not in OF_AN_OUTER_JOB},

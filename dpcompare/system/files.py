@@ -1,0 +1,45 @@
+"""Files in folders that others may have written, or may write to: nothing there leads out of them."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from dpcompare.errors import RequestError
+
+
+def no_link(path: str, flags: int) -> int:
+    """An `opener` of `open`, for a file of a folder that is not a link to another, nor a pipe to wait for.
+
+    Raises:
+        OSError: it is one; or as of `os.open`.
+    """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+
+
+def require_files_of_its_own(folder: Path, what: str) -> None:
+    """Refuse a folder in which, or below which, there is anything but files and folders.
+
+    A link would have its reader show what is elsewhere, and its writer write there; a pipe would never end.
+
+    Args:
+        folder: which may itself be named by a link: that is the user's.
+        what: it is, such as `the run directory`.
+
+    Raises:
+        RequestError: there is such a thing.
+    """
+    for above, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(above, name)
+            try:
+                mode = path.lstat().st_mode
+            except FileNotFoundError:  # a run or study that is being made
+                continue
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
+                raise RequestError(
+                    f"{str(path)!r} in {what} is {kind}; expected nothing but files and folders: remove it, or put "
+                    "there what it stands for"
+                )

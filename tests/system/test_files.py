@@ -1,0 +1,89 @@
+"""Folders in which somebody else has put links, pipes, and files of other owners."""
+
+import os
+
+import pytest
+
+from dpcompare.errors import RequestError
+from dpcompare.launch.outcome import NodeOutcome
+from dpcompare.launch.rendezvous import ALIVE_FILE, Rendezvous
+from dpcompare.results.events import EventLog, Failed
+from dpcompare.results.run_dir import event_path
+from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.locks import is_held, only_one
+from tests.support.command import invoke
+
+DOCUMENT = NodeOutcome(node_rank=0, host="here", time=1.0, status=0)
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A file elsewhere, which must stay as it is."""
+    path = tmp_path / "precious"
+    path.write_text("precious")
+    yield path
+    assert path.read_text() == "precious"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "folder"
+    path.mkdir()
+    return path
+
+
+def test_a_lock_is_no_link_and_is_not_cut_short(folder, precious):
+    lock = folder / "lock"
+    lock.symlink_to(precious)
+    with pytest.raises(RequestError, match="lock: Too many levels of symbolic links"), only_one(folder, ""):
+        pass
+    assert not is_held(folder)
+    lock.unlink()
+    lock.hardlink_to(precious)  # no link to see, but nothing is lost
+    with only_one(folder, ""):
+        assert is_held(folder)
+
+
+def test_a_document_is_not_written_through_a_link(folder, precious):
+    (folder / "one.json.tmp").symlink_to(precious)
+    write_document(DOCUMENT, folder / "one.json")
+    assert read_document(NodeOutcome, folder / "one.json", kind="", expected="") == DOCUMENT
+    (folder / "two.json").symlink_to(precious)
+    with pytest.raises(RequestError, match=r"no readable two\.json \(Too many levels of symbolic links"):
+        read_document(NodeOutcome, folder / "two.json", kind="", expected="")
+    write_document(DOCUMENT, folder / "two.json")
+    assert not (folder / "two.json").is_symlink()
+
+
+def test_events_and_signs_of_life_are_not_written_through_a_link(folder, precious):
+    (folder / "events").mkdir()
+    event_path(folder, 0).symlink_to(precious)
+    with pytest.raises(OSError, match="Too many levels"):
+        EventLog(folder, 0).append(Failed(message="", traceback=""))
+    rendezvous = Rendezvous.open(folder, 1)
+    (alive,) = (folder / "nodes").glob(f"*/{ALIVE_FILE}")
+    alive.unlink()
+    alive.symlink_to(precious)
+    with pytest.raises(OSError, match="Too many levels"):
+        rendezvous.beat()
+
+
+@pytest.mark.parametrize("make", [lambda path: path.symlink_to("/"), os.mkfifo], ids=["link", "pipe"])
+@pytest.mark.parametrize("name", ["result.json", "study.json", "config.json", "logs", "checkpoints/step-1.safetensors"])
+def test_what_leads_out_of_a_directory_is_refused_by_whoever_reads_it(folder, make, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    make(folder / name)
+    with pytest.raises(RequestError, match=name):
+        require_files_of_its_own(folder, "the run")
+    for command in (["report", folder], ["watch", folder], ["node", folder], ["run", "--resume", folder]):
+        done = invoke(*command)
+        assert done.code == 2
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_the_folder_of_another_user_is_refused_in_words(folder):
+    folder.chmod(0o500)
+    with pytest.raises(RequestError, match="cannot be written \\(lock: Permission denied\\)"), only_one(folder, ""):
+        pass
