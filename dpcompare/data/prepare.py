@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -18,6 +19,7 @@ from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores
 from dpcompare.system.import_path import is_custom
+from dpcompare.system.processes import die_with_parent
 
 RESIZE_RULE = (
     "centre square, then bicubic (Pillow) to image_size; "
@@ -173,7 +175,13 @@ def _decode_all(target: Path, images: ImageList, image_size: int, num_processes:
     import joblib
     from joblib.externals.loky import get_reusable_executor
 
-    with joblib.Parallel(min(num_processes, len(starts)), return_as="generator", batch_size=1) as parallel:
+    with joblib.Parallel(
+        min(num_processes, len(starts)),
+        return_as="generator",
+        batch_size=1,
+        initializer=die_with_parent,  # also under SIGKILL, after which they would wait five minutes for work
+        initargs=(os.getpid(),),
+    ) as parallel:
         try:
             yield from parallel(joblib.delayed(_decode)(task) for task in tasks)
         finally:

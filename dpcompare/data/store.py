@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -153,6 +157,58 @@ def _read_images(images: npt.NDArray[np.uint8]) -> tuple[str, npt.NDArray[np.int
     return digest.hexdigest(), np.concatenate(sums)
 
 
+STALE_SECONDS = 60.0
+"""How old a folder at least is that is taken for one of a killed command: a younger one may not yet be held."""
+
+
+@contextmanager
+def unfinished(folder: Path, prefix: str) -> Iterator[Path]:
+    """A new folder to prepare something in, held while this lasts, then removed unless it was renamed.
+
+    Those of commands that were killed are removed.
+
+    Args:
+        folder: where it is made.
+        prefix: of its name, which begins with a dot.
+    """
+    sweep(folder, prefix)
+    made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    with folder_held(made):
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def sweep(folder: Path, prefix: str) -> None:
+    """Remove folders that `unfinished` has made and nobody holds any more."""
+    for path in folder.glob(f"{glob.escape(prefix)}*"):
+        try:
+            if not path.is_dir() or path.is_symlink() or time.time() - path.stat().st_mtime < STALE_SECONDS:
+                continue
+            with folder_held(path) as is_free:
+                if is_free:
+                    shutil.rmtree(path, ignore_errors=True)
+        except FileNotFoundError:  # another command was faster
+            continue
+
+
+@contextmanager
+def folder_held(folder: Path) -> Iterator[bool]:
+    """Hold a folder while this lasts; yields False where another process does, or the disk has no locks."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        is_free = False
+    else:
+        is_free = True
+    try:
+        yield is_free
+    finally:
+        os.close(handle)
+
+
 class StoreWriter:
     """Writes a store beside its destination and moves it there as a whole, or not at all.
 
@@ -162,12 +218,13 @@ class StoreWriter:
     def __init__(self, destination: Path, image_size: int) -> None:
         self._destination = destination
         self._image_size = image_size
+        self._until_done = ExitStack()
 
     def __enter__(self) -> StoreWriter:
         folder = self._destination.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._temporary = Path(tempfile.mkdtemp(prefix=f".{self._destination.name}-", dir=folder))
+            self._temporary = self._until_done.enter_context(unfinished(folder, f".{self._destination.name}-"))
         except OSError as error:
             raise RequestError(
                 f"no store can be written below {str(folder)!r} ({error.strerror}); choose another destination, or "
@@ -178,7 +235,7 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        shutil.rmtree(self._temporary, ignore_errors=True)
+        self._until_done.close()
 
     def images_path(self, split: str) -> Path:
         return self._temporary / f"{split}-images.npy"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.custom import custom_dataset
 from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
 from dpcompare.data.sources import BUILT_IN, find_images, num_synthetic
-from dpcompare.data.store import FORMAT, Store, is_store, open_store
+from dpcompare.data.store import FORMAT, Store, is_store, open_store, sweep, unfinished
 from dpcompare.errors import RequestError
 from dpcompare.models.weights import classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
@@ -125,6 +124,7 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
     cached = cache_dir() / "stores" / _store_key(workload, path, largest_batch)
     if (found := _sound_store(cached)) is not None:
         return found
+    sweep(cached.parent, ".")  # what commands that were killed have left of other datasets
     return prepare(
         source,
         cached,
@@ -140,8 +140,8 @@ def _custom_store(name: str, image_size: int, progress: Progress | None) -> Stor
     """Prepared again by every command, since a user's code may give something else each time; kept by its content."""
     folder = cache_dir() / "stores"
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".custom-") as temporary:
-        store = prepare(name, Path(temporary) / "store", image_size, progress=progress)
+    with unfinished(folder, ".custom-") as temporary:
+        store = prepare(name, temporary / "store", image_size, progress=progress)
         kept = folder / f"{name.replace(':', '.')}-{image_size}px-{store.manifest.sha256[:16]}"
         if (found := _sound_store(kept)) is not None:
             return found

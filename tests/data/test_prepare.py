@@ -1,8 +1,10 @@
 """Preparing stores from folders of images, in every layout."""
 
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from scipy.io import savemat
 
 from dpcompare.data.prepare import prepare, resize
 from dpcompare.data.sources import find_images
+from dpcompare.data.store import folder_held, sweep
 from dpcompare.errors import RequestError
+from dpcompare.system.processes import is_alive
+from tests.launch.test_local import wait_until
 from tests.support.command import with_default_signals
 
 
@@ -87,7 +92,9 @@ def test_a_script_without_a_main_guard_can_prepare(photos, tmp_path):
     assert done.stdout == "once\n"
 
 
-def test_an_interrupted_preparation_leaves_nothing(tmp_path):
+@pytest.fixture
+def preparing(tmp_path):
+    """A preparation that has decoded its first images."""
     (tmp_path / "many").mkdir()
     for name in ("a", "b"):
         (tmp_path / "many" / name).mkdir()
@@ -96,10 +103,32 @@ def test_an_interrupted_preparation_leaves_nothing(tmp_path):
     command = [sys.executable, "-m", "dpcompare", "data", "prepare", "many", "store", "--image-size", "32"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=with_default_signals)
     assert "preparing" in process.stderr.readline()
-    process.terminate()
-    process.communicate(timeout=30)
-    assert process.returncode == 130
+    with process:
+        yield process
+        process.kill()
+
+
+def test_an_interrupted_preparation_leaves_nothing(preparing, tmp_path):
+    preparing.terminate()
+    preparing.communicate(timeout=30)
+    assert preparing.returncode == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]
+
+
+def test_a_killed_preparation_leaves_no_process_and_its_files_to_the_next(preparing, tmp_path):
+    children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
+    assert len(children) > 1
+    preparing.kill()
+    preparing.communicate()
+    wait_until(lambda: not any(is_alive(int(pid)) for pid in children))
+    (left,) = tmp_path.glob(".store-*")
+    in_use = tmp_path / ".store-in-use"
+    in_use.mkdir()
+    for folder in (left, in_use):
+        os.utime(folder, (0, 0))
+    with folder_held(in_use):
+        sweep(tmp_path, ".store-")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".store-in-use", "many"]
 
 
 def test_resizing_keeps_the_centre_and_turns_images_upright():
