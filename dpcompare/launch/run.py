@@ -31,7 +31,7 @@ from dpcompare.results.history import close_attempt, result_so_far
 from dpcompare.results.result import RunResult, Status
 from dpcompare.results.run_dir import ATTEMPTS_DIR, CONFIG_FILE, EVENTS_DIR, LOGS_DIR, RESULT_FILE
 from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, visible_gpus
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.files import FolderWatch, require_files_of_its_own
 from dpcompare.system.locks import only_one
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
@@ -199,15 +199,20 @@ def _attempt(
     started_at = time.time()
     status: Status = "failed"
     error: str | None = None
+    there = FolderWatch(run_dir)
+
+    def stopped() -> str | None:
+        return there.loss() or stopped_by()
+
     try:
         if config.placement.engine == "local":
             node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
-            outcome = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped_by)
+            outcome = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped)
         else:
-            outcome = follow(config, run_dir.resolve(), deadlines, observe, report, stopped_by)
+            outcome = follow(config, run_dir.resolve(), deadlines, observe, report, stopped)
         started_at = outcome.started_at or started_at  # not the time in a queue
         status = "failed" if outcome.failed else "completed"
-        error = why_it_failed(config, run_dir, outcome) if outcome.failed else None
+        error = (there.loss() or why_it_failed(config, run_dir, outcome)) if outcome.failed else None
     except BaseException as raised:
         # Where this process had no memory, disk or file left, a study makes the run again.
         status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
@@ -215,7 +220,9 @@ def _attempt(
         raise
     finally:  # whatever happened, what was measured is kept
         with signals_held():
-            result = _finish(config, run_dir, status=status, error=error, started_at=started_at)
+            result = _finish(
+                config, run_dir, status=status, error=error, started_at=started_at, unwritable=there.loss()
+            )
     return result
 
 
@@ -262,10 +269,20 @@ def _require_machine(config: RunConfig) -> None:
         require_cuda(config.framework, config.python)
 
 
-def _finish(config: RunConfig, run_dir: Path, *, status: Status, error: str | None, started_at: float) -> RunResult:
+def _finish(
+    config: RunConfig,
+    run_dir: Path,
+    *,
+    status: Status,
+    error: str | None,
+    started_at: float,
+    unwritable: str | None = None,
+) -> RunResult:
     end = LaunchEnd(status=status, error=error, started_at=started_at, ended_at=time.time())
     result = aggregate(config, run_dir, end)
     try:
+        if unwritable:  # what is there in its place is not ours
+            raise FileNotFoundError(unwritable)
         result.save(run_dir)
     except OSError as unwritten:  # a full disk, often the cause of all
         if status == "interrupted":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -43,3 +44,31 @@ def require_files_of_its_own(folder: Path, what: str) -> None:
                     f"{str(path)!r} in {what} is {kind}; expected nothing but files and folders: remove it, or put "
                     "there what it stands for"
                 )
+
+
+class FolderWatch:
+    """A watch on a folder that is in use, which may be removed, renamed or unmounted under its users."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: tuple[int, int] | None = None
+        self._known = self._identity()
+
+    def loss(self) -> str | None:
+        """What became of the folder, where it is no longer what it was; None while it is, or cannot be asked."""
+        now = self._identity()
+        if self._known is None or now == self._known:
+            return None
+        if now is None:
+            return f"{str(self._folder)!r} is gone: it was removed or renamed, or its disk was unmounted"
+        return (
+            f"{str(self._folder)!r} is another folder than it was: something was mounted, unmounted or put in its place"
+        )
+
+    def _identity(self) -> tuple[int, int] | None:
+        try:
+            status = self._folder.stat()
+        except OSError as error:
+            # Such as a server that does not answer for a while: what a lost folder is told by is listed.
+            return None if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE) else self._known
+        return status.st_dev, status.st_ino

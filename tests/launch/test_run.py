@@ -20,6 +20,7 @@ from dpcompare.results.events import Started, StepsTrained, Stopped, read_events
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
+from tests.launch.test_local import node
 from tests.support.marks import with_mark
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
@@ -232,3 +233,24 @@ def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(RequestError, match="run directory"):
         prepare_run(config(), tmp_path / "file")
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["gone", "replaced"])
+def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatch, replaced):
+    """Processes go on for long without it: their files are open."""
+    run_dir, began = tmp_path / "run", time.monotonic()
+    sleeping = node(0, "import time; time.sleep(60)")
+    monkeypatch.setattr("dpcompare.launch.run.plan", lambda *arguments: [sleeping])
+    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+
+    def remove():
+        if not (tmp_path / "elsewhere").exists():
+            run_dir.rename(tmp_path / "elsewhere")
+            if replaced:
+                run_dir.mkdir()
+
+    with pytest.raises(RunFailedError, match="is another folder" if replaced else "is gone: it was removed") as failed:
+        run(config(mode="single", nodes=1, model="mlp", image_size=8), run_dir, stopped_by=remove)
+    assert "result.json cannot be written" in str(failed.value)
+    assert time.monotonic() - began < 30
+    assert not run_dir.exists() or not list(run_dir.iterdir())
