@@ -137,7 +137,8 @@ def _write_files(
                         "--skip-corrupt to leave such images out and count them"
                     )
                 good[row] = False
-                corrupt.append(str(path.relative_to(files.root)))
+                # A name that is not UTF-8 is recorded with what it has instead.
+                corrupt.append(os.fsencode(path.relative_to(files.root)).decode(errors="backslashreplace"))
             done += decoded.count
             progress(done, total)
         if not good.any():

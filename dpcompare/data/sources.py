@@ -77,6 +77,8 @@ def find_images(root: Path) -> ImageFiles:
         found = _stanford_dogs(root)
     else:
         found = _image_folder(root)
+    for name in (str(root), *found.classes):
+        _require_utf8(name)
     if not any(map(len, found.splits.values())):
         raise RequestError(f"dataset {str(root)!r} holds no images; {LAYOUTS}")
     if len(found.classes) < 2:
@@ -89,6 +91,17 @@ def find_images(root: Path) -> ImageFiles:
                 f"dataset {str(root)!r} has no images in its {split} split; expected at least one per split"
             )
     return found
+
+
+def _require_utf8(name: str) -> None:
+    """Refuse a name that no document can hold, before anything is decoded."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"dataset: the name {os.fsencode(name)!r} is not UTF-8; rename the folder, since the names of classes are "
+            "recorded"
+        ) from None
 
 
 def _subfolders(folder: Path) -> list[Path]:
