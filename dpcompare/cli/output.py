@@ -14,6 +14,7 @@ from dpcompare.system.terminal_text import printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 WIDTH_WHEN_PIPED = 200
 
@@ -26,16 +27,23 @@ EXIT_INTERRUPTED = 130
 
 def stdout_console() -> Console:
     """For tables; a pipe gets them unfolded instead of cut to 80 columns."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else WIDTH_WHEN_PIPED, highlight=False, markup=False, emoji=False)
+    return _console(width=None if sys.stdout.isatty() else WIDTH_WHEN_PIPED)
 
 
 def stderr_console() -> Console:
     """For progress. Animated only on a terminal: FORCE_COLOR makes rich animate into a pipe otherwise."""
+    return _console(stderr=True, force_interactive=is_animated())
+
+
+def _console(**options: Any) -> Console:
+    """A console that shows control characters instead of obeying them, in every text, cell and title it is given."""
     from rich.console import Console
 
-    return Console(stderr=True, highlight=False, markup=False, emoji=False, force_interactive=is_animated())
+    class PlainConsole(Console):
+        def render_str(self, text: str, **style: Any) -> Text:
+            return super().render_str(printable_lines(text), **style)
+
+    return PlainConsole(highlight=False, markup=False, emoji=False, **options)
 
 
 def is_animated() -> bool:

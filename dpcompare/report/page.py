@@ -6,11 +6,15 @@ import base64
 import hashlib
 import re
 from importlib.resources import files
+from typing import TYPE_CHECKING, Any
 
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.report import plots
 from dpcompare.report.formats import columns
 from dpcompare.system.terminal_text import printable
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 
 def as_html(comparison: Comparison) -> str:
@@ -24,26 +28,32 @@ def as_html(comparison: Comparison) -> str:
     from markupsafe import Markup
 
     folder = files("dpcompare.report")
-    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["printable"] = printable
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, finalize=_shown)
     script = (folder / "page.js").read_text()
     return environment.from_string((folder / "page.html.j2").read_text()).render(
         comparison=comparison,
         columns=columns(comparison),
         parts=[part for part in plots.PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
-        plots=[(plot, Markup(_inline(plots.as_svg(plot), plot.title))) for plot in drawn],
+        plots=[(plot, _inline(plots.as_svg(plot), plot.title)) for plot in drawn],
         style=Markup((folder / "page.css").read_text()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def _inline(svg: str, title: str) -> str:
+def _shown(value: Any) -> Any:
+    """What the template puts into the page: control characters visible, in whatever comes from a run."""
+    return value if not isinstance(value, str) or hasattr(value, "__html__") else printable(value)
+
+
+def _inline(svg: str, title: str) -> Markup:
     """An SVG for the page: ink in the colour of its text, scaled to the width there is, named for a screen reader."""
     svg = svg.replace(plots.INK, "currentColor")
     width, height = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups()  # type: ignore[union-attr]
     svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
-    return (
+    from markupsafe import Markup
+
+    return Markup(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="graphics-document" '
-        f'aria-label="{title}" style="max-width:{float(width):.0f}px">{svg}'
-    )
+        f'aria-label="{{}}" style="max-width:{float(width):.0f}px">'
+    ).format(printable(title)) + Markup(svg)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
+from rich.table import Table
 
+from dpcompare.cli.output import stderr_console, stdout_console
 from dpcompare.cli.progress import RunProgress, StudyProgress, data_progress
 from dpcompare.experiments.study import Study, open_study
 from dpcompare.system.standard_streams import keep_stderr_from_failing
@@ -54,3 +56,17 @@ def test_the_exit_code_outlives_the_loss_of_output(lost):
     """Python itself exits with another code where stderr cannot be flushed at its end."""
     command = f"set -o pipefail; {REFUSED} {lost}"
     assert subprocess.run(["bash", "-c", command], stdin=subprocess.DEVNULL, timeout=60).returncode == 2
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_no_text_from_outside_is_obeyed_by_a_terminal(monkeypatch, stream):
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, stream, shown)
+    console = stdout_console() if stream == "stdout" else stderr_console()
+    hostile = "\x1b]0;title\x07\x9b31m"
+    table = Table(hostile, title=hostile, caption=hostile)
+    table.add_row(hostile)
+    console.print(table)
+    console.print(hostile, soft_wrap=True)
+    assert shown.getvalue().count("]0;title") == 5
+    assert not set("\x1b\x07\x9b") & set(shown.getvalue())

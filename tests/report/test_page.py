@@ -8,7 +8,7 @@ from markupsafe import escape
 
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.report import plots
-from dpcompare.report.page import as_html
+from dpcompare.report.page import _inline, as_html
 from dpcompare.results.result import PeakMemory
 from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
 
@@ -244,3 +244,11 @@ def test_without_scripts_every_figure_is_there(open_page):
     page = open_page(java_script_enabled=False)
     assert "130.0" in page.locator("table.sortable").inner_text()
     assert page.locator("figure svg").count() == 7
+
+
+def test_the_name_of_a_plot_stays_in_its_attribute():
+    drawn = _inline('<svg width="10.5" height="4"><g/></svg>', HOSTILE)
+    assert drawn.startswith("<svg xmlns")
+    assert "<script>" not in drawn
+    assert "\x1b" not in drawn
+    assert 'aria-label="evil&#34;&gt;' in drawn
