@@ -170,9 +170,19 @@ def unfinished(folder: Path, prefix: str) -> Iterator[Path]:
     Args:
         folder: where it is made.
         prefix: of its name, which begins with a dot.
+
+    Raises:
+        RequestError: nothing can be written there.
     """
-    sweep(folder, prefix)
-    made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sweep(folder, prefix)
+        made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+    except OSError as error:
+        raise RequestError(
+            f"no store can be written below {str(folder)!r} ({error.strerror}); choose another destination, or "
+            "another cache with DPCOMPARE_CACHE_DIR"
+        ) from None
     with folder_held(made):
         try:
             yield made
@@ -221,15 +231,8 @@ class StoreWriter:
         self._until_done = ExitStack()
 
     def __enter__(self) -> StoreWriter:
-        folder = self._destination.parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._temporary = self._until_done.enter_context(unfinished(folder, f".{self._destination.name}-"))
-        except OSError as error:
-            raise RequestError(
-                f"no store can be written below {str(folder)!r} ({error.strerror}); choose another destination, or "
-                "another cache with DPCOMPARE_CACHE_DIR"
-            ) from None
+        folder = unfinished(self._destination.parent, f".{self._destination.name}-")
+        self._temporary = self._until_done.enter_context(folder)
         return self
 
     def __exit__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.weights import classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.import_path import is_custom
+from dpcompare.system.locks import in_turn
 
 
 def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[RunConfig]:
@@ -125,43 +125,54 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
     if (found := _sound_store(cached)) is not None:
         return found
     sweep(cached.parent, ".")  # what commands that were killed have left of other datasets
-    return prepare(
-        source,
-        cached,
-        workload.image_size,
-        skip_corrupt=workload.skip_corrupt,
-        largest_batch=largest_batch,
-        progress=progress,
-    )
+    with in_turn(_lock_of(cached)):
+        if (found := _sound_store(cached)) is not None:  # another command has just prepared it
+            return found
+        with unfinished(cached.parent, f".{cached.name}-") as temporary:
+            prepared = prepare(
+                source,
+                temporary / "store",
+                workload.image_size,
+                skip_corrupt=workload.skip_corrupt,
+                largest_batch=largest_batch,
+                progress=progress,
+            )
+            return _kept(prepared, cached)
 
 
 @cache
 def _custom_store(name: str, image_size: int, progress: Progress | None) -> Store:
     """Prepared again by every command, since a user's code may give something else each time; kept by its content."""
-    folder = cache_dir() / "stores"
-    folder.mkdir(parents=True, exist_ok=True)
-    with unfinished(folder, ".custom-") as temporary:
-        store = prepare(name, temporary / "store", image_size, progress=progress)
-        kept = folder / f"{name.replace(':', '.')}-{image_size}px-{store.manifest.sha256[:16]}"
-        if (found := _sound_store(kept)) is not None:
-            return found
-        try:
-            store.path.replace(kept)
-        except OSError:  # another command was faster, which nothing is lost by
-            if not is_store(kept):
-                raise
-    return open_store(kept, verify=True)
+    with unfinished(cache_dir() / "stores", ".custom-") as temporary:
+        prepared = prepare(name, temporary / "store", image_size, progress=progress)
+        cached = cache_dir() / "stores" / f"{name.replace(':', '.')}-{image_size}px-{prepared.manifest.sha256[:16]}"
+        with in_turn(_lock_of(cached)):
+            return _sound_store(cached) or _kept(prepared, cached)
+
+
+def _lock_of(cached: Path) -> Path:
+    return cache_dir() / "locks" / cached.name
 
 
 def _sound_store(path: Path) -> Store | None:
-    """The cached store; a damaged one is removed, since it can be prepared again."""
+    """The cached store; None where it is not there or damaged, since it can be prepared again."""
     if not is_store(path):
         return None
     try:
         return open_store(path, verify=True)
     except RequestError:
-        shutil.rmtree(path)
         return None
+
+
+def _kept(prepared: Store, path: Path) -> Store:
+    """A store that was prepared beside the cache, moved into it; a damaged one goes only now.
+
+    Whoever reads that one goes on with its open files, or opens the new one.
+    """
+    if path.exists():
+        path.rename(prepared.path.with_name("damaged"))
+    prepared.path.rename(path)
+    return open_store(path)
 
 
 def _store_key(workload: Workload, path: Path, largest_batch: int) -> str:

@@ -53,6 +53,31 @@ def _opened(folder: Path) -> IO[str]:
         ) from None
 
 
+@contextmanager
+def in_turn(path: Path) -> Iterator[None]:
+    """Hold a file, created if need be, as soon as no other process does.
+
+    Where it cannot be written, or its disk has no locks, nobody waits: only work is lost that is done twice.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = open(path, "a", opener=no_link)  # noqa: SIM115 (closed below)
+    except OSError:
+        yield
+        return
+    with lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(LOCK_POLL_SECONDS)
+            except OSError:
+                break
+            else:
+                break
+        yield
+
+
 def is_held(folder: Path) -> bool:
     """Whether a process holds a folder."""
     try:

@@ -1,6 +1,8 @@
 """The cache of datasets and initial weights."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -108,3 +110,23 @@ def test_skipped_images_are_counted(photos):
 def test_nothing_is_left_in_the_cache_but_whole_files():
     inputs()
     assert not list(Path(os.environ["DPCOMPARE_CACHE_DIR"]).glob("*/.*"))
+
+
+def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch):
+    """Three commands at once: each verified it, removed it, and prepared it again under the others."""
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
+    whole = inputs(dataset="synthetic-mini", warmup_steps=1)
+    with (whole.store / "train-images.npy").open("r+b") as images:
+        images.seek(200)
+        images.write(b"damaged")
+    code = (
+        "import tests.launch.test_inputs as t; from unittest import mock; import dpcompare.launch.inputs as i\n"
+        "with mock.patch.object(i, 'prepare', wraps=i.prepare) as prepared:\n"
+        "    print(t.inputs(dataset='synthetic-mini', warmup_steps=1).store_sha256, prepared.call_count)"
+    )
+    commands = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    answers = [command.communicate(timeout=120)[0].split() for command in commands]
+    assert [command.returncode for command in commands] == [0] * 3
+    assert {answer[0] for answer in answers} == {whole.store_sha256}
+    assert sum(int(answer[1]) for answer in answers) == 1
+    assert list(whole.store.parent.iterdir()) == [whole.store]
