@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+_OTHER_NAMES = {"pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "mwms": "multiworker", "dataparallel": "dp"}
+"""What people type for names that are spelt otherwise here."""
+
 
 class RequestError(ValueError):
     """The request cannot be carried out; nothing was started. The message says what to change."""
@@ -24,5 +27,14 @@ class RunFailedError(RuntimeError):
 
 def did_you_mean(received: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the closest known name, or an empty string when nothing is close."""
-    close = difflib.get_close_matches(received, list(known), n=1)
+    close = closest(received, known, 1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def closest(received: str, known: Iterable[str], count: int) -> list[str]:
+    """Up to `count` known names that are like the one received, whatever its case, the likest first."""
+    by_lowered = {name.lower(): name for name in known}
+    lowered = received.lower()
+    meant = _OTHER_NAMES.get(lowered, lowered)
+    near = difflib.get_close_matches(lowered, by_lowered, n=count)
+    return [by_lowered[name] for name in dict.fromkeys([meant, *near]) if name in by_lowered][:count]

@@ -13,6 +13,7 @@ from dpcompare._version import __version__
 from dpcompare.cli.compare import compare
 from dpcompare.cli.data import data
 from dpcompare.cli.doctor import doctor
+from dpcompare.cli.environment import blame_variable, unread_variables
 from dpcompare.cli.modes import modes
 from dpcompare.cli.node import node
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
@@ -54,15 +55,20 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _main(arguments: Sequence[str] | None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
+    for line in unread_variables(os.environ, cli):
+        click.echo(f"warning: {line}", err=True)
     try:
         # Click would end a Ctrl-C with exit code 1, hence its exceptions are handled here.
         with terminated_as_interrupted():
             status = cli.main(arguments, prog_name="dpcompare", standalone_mode=False)
         sys.stdout.flush()
         sys.exit(status if isinstance(status, int) else 0)
+    except click.exceptions.NoArgsIsHelpError as error:  # its message is the help
+        click.echo(error.format_message(), err=True)
+        sys.exit(EXIT_REFUSED)
     except click.ClickException as error:
         usage = error.ctx.get_usage() if isinstance(error, click.UsageError) and error.ctx else None
-        fail(EXIT_REFUSED, error.format_message(), usage=usage, as_json=as_json)
+        fail(EXIT_REFUSED, blame_variable(error) or error.format_message(), usage=usage, as_json=as_json)
     except RequestError as error:
         fail(EXIT_REFUSED, str(error), as_json=as_json)
     except RunFailedError as error:

@@ -34,9 +34,10 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     from dpcompare.config.workload import Workload
 
     if options.framework is None:
-        raise RequestError("--framework: received nothing; expected torch or tensorflow")
+        raise RequestError("--framework is required: torch or tensorflow, such as --framework torch --mode ddp")
     if options.mode is None:
-        raise RequestError("--mode: received nothing; expected one of `dpcompare modes`")
+        modes = ", ".join(mode for framework, mode in MODES if framework == options.framework)
+        raise RequestError(f"--mode is required: {modes or 'one of those that `dpcompare modes` lists'}")
     placement = request(Placement, **values_of("placement", options))
     options = _with_defaults_of_mode(options, placement)
     cluster = _cluster(placement, options)

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpcompare.cli.build_config import build_config
-from dpcompare.cli.config_file import Numbers, read_config_file
+from dpcompare.cli.config_file import Numbers, names_like, read_config_file
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions, add_options, option, rows_of, study_options
 from dpcompare.cli.output import EXIT_FAILED, print_json
-from dpcompare.errors import RequestError, RunFailedError, did_you_mean
+from dpcompare.errors import RequestError, RunFailedError
 
 if TYPE_CHECKING:
     from dpcompare.experiments.arms import ArmRequest
@@ -202,11 +202,10 @@ def _parse_change(change: str, text: str) -> tuple[str, Any]:
     key, _, value = (part.strip() for part in change.partition("="))
     name = key.replace("-", "_")
     allowed = sorted(row.name for row in OPTIONS if row.scope == "arm")
-    if name not in allowed or not value:
-        raise RequestError(
-            f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE with one of {', '.join(allowed)}."
-            f"{did_you_mean(name, allowed)}"
-        )
+    if name not in allowed:
+        raise RequestError(f"--arm: received {change!r} in {text!r}; {names_like(name, allowed)}")
+    if not value:
+        raise RequestError(f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16")
     if name == "tune":
         return name, tuple(value.split("+"))  # in the place of a --tune for all
     if name == "augment":

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.errors import RequestError, closest
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
@@ -51,13 +51,20 @@ def read_config_file(context: click.Context, parameter: click.Parameter, path: P
     for key, value in content.items():
         where = f"{path}{_line_of(key, text)}: key {key!r}"
         if key not in options:
-            known = sorted(str(name) for name in options)
-            problems.append(f"{where} is unknown; expected one of {', '.join(known)}.{did_you_mean(key, known)}")
+            problems.append(f"{where} is unknown; {names_like(key, sorted(map(str, options)))}")
         elif problem := _type_problem(options[key], value, context):
             problems.append(f"{where}: received {value!r}, {problem}")
     if problems:
         raise RequestError("\n".join(problems))
     context.default_map = content
+
+
+def names_like(key: str, known: list[str]) -> str:
+    """What was expected in the place of an unknown option: the names like it, since all would be a page."""
+    near = closest(key, known, 3)
+    listed = f"expected an option such as {', '.join(near)}; " if near else "expected the name of an option; "
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"{listed}`--help` lists all {len(known)}.{hint}"
 
 
 def _line_of(key: str, text: str) -> str:
@@ -71,7 +78,9 @@ def _line_of(key: str, text: str) -> str:
 def _type_problem(option: click.Option, value: Any, context: click.Context) -> str | None:
     """Why a TOML value is no value of an option; TOML has types, so '32' is no number here."""
     if option.multiple:
-        return None if isinstance(value, list) and all(isinstance(v, str) for v in value) else "expected a list"
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return None
+        return f'expected a list of strings, such as {option.name} = ["{option.metavar or "..."}"]'
     kinds: dict[str, tuple[tuple[type, ...], str]] = {
         "integer": ((int,), "an integer"),
         "integer range": ((int,), "an integer"),

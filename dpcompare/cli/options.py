@@ -73,9 +73,14 @@ class RunOptions:
     The defaults in the help are those of the config, which a test compares with them.
     """
 
-    framework: str | None = option(resumable=True, scope="run", help="torch or tensorflow.")
+    framework: str | None = option(
+        flags=("--framework", "-f"), resumable=True, scope="run", help="torch or tensorflow."
+    )
     mode: str | None = option(
-        resumable=True, scope="run", help="Such as ddp or mirrored; `dpcompare modes` lists them."
+        flags=("--mode", "-m"),
+        resumable=True,
+        scope="run",
+        help="Such as ddp or mirrored; `dpcompare modes` lists them.",
     )
     nodes: int = option(type=int, default=1, show_default=True, resumable=True, scope="run", help="Nodes to simulate.")
     devices_per_node: int | None = option(
@@ -134,7 +139,9 @@ class RunOptions:
         type=int, help="Side of the square input in pixels.  [default: 64; on GPUs the model's own]"
     )
     global_batch_size: int | None = _workload(
-        type=int, help="Images per step over all replicas.  [default: 32; on GPUs 64 per replica]"
+        flags=("--global-batch-size", "--batch-size"),
+        type=int,
+        help="Images per step over all replicas.  [default: 32; on GPUs 64 per replica]",
     )
     epochs: int | None = _workload(
         type=int, resumable=True, help="Passes over the training split.  [default: 1; on GPUs 200 steps]"
@@ -147,7 +154,7 @@ class RunOptions:
         "quarter of --steps]",
     )
     optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
-    learning_rate: float | None = _workload(type=float, help="[default: 0.001]")
+    learning_rate: float | None = _workload(flags=("--learning-rate", "--lr"), type=float, help="[default: 0.001]")
     schedule: str | None = _workload(
         type=click.Choice(["constant", "cosine"]), help="Of the learning rate.  [default: constant]"
     )
