@@ -5,7 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-_OTHER_NAMES = {"pytorch": "torch", "tf": "tensorflow", "keras": "tensorflow", "mwms": "multiworker", "dataparallel": "dp"}
+_OTHER_NAMES = {
+    "pytorch": "torch",
+    "tf": "tensorflow",
+    "keras": "tensorflow",
+    "mwms": "multiworker",
+    "dataparallel": "dp",
+}
 """What people type for names that are spelt otherwise here."""
 
 

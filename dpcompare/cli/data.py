@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from dpcompare.cli.output import print_json
+from dpcompare.system.terminal_text import printable
 
 
 @click.group()
@@ -43,8 +44,10 @@ def prepare(source: str, dest: Path, image_size: int, skip_corrupt: bool, proces
     if as_json:
         print_json({"path": str(dest), "sha256": manifest.sha256, **manifest.model_dump(mode="json")})
         return
-    counts = ", ".join(f"{split.count} {name}" for name, split in manifest.splits.items())
-    click.echo(f"{dest}: {counts} images of {image_size} px in {len(manifest.classes)} classes")
+    counts = ", ".join(f"{name} {split.count}" for name, split in manifest.splits.items())
+    click.echo(f"{dest}: images of {image_size} px in {len(manifest.classes)} classes: {counts}")
     if manifest.skipped:
-        click.echo(f"skipped {len(manifest.skipped)} images that cannot be decoded, listed in {dest / 'manifest.json'}")
+        click.echo(f"skipped, images that cannot be decoded: {len(manifest.skipped)}, see {dest / 'manifest.json'}")
+    for note in manifest.notes:
+        click.echo(printable(note))
     click.echo(f"sha256 {manifest.sha256}")

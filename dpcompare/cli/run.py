@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ def run(context: click.Context, /, resume: Path | None, as_json: bool, **values:
     if resume is None:
         config = build_config(options)
         run_dir = options.run_dir or runner.default_run_dir(config)
-        with data_progress() as images_done, RunProgress(config, run_dir) as progress:
+        with _interruption_explained(run_dir), data_progress() as images_done, RunProgress(config, run_dir) as progress:
             result = runner.run(
                 config, run_dir, observe=progress.observe, data_progress=images_done, report=progress.say
             )
@@ -52,12 +55,27 @@ def run(context: click.Context, /, resume: Path | None, as_json: bool, **values:
         given = {row.name for row in OPTIONS if _is_given(context, row.name)}
         config = changed_config(RunConfig.load(resume / CONFIG_FILE), options, given)
         run_dir = resume
-        with RunProgress(config, run_dir) as progress:
+        with _interruption_explained(run_dir), RunProgress(config, run_dir) as progress:
             result = runner.resume(run_dir, config, observe=progress.observe, report=progress.say)
     if as_json:
         print_json(json.loads(result.model_dump_json()))
     else:
         print_summary(result, run_dir)
+
+
+@contextmanager
+def _interruption_explained(run_dir: Path) -> Iterator[None]:
+    """Say how to go on with a run that is interrupted, if it can be gone on with."""
+    from dpcompare.results.run_dir import checkpoint_paths
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        if any(checkpoint_paths(run_dir)):
+            click.echo(
+                f"go on from its newest checkpoint: dpcompare run --resume {shlex.quote(str(run_dir))}", err=True
+            )
+        raise
 
 
 def _is_given(context: click.Context, name: str) -> bool:

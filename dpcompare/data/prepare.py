@@ -153,6 +153,7 @@ def _write_files(
         resize=RESIZE_RULE,
         decoder=DECODER,
         skipped=tuple(corrupt),
+        notes=tuple(files.notes()),
     )
 
 

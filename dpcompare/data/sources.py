@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,6 +63,8 @@ class ImageFiles:
     root: Path
     classes: tuple[str, ...]
     splits: dict[str, ImageList]
+    notes: Callable[[], Iterable[str]] = tuple
+    """What of the folder was not taken, or was taken for something else than its name says; walks the whole folder."""
 
 
 def find_images(root: Path) -> ImageFiles:
@@ -82,8 +85,11 @@ def find_images(root: Path) -> ImageFiles:
     if not any(map(len, found.splits.values())):
         raise RequestError(f"dataset {str(root)!r} holds no images; {LAYOUTS}")
     if len(found.classes) < 2:
+        only = root / found.classes[0]
+        deeper = [folder.name for folder in _subfolders(only) if _count_images(folder)] if only.is_dir() else []
+        hint = f" Did you mean {str(only)!r}, which holds {len(deeper)} folders of images?" if len(deeper) > 1 else ""
         raise RequestError(
-            f"dataset {str(root)!r} has one class only ({found.classes[0]!r}); expected at least 2; {LAYOUTS}"
+            f"dataset {str(root)!r} has one class only ({found.classes[0]!r}); expected at least 2; {LAYOUTS}.{hint}"
         )
     for split, images in found.splits.items():
         if not len(images):
@@ -155,8 +161,9 @@ def _image_folder(root: Path) -> ImageFiles:
         stray = _count_images(base)
         detail = f"{stray} images but no folder per class" if stray else "no images"
         raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
+    notes = partial(_notes, base, validation, classes)
     if validation is None:
-        return ImageFiles(root=root, classes=classes, splits=_hold_out(counts))
+        return ImageFiles(root=root, classes=classes, splits=_hold_out(counts), notes=notes)
     unknown = [
         folder.name for folder in _subfolders(validation) if folder.name not in classes and _count_images(folder)
     ]
@@ -168,8 +175,30 @@ def _image_folder(root: Path) -> ImageFiles:
     of_class = [validation / name for name in classes]
     held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in of_class}
     return ImageFiles(
-        root=root, classes=classes, splits={"train": _by_class(counts), "validation": _by_class(held_out)}
+        root=root,
+        classes=classes,
+        splits={"train": _by_class(counts), "validation": _by_class(held_out)},
+        notes=notes,
     )
+
+
+def _notes(base: Path, validation: Path | None, classes: Container[str]) -> Iterator[str]:
+    if validation and validation.name.lower() == "test":
+        yield f"{validation.name}/ is taken as the validation split, since no folder has that name"
+    if empty := [folder.name for folder in _subfolders(base) if folder.name not in classes]:
+        yield f"left out, without an image: {', '.join(f'{name}/' for name in empty)}"
+    suffixes = Counter(
+        Path(name).suffix.lower() or "none"
+        for folder in _subfolders(base)
+        for _, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".") and Path(name).suffix.lower() not in IMAGE_SUFFIXES
+    )
+    if suffixes:
+        listed = ", ".join(f"{suffix}: {count}" for suffix, count in suffixes.most_common())
+        yield f"left out, files in formats that are not read (by suffix): {listed}"
+    if stray := sum(1 for path in base.iterdir() if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
+        yield f"left out, images beside the class folders: {stray}"
 
 
 def _hold_out(counts: Mapping[Path, int]) -> dict[str, ImageList]:

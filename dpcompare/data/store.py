@@ -54,6 +54,8 @@ class Manifest(BaseModel):
     """Library and version that decoded the images: pixels depend on it."""
     skipped: tuple[str, ...] = ()
     """Images left out because they could not be decoded."""
+    notes: tuple[str, ...] = ()
+    """What of the source was not taken, or taken for something else than its name says."""
     splits: dict[str, SplitManifest]
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -87,6 +89,16 @@ def _check_steps(config: RunConfig, num_steps: int) -> None:
         raise RequestError(
             f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
             "steps only; expected steps of the run"
+        )
+
+
+def remarks_on(config: RunConfig) -> Iterator[str]:
+    """What is allowed but hardly meant, a line each."""
+    num_images, batch = num_training_images(config), config.workload.global_batch_size
+    if num_images < batch:
+        yield (
+            f"the training split has {num_images} images and the global batch {batch}: every step trains on a batch "
+            "that is padded, so the speed is not that of full batches; use a smaller --global-batch-size"
         )
 
 

@@ -19,7 +19,7 @@ from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
-from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.launch.inputs import prepare_inputs, remarks_on
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
@@ -74,6 +74,8 @@ def run(
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
     with terminated_as_interrupted():
         config = prepare_run(config, directory, data_progress)
+        for line in remarks_on(config):
+            report(line)
         try:
             with _hold(directory):
                 return _train(config, directory, observe, report, stopped_by)
@@ -115,10 +117,7 @@ def resume(
             assert config.inputs is not None
             num_steps = config.workload.total_steps(config.inputs.num_train)
             if path is None:
-                raise RequestError(
-                    f"run directory {str(run_dir)!r} holds no checkpoint that can be used; expected a run that was "
-                    "made with --checkpoint-every N. " + "; ".join(problems)
-                )
+                raise RequestError(_nothing_to_resume(directory, config, problems))
             # A run that failed after its last checkpoint still lacks its evaluation or its result.
             if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
                 raise RequestError(
@@ -129,6 +128,15 @@ def resume(
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
             return _train(config, directory, observe, report)
+
+
+def _nothing_to_resume(run_dir: Path, config: RunConfig, problems: list[str]) -> str:
+    begin = f"run directory {str(run_dir)!r} holds no checkpoint"
+    if problems:
+        return f"{begin} that can be used: {'; '.join(problems)}"
+    if config.checkpoint_every is None:
+        return f"{begin}: the run was made without --checkpoint-every N; start a new run"
+    return f"{begin}: it ended before the first one, which is written after {config.checkpoint_every} steps; start a new run"
 
 
 def _hold(run_dir: Path) -> AbstractContextManager[None]:

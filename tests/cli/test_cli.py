@@ -41,7 +41,10 @@ REFUSED = {
         ["--framework", "torch", "--mode", "mirrored"],
         "'mirrored' is a mode of tensorflow",
     ),
-    "no framework": (["--mode", "ddp"], "--framework: received nothing; expected torch or tensorflow"),
+    "name of a framework in another spelling": (["-f", "TF", "-m", "mirrored"], "Did you mean 'tensorflow'"),
+    "mode in capitals": (["-f", "torch", "-m", "DDP"], "Did you mean 'ddp'"),
+    "no framework": (["--mode", "ddp"], "--framework is required: torch or tensorflow"),
+    "no mode": (["-f", "tensorflow"], "--mode is required: single, mirrored, multiworker"),
     "no GPU": ([*TORCH[:4], "--device", "gpu"], "no GPU is visible here.*--device cpu"),
     "two nodes of a single-node mode": (
         ["--framework", "tensorflow", "--mode", "mirrored", "--nodes", "2"],
@@ -170,6 +173,48 @@ def test_all_wrong_keys_of_a_config_file_are_named_at_once(tmp_path):
     refused = invoke("run", *TORCH, "--config", "many.toml")
     assert refused.code == 2
     assert len(re.findall(r"many\.toml:\d: key", refused.stderr)) == 4
+
+
+def test_unknown_keys_are_answered_with_the_options_like_them(tmp_path):
+    (tmp_path / "study.toml").write_text('arms = ["torch:ddp"]\n')
+    refused = invoke("compare", "study.toml")
+    assert refused.code == 2
+    assert "expected an option such as arm" in refused.stderr
+    assert "Did you mean 'arm'?" in refused.stderr
+    assert len(refused.stderr) < 300
+    (tmp_path / "tables.toml").write_text('[[arm]]\nmode = "ddp"\n')
+    assert 'such as arm = ["FRAMEWORK:MODE' in invoke("compare", "tables.toml").stderr
+    assert "Did you mean 'precision'?" in invoke("compare", "--arm", "torch:ddp,precison=float64").stderr
+
+
+def test_a_wrong_value_of_a_variable_is_blamed_on_the_variable():
+    refused = invoke("run", *TORCH, DPCOMPARE_NODES="abc")
+    assert refused.code == 2
+    assert "environment variable DPCOMPARE_NODES: 'abc' is not a valid integer" in refused.stderr
+
+
+def test_a_variable_that_no_option_reads_is_told():
+    planned = invoke("plan", *TORCH, DPCOMPARE_NODE="2", DPCOMPARE_SEED="1")
+    assert planned.code == 0
+    told = [line for line in planned.stderr.splitlines() if line.startswith("warning")]
+    assert told == [
+        "warning: the environment variable DPCOMPARE_NODE is set, but no option reads it. "
+        "Did you mean 'DPCOMPARE_NODES'?"
+    ]
+
+
+@pytest.mark.parametrize("command", [[], ["data"]])
+def test_a_command_alone_prints_its_help_once(command):
+    shown = invoke(*command)
+    assert shown.code == 2
+    assert shown.stderr.count("Usage:") == 1
+    assert "error" not in shown.stderr
+
+
+def test_options_have_their_usual_short_names():
+    short = invoke("plan", "-f", "torch", "-m", "ddp", "--lr", "0.1", "--batch-size", "64", "--device", "cpu", "--json")
+    workload = short.json["config"]["workload"]
+    assert (workload["learning_rate"], workload["global_batch_size"]) == (0.1, 64)
 
 
 def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):

@@ -264,7 +264,7 @@ def test_what_cannot_go_on_is_refused(tmp_path):
     run(config(every=None), tmp_path / "run")
     without = invoke("run", "--resume", tmp_path / "run", "--steps", "20")
     assert without.code == 2
-    assert "holds no checkpoint that can be used" in without.stderr
+    assert "the run was made without --checkpoint-every N" in without.stderr
     changed = invoke("run", "--resume", tmp_path / "run", "--learning-rate", "0.5")
     assert changed.code == 2
     assert "received --learning-rate, but a resumed run keeps its workload" in changed.stderr

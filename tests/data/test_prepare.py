@@ -223,6 +223,29 @@ def test_what_is_no_dataset_is_refused(photos, damage, message):
         find_images(photos)
 
 
+def test_a_folder_one_level_too_high_is_recognised(photos, tmp_path):
+    (tmp_path / "above").mkdir()
+    photos.rename(tmp_path / "above" / "photos")
+    with pytest.raises(RequestError, match=r"Did you mean '.*above/photos', which holds 2 folders of images\?"):
+        find_images(tmp_path / "above")
+
+
+def test_what_is_left_out_is_told(photos, tmp_path):
+    assert prepare(photos, tmp_path / "whole", 32).manifest.notes == ()
+    (photos / "empty").mkdir()
+    (photos / "cat" / "raw.heic").touch()
+    (photos / "beside.png").touch()
+    assert prepare(photos, tmp_path / "store", 32).manifest.notes == (
+        "left out, without an image: empty/",
+        "left out, files in formats that are not read (by suffix): .heic: 1",
+        "left out, images beside the class folders: 1",
+    )
+    shutil.copytree(photos, tmp_path / "split" / "train")
+    shutil.copytree(photos, tmp_path / "split" / "test")
+    split = prepare(tmp_path / "split", tmp_path / "split-store", 32)
+    assert split.manifest.notes[0] == "test/ is taken as the validation split, since no folder has that name"
+
+
 def test_a_file_is_no_dataset(tmp_path):
     (tmp_path / "file.zip").touch()
     with pytest.raises(RequestError, match="is a file, not a folder"):
