@@ -9,8 +9,9 @@ _OTHER_NAMES = {
     "pytorch": "torch",
     "tf": "tensorflow",
     "keras": "tensorflow",
-    "mwms": "multiworker",
     "dataparallel": "dp",
+    "mirroredstrategy": "mirrored",
+    "multiworkermirroredstrategy": "multiworker",
 }
 """What people type for names that are spelt otherwise here."""
 

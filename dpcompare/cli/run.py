@@ -72,9 +72,8 @@ def _interruption_explained(run_dir: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if any(checkpoint_paths(run_dir)):
-            click.echo(
-                f"go on from its newest checkpoint: dpcompare run --resume {shlex.quote(str(run_dir))}", err=True
-            )
+            command = f"dpcompare run --resume {shlex.quote(str(run_dir))}"
+            click.echo(f"to go on from the newest checkpoint: {command}", err=True)
         raise
 
 

@@ -136,7 +136,8 @@ def _nothing_to_resume(run_dir: Path, config: RunConfig, problems: list[str]) ->
         return f"{begin} that can be used: {'; '.join(problems)}"
     if config.checkpoint_every is None:
         return f"{begin}: the run was made without --checkpoint-every N; start a new run"
-    return f"{begin}: it ended before the first one, which is written after {config.checkpoint_every} steps; start a new run"
+    first = f"the first one, which is written after {config.checkpoint_every} steps"
+    return f"{begin}: it ended before {first}; start a new run"
 
 
 def _hold(run_dir: Path) -> AbstractContextManager[None]:

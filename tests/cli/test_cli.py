@@ -19,6 +19,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
+from dpcompare.results.run_dir import checkpoint_paths
 from tests.support.command import dpcompare, invoke, start
 
 TINY = ("--model", "toy-cnn", "--image-size", "32", "--steps", "8")
@@ -398,14 +399,20 @@ MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", 
     ],
 )
 def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, mode, number):
-    process = start("run", *mode, *TINY[:4], "--steps", "1000000", "--run-dir", "run", "--json")
+    saving = ("--steps", "1000000", "--checkpoint-every", "10")
+    process = start("run", *mode, *TINY[:4], *saving, "--run-dir", "run", "--json")
     for rank in range(2):
         wait_for(process, '"train"', tmp_path / "run" / "events" / f"process-{rank}.jsonl")
+    deadline = time.monotonic() + 60
+    while not checkpoint_paths(tmp_path / "run"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
     assert json.loads(stdout)["error"]["code"] == 130
     assert "Traceback" not in stderr
+    assert "to go on from the newest checkpoint: dpcompare run --resume run\n" in stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "interrupted"
     assert result["train_loss"]
