@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import click
+from click.core import ParameterSource
+
 from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.options import RunOptions, values_of
 from dpcompare.config.engines import ENGINES
@@ -16,6 +19,30 @@ if TYPE_CHECKING:
     from dpcompare.config.cluster import Cluster
     from dpcompare.config.placement import Placement
     from dpcompare.config.run import RunConfig
+
+
+def with_named_mode(context: click.Context, named: str | None, values: dict[str, Any]) -> RunOptions:
+    """The options of a command that also takes its mode as the arms of a study do, such as `torch:ddp`.
+
+    Args:
+        context: of the command.
+        named: the argument, which goes before the environment and the config file.
+        values: of the options.
+
+    Raises:
+        RequestError: it names no mode, or the options name another.
+    """
+    options = RunOptions(**values)
+    if named is None:
+        return options
+    framework, _, mode = named.partition(":")
+    if not framework or not mode:
+        raise RequestError(f"received {named!r}, expected FRAMEWORK:MODE such as torch:ddp")
+    for name, value in (("framework", framework), ("mode", mode)):
+        given = getattr(options, name)
+        if given != value and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise RequestError(f"received {named} and --{name} {given}; name the mode once")
+    return replace(options, framework=framework, mode=mode)
 
 
 def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunConfig:

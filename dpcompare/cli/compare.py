@@ -15,6 +15,7 @@ import click
 
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like, read_config_file
+from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions, add_options, option, rows_of, study_options
 from dpcompare.cli.output import EXIT_FAILED, print_json
@@ -55,7 +56,7 @@ class StudyOptions:
     as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument(
     "study_file",
     required=False,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli.build_config import build_config
-from dpcompare.cli.options import RunOptions, run_options
+from dpcompare.cli.build_config import build_config, with_named_mode
+from dpcompare.cli.option_groups import GroupedCommand
+from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.errors import RequestError
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from dpcompare.launch.plan import NodeProcess
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
+@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]")
 @run_options
 @click.option(
     "--format",
@@ -30,13 +32,14 @@ if TYPE_CHECKING:
     "what to hand to kubectl.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
-def plan(output_format: str, as_json: bool, **values: Any) -> None:
+@click.pass_context
+def plan(context: click.Context, /, named_mode: str | None, output_format: str, as_json: bool, **values: Any) -> None:
     """Print the node processes of a run: devices, commands and environment.
 
     \b
-    dpcompare plan --framework torch --mode ddp --gpus 0,1,2,3,4,5,6,7 --nodes 2
+    dpcompare plan torch:ddp --gpus 0,1,2,3,4,5,6,7 --nodes 2
     """
-    options = RunOptions(**values)
+    options = with_named_mode(context, named_mode, values)
     config = build_config(options)
 
     from dpcompare.config.validation import require_one_line

@@ -12,13 +12,15 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from dpcompare.cli.build_config import build_config
-from dpcompare.cli.options import OPTIONS, RunOptions, run_options
+from dpcompare.cli.build_config import build_config, with_named_mode
+from dpcompare.cli.option_groups import GroupedCommand
+from dpcompare.cli.options import OPTIONS, run_options
 from dpcompare.cli.output import print_json
 from dpcompare.cli.resume_config import changed_config
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
+@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]")
 @run_options
 @click.option(
     "--resume",
@@ -28,13 +30,13 @@ from dpcompare.cli.resume_config import changed_config
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
-def run(context: click.Context, /, resume: Path | None, as_json: bool, **values: Any) -> None:
+def run(context: click.Context, /, named_mode: str | None, resume: Path | None, as_json: bool, **values: Any) -> None:
     """Train a model with one mode of one framework, over simulated nodes of this machine.
 
     \b
     dpcompare run --framework torch --mode ddp --nodes 2
-    dpcompare run --framework tensorflow --mode mirrored --devices-per-node 4 --dataset photos/
-    dpcompare run --framework torch --mode ddp --nodes 2 --checkpoint-every 100 --run-dir runs/a
+    dpcompare run tensorflow:mirrored --devices-per-node 4 --dataset photos/
+    dpcompare run torch:ddp --nodes 2 --checkpoint-every 100 --run-dir runs/a
     dpcompare run --resume runs/a --epochs 5
     """
     from dpcompare.cli.progress import RunProgress, data_progress
@@ -43,7 +45,7 @@ def run(context: click.Context, /, resume: Path | None, as_json: bool, **values:
     from dpcompare.launch import run as runner
     from dpcompare.results.run_dir import CONFIG_FILE
 
-    options = RunOptions(**values)
+    options = with_named_mode(context, named_mode, values)
     if resume is None:
         config = build_config(options)
         run_dir = options.run_dir or runner.default_run_dir(config)
@@ -53,6 +55,7 @@ def run(context: click.Context, /, resume: Path | None, as_json: bool, **values:
             )
     else:
         given = {row.name for row in OPTIONS if _is_given(context, row.name)}
+        given |= {"framework", "mode"} if named_mode else set()
         config = changed_config(RunConfig.load(resume / CONFIG_FILE), options, given)
         run_dir = resume
         with _interruption_explained(run_dir), RunProgress(config, run_dir) as progress:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare.cli.option_groups import OPTION_GROUPS
 from dpcompare.cli.options import OPTIONS
 from dpcompare.config.gpu_defaults import IMAGES_PER_REPLICA, MEASURED_STEPS, WARMUP_STEPS, gpu_defaults
 from dpcompare.config.placement import Placement
@@ -218,6 +219,24 @@ def test_options_have_their_usual_short_names():
     assert (workload["learning_rate"], workload["global_batch_size"]) == (0.1, 64)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["torch"], "received 'torch', expected FRAMEWORK:MODE such as torch:ddp"),
+        (["torch:ddp", "-m", "dp"], "received torch:ddp and --mode dp; name the mode once"),
+    ],
+)
+def test_a_mode_that_is_named_wrongly_is_refused(arguments, message):
+    refused = invoke("run", *arguments)
+    assert refused.code == 2
+    assert message in refused.stderr
+
+
+def test_a_mode_can_be_named_as_the_arms_of_a_study(tmp_path):
+    planned = invoke("plan", "torch:ddp", "--nodes", "2", "--device", "cpu", "--json", DPCOMPARE_MODE="dp").json
+    assert (planned["config"]["framework"], planned["config"]["mode"]) == ("torch", "ddp")
+
+
 def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
@@ -262,6 +281,15 @@ def test_the_defaults_in_the_help_are_those_of_the_workload():
 
 def test_the_defaults_on_gpus_in_the_help_are_those_that_are_taken():
     assert gpu_defaults({}, models=["efficientnet-b2"], replicas=[1]).keys() - {"steps"} == ON_GPUS.keys() - {"epochs"}
+
+
+def test_the_help_shows_every_option_of_a_run_in_one_group():
+    listed = [name for names in OPTION_GROUPS.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert {row.name for row in OPTIONS} - set(listed) == {"run_dir"}
+    shown = invoke("run", "--help").stdout
+    assert shown.index("Mode and devices:") < shown.index("--framework TEXT") < shown.index("Training:")
+    assert all(flag in shown for row in OPTIONS for flag in row.flags)
 
 
 def test_every_option_that_is_part_of_the_config_is_a_field_of_it():
