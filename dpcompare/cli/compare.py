@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,11 +19,12 @@ from dpcompare.cli.config_file import Numbers, names_like, read_config_file
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions, add_options, option, rows_of, study_options
-from dpcompare.cli.output import EXIT_FAILED, print_json
+from dpcompare.cli.output import EXIT_FAILED, hint, print_json
 from dpcompare.errors import RequestError, RunFailedError
 
 if TYPE_CHECKING:
     from dpcompare.experiments.arms import ArmRequest
+    from dpcompare.experiments.comparison import Comparison
     from dpcompare.experiments.study import Arm, Study, Watcher
     from dpcompare.results.result import RunResult
 
@@ -49,6 +51,11 @@ class StudyOptions:
     out: Path | None = option(
         type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
     )
+    resume: Path | None = option(
+        type=click.Path(path_type=Path),
+        metavar="STUDY_DIR",
+        help="Go on with this study as it was asked for; with more rounds where --repeats or --until says so.",
+    )
     skip_unusable: bool = option(is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
     retry_failed: bool = option(is_flag=True, help="In a resumed study: run the failed runs again.")
     autotune: bool = option(is_flag=True, help="First find the fastest settings of arms with --profile native here.")
@@ -68,26 +75,32 @@ class StudyOptions:
 )
 @add_options(rows_of(StudyOptions))
 @study_options
-def compare(**values: Any) -> int:
+@click.pass_context
+def compare(context: click.Context, /, **values: Any) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
     Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
     --devices-per-node every arm runs on every topology that it can have. An arm may change any option of a run, several
     augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
-    arm = ["torch:ddp", "torch:ddp,profile=native"]. The same command with the same --out resumes where it was
-    interrupted.
+    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume goes on with a study that was
+    interrupted, and so does the same command with the same --out.
 
     \b
     dpcompare compare --repeats 6
     dpcompare compare --arm torch:ddp --arm tensorflow:multiworker --nodes 2 --repeats 8
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
     """
+    from dpcompare.cli.resume_study import resumed_study
     from dpcompare.experiments.study import refuse_other_files
 
     options = StudyOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(StudyOptions)})
-    study = _study(options, RunOptions(**values))
-    out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
-    refuse_other_files(out)
+    if options.resume is not None:
+        out = options.resume
+        study = resumed_study(context, out, repeats=_num_rounds(options), adding=options.until is not None)
+    else:
+        study = _study(options, RunOptions(**values))
+        out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        refuse_other_files(out)
     if options.dry_run:
         _print_plan(study, out, as_json=options.as_json)
         return 0
@@ -246,7 +259,7 @@ def _interruption_reported(out: Path, *, as_json: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"interrupted; the same command with --out {out} resumes from here", err=True)
+        click.echo(f"interrupted; to go on: {hint('compare', '--resume', out)}", err=True)
         if not as_json and any(result.status == "completed" for result in _compared_results(out)):
             print_comparison(analyse(collect([out])))
         raise
@@ -267,11 +280,27 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
         print_json(comparison.model_dump(mode="json"))
     else:
         print_comparison(comparison)
-    click.echo(f"next: dpcompare report {out} --html report.html", err=True)
+        for line in _next_steps(comparison, out):
+            click.echo(line, err=True)
     if failed := [row.name for row in comparison.arms if row.all_failures]:
         click.echo(f"error: some runs failed: {', '.join(failed)}; the others are compared", err=True)
         return EXIT_FAILED
     return 0
+
+
+def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
+    """What one does with a study that has ended, with the command for it."""
+    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
+    from dpcompare.experiments.study import Study, estimate_seconds, results
+
+    if any(made.outcome == "too few rounds" for made in comparison.claims):
+        longer = Study.load(out).model_copy(update={"repeats": ROUNDS_FOR_CLAIM})
+        seconds, _ = estimate_seconds(longer, results(longer, out))
+        command = hint("compare", "--resume", out, "--repeats", ROUNDS_FOR_CLAIM)
+        yield f"settle it   {command}   (about {math.ceil(seconds / 60)} min)"
+    yield f"page        {hint('report', out, '--html', 'report.html')}"
+    if len(comparison.arms) > 1:
+        yield f"why         {hint('report', out, '--full')}"
 
 
 def _compared_results(out: Path) -> list[RunResult]:
@@ -302,8 +331,8 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
         )
     except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
         raise RunFailedError(
-            f"the study has stopped: {error}\nThe runs that are done are kept; the same command with --out {out} "
-            "resumes from here",
+            f"the study has stopped: {error}\nThe runs that are done are kept; to go on: "
+            f"{hint('compare', '--resume', out)}",
             str(out),
         ) from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -48,6 +49,11 @@ def _console(**options: Any) -> Console:
 
 def is_animated() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def hint(command: str, *arguments: object) -> str:
+    """A command of ours as one types it."""
+    return shlex.join(["dpcompare", command, *map(str, arguments)])
 
 
 def print_json(content: Any) -> None:

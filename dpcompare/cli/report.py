@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.output import EXIT_NEGATIVE, stdout_console
+from dpcompare.cli.output import EXIT_NEGATIVE, hint, stdout_console
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 )
 @click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
 @click.option("--tensorboard", metavar="DIR", help="Losses and accuracies of every run as TensorBoard's event files.")
+@click.option("--full", is_flag=True, help="All figures, every pair, and the fairness sheet.")
 @click.option(
     "--fail-if",
     multiple=True,
@@ -43,6 +44,7 @@ def report(
     as_json: str | None,
     plots: str | None,
     tensorboard: str | None,
+    full: bool,
     fail_if: tuple[str, ...],
 ) -> int:
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
@@ -82,7 +84,9 @@ def report(
         with _writable(tensorboard):
             write_event_files(collection, Path(tensorboard))
     if not written:
-        print_comparison(comparison)
+        print_comparison(comparison, full=full)
+        if not full and len(comparison.arms) > 1:
+            click.echo(f"why: {hint('report', *paths)} --full", err=True)
     held = [line for condition in conditions for line in condition.where_it_holds(comparison)]
     for line in held:
         click.echo(f"--fail-if: {line}", err=True)
@@ -107,14 +111,38 @@ def _writable(target: str) -> Iterator[None]:
     click.echo(f"wrote {target}", err=True)
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """The headline, a line per arm, every claim, and the fairness sheet."""
+def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
+    """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and knobs."""
+    from dpcompare.report.text import as_text
+
+    console = stdout_console()
+    click.echo(as_text(comparison, console.width), nl=False)
+    if full:
+        _print_figures(comparison)
+    elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
+        click.echo("1 other pair differs, see --full." if others == 1 else f"{others} other pairs differ, see --full.")
+    if comparison.unchecked:
+        console.print(comparison.unchecked, soft_wrap=True)
+    for row in comparison.arms:
+        if row.scaling and row.scaling.suspicious:
+            console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
+        for stall in row.stalls:
+            console.print(f"STALLED {row.name}: {stall}", soft_wrap=True)
+        for slowdown in row.slowdowns:
+            console.print(f"SLOWED DOWN {row.name}: {slowdown}", soft_wrap=True)
+        for failure in row.all_failures:
+            console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
+    if full:
+        print_sheet(comparison)
+
+
+def _print_figures(comparison: Comparison) -> None:
+    """Every figure of every arm, and a sentence per pair."""
     from rich.table import Table
 
     from dpcompare.report.formats import columns
 
     console = stdout_console()
-    console.print(comparison.headline, soft_wrap=True)
     if len(comparison.arms) > 1:
         console.print(f"all arms together: {comparison.summary}", soft_wrap=True)
     table = Table()
@@ -126,19 +154,12 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table)
     for made in sorted(comparison.claims, key=lambda made: made.outcome == "NOT COMPARABLE"):  # those come last
         console.print(f"- {made.sentence}", soft_wrap=True)
-    stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
-    for sentence in filter(None, (comparison.agreement, comparison.unchecked, stopped)):
-        console.print(sentence, soft_wrap=True)
     for row in comparison.arms:
-        if row.efficiency and row.efficiency.suspicious:
-            console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
-        for stall in row.stalls:
-            console.print(f"STALLED {row.name}: {stall}", soft_wrap=True)
-        for slowdown in row.slowdowns:
-            console.print(f"SLOWED DOWN {row.name}: {slowdown}", soft_wrap=True)
-        for failure in row.all_failures:
-            console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
-    print_sheet(comparison)
+        if row.scaling:
+            console.print(f"- {row.scaling.sentence}", soft_wrap=True)
+    stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
+    for sentence in filter(None, (comparison.agreement, stopped)):
+        console.print(sentence, soft_wrap=True)
 
 
 def print_sheet(comparison: Comparison) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import numpy as np
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Efficiency, KnobRow, Round
+from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
+from dpcompare.experiments.scaling import is_scaling, scaling_of
 from dpcompare.experiments.statistics import (
-    SUSPICIOUS_EFFICIENCY,
+    ROUNDS_FOR_CLAIM,
     Claim,
     Pair,
     Ratio,
@@ -41,7 +43,7 @@ def analyse(collection: Collection) -> Comparison:
     # A failure is reported with its arm; only rounds that are still to be run make a study partial.
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
     partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
-    headline = _headline(claims, present[0].name)
+    headline = _headline(claims, rows, needed=max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms)))
     return Comparison(
         partial=partial,
         repeats=collection.repeats,
@@ -50,6 +52,7 @@ def analyse(collection: Collection) -> Comparison:
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
         look_level=min(arm.plan.level for arm in arms),
         subject=list(subject),
+        measured=_measured([run for arm in present for run in arm.completed]),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
         agreement=_agreement(claims),
         verdict=sheet.verdict,
@@ -60,6 +63,7 @@ def analyse(collection: Collection) -> Comparison:
             for row in sheet.rows
         ],
         arms=rows,
+        groups=_groups(present, claims),
         claims=claims,
     )
 
@@ -131,7 +135,11 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
 
 
 def _claims(collection: Collection, pairs: Sequence[tuple[ArmRuns, ArmRuns]]) -> list[ClaimRow]:
-    """Those of each study are judged together; no two arms of different studies may be compared."""
+    """Those of each study are judged together; no two arms of different studies may be compared.
+
+    Several devices against one are not among them: see `dpcompare.experiments.scaling`.
+    """
+    pairs = [pair for pair in pairs if not is_scaling(*pair)]
     measured = [_pair(*arms, collection.subject_of(arms)) for arms in pairs]
     made: dict[int, Claim] = {}
     for source in dict.fromkeys(first.source for first, _ in pairs):
@@ -205,12 +213,14 @@ def _agreement(claims: Sequence[ClaimRow]) -> str | None:
     return " ".join(sentences) or None
 
 
-def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
+def _headline(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int) -> str:
     """The sentence of the pair with the clearest difference, or that there is none."""
-    if not claims:
-        return f"One arm alone: {alone}."
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     if not comparable:
+        if scalings := [row.scaling for row in rows if row.scaling]:
+            return max(scalings, key=lambda scaling: scaling.speedup).sentence
+        if not claims:
+            return f"One arm alone: {next(row.name for row in rows if row.rounds)}."
         return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
     decided = [made for made in comparable if made.outcome in ("faster", "slower")]
     if decided:
@@ -223,13 +233,57 @@ def _headline(claims: Sequence[ClaimRow], alone: str) -> str:
         )
     too_few = sum(made.outcome == "too few rounds" for made in comparable)
     if too_few == len(comparable):
-        return "Too few rounds to claim anything: figures are shown, none is ranked."
+        done = max(made.rounds for made in comparable)
+        return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     if too_few:
         return (
             f"No difference shown between arms that may be compared; {too_few} of their {len(comparable)} pairs have "
             "too few rounds."
         )
     return "No difference shown between any two arms that may be compared."
+
+
+def _measured(runs: Sequence[RunResult]) -> str:
+    """What all runs share, of what a reader asks first."""
+
+    def shared(values: Iterable[str], several: str) -> str:
+        distinct = list(dict.fromkeys(values))
+        return distinct[0] if len(distinct) == 1 else several
+
+    data = shared((f"{Path(run.dataset).name} {run.image_size} px" for run in runs), "several datasets or sizes")
+    parts = [
+        shared((run.model for run in runs), "several models"),
+        data,
+        shared((f"batch {run.global_batch_size}" for run in runs), "several batches"),
+        shared((run.precision for run in runs), "several precisions"),
+        shared(map(_machine, runs), "several machines"),
+    ]
+    return printable(" · ".join(parts))
+
+
+def _machine(run: RunResult) -> str:
+    if run.device_type == "cpu":
+        cores = (run.settings or {}).get("cores")
+        return f"{f'{cores} CPU cores' if cores else 'CPU'}, devices simulated"
+    return ", ".join(sorted({name.split(":")[0] for name in run.device_names}))
+
+
+def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> list[Group]:
+    """The arms by their number of devices, fewest first: those that may be compared with each other, and the others."""
+    apart = {frozenset((made.first, made.second)) for made in claims if made.outcome == "NOT COMPARABLE"}
+    by_devices: dict[int, list[str]] = {}
+    for arm in arms:
+        cluster = arm.config.cluster
+        by_devices.setdefault(cluster.num_nodes * cluster.devices_per_node, []).append(arm.name)
+    groups = []
+    for num_devices, names in sorted(by_devices.items()):
+        left = list(names)
+        while any(frozenset(pair) in apart for pair in combinations(left, 2)):
+            # The arm that stands apart from most others; of several such ones the last.
+            left.remove(max(reversed(left), key=lambda name: sum(frozenset((name, other)) in apart for other in left)))
+        comparable = left if len(left) > 1 else []
+        groups.append(Group(num_devices=num_devices, arms=names, comparable=comparable))
+    return groups
 
 
 def _median(values: Sequence[float | None]) -> float | None:
@@ -269,7 +323,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         accuracy=_median([run.evaluations[-1].accuracy if run.evaluations else None for run in runs]),
         last_loss=_median([run.train_loss[-1] if run.train_loss else None for run in runs]),
         **_parts(arm),
-        efficiency=_efficiency(arm, all_arms),
+        scaling=scaling_of(arm, all_arms),
         rounds_shown=_rounds_shown(arm),
         loss_curve=_curve(shown),
         stalls=[f"round {number}: {run.stall}" for number, run in enumerate(arm.runs, start=1) if run and run.stall],
@@ -344,38 +398,3 @@ def _curve(run: RunResult | None) -> Curve:
     stride = -(-len(losses) // LARGEST_CURVE) or 1
     steps = sorted({*range(0, len(losses), stride), *([len(losses) - 1] if losses else [])})
     return Curve(steps=[step + 1 for step in steps], losses=[losses[step] for step in steps])
-
-
-_SCALING_KNOBS = {"devices", "replicas", "batch per replica", "emulation", "links between GPUs"}
-"""What a baseline of one device differs in by its nature."""
-
-_WEAK_SCALING_KNOBS = {"global batch size", "sample order", "steps trained", "measured steps"}
-"""What follows from a global batch that grows with the devices."""
-
-
-def _efficiency(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Efficiency | None:
-    """Against `single` of the same framework with the same settings; median over the rounds of both."""
-    if not arm.completed or arm.completed[0].num_replicas == 1:
-        return None
-    run = arm.completed[0]
-    for other in all_arms:
-        baseline = other.completed[0]
-        if (baseline.mode, baseline.framework, other.source) != ("single", run.framework, arm.source):
-            continue
-        kind = _scaling_kind(run, baseline)
-        ratios = [a / b for a, b in zip(arm.speeds, other.speeds, strict=False) if a and b]
-        if kind and ratios:
-            num_devices = len(run.device_names)
-            value = float(np.median(ratios)) / num_devices
-            return Efficiency(kind=kind, num_devices=num_devices, value=value, suspicious=value > SUSPICIOUS_EFFICIENCY)
-    return None
-
-
-def _scaling_kind(run: RunResult, baseline: RunResult) -> str | None:
-    """`strong`, `weak`, or None where too much else differs for an efficiency to mean anything."""
-    sheet = fairness.compare([run, baseline], subject=sorted(_SCALING_KNOBS))
-    unequal = {row.knob for row in sheet.rows if row.reason}
-    same_per_replica = baseline.global_batch_size == run.global_batch_size / run.num_replicas
-    if same_per_replica and unequal <= _WEAK_SCALING_KNOBS:
-        return "weak"
-    return None if unequal else "strong"

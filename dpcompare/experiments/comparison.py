@@ -22,15 +22,34 @@ class Round(_Shown):
     run_dir: str
 
 
-class Efficiency(_Shown):
-    """How much of n times the speed of one device n devices reach."""
+class Scaling(_Shown):
+    """Several devices against one of the same framework, with the same settings."""
 
     kind: str
     """`strong`: the same global batch as one device. `weak`: the same batch per replica."""
+    baseline: str
+    """Name of the arm of one device."""
     num_devices: int
-    value: float
+    speedup: float
+    """Of steady images per second."""
+    low: float | None
+    high: float | None
+    """Ends of its 95% interval; None with fewer rounds than an interval needs."""
+    rounds: int
+    efficiency: float
+    """The speed-up over the number of devices."""
     suspicious: bool
     """Above 105%: look for an unfair baseline before believing it."""
+    sentence: str
+
+
+class Group(_Shown):
+    """Arms on the same number of devices."""
+
+    num_devices: int
+    arms: list[str]
+    comparable: list[str]
+    """Those of them that may be compared with each other; none where there are no two."""
 
 
 class Curve(_Shown):
@@ -80,7 +99,7 @@ class ArmRow(_Shown):
     does between two steps, which images per second leave out."""
     communication_ms: float | None
     """What gradient sync adds to a mean step; None where that was not measured."""
-    efficiency: Efficiency | None
+    scaling: Scaling | None
     rounds_shown: list[Round]
     loss_curve: Curve
     stalls: list[str]
@@ -135,7 +154,7 @@ class Comparison(_Shown):
 
     schema_version: int = 3
     """Changes where a key changes its name or meaning; 1 had `waiting_share` for `data_wait_fraction`, 2 ratios
-    of mean speeds, each judged at 95%."""
+    of mean speeds, each judged at 95%, and `efficiency.value` for `scaling.efficiency`."""
     dpcompare_version: str = __version__
     partial: bool
     """Whether rounds are missing."""
@@ -148,6 +167,8 @@ class Comparison(_Shown):
     look_level: float
     """Probability of a false claim that this look at the study may have, all its pairs together."""
     subject: list[str]
+    measured: str
+    """Model, data, batch, precision and machine, where the arms share them."""
     headline: str
     agreement: str | None
     """How closely the arms that may be compared have trained."""
@@ -157,4 +178,5 @@ class Comparison(_Shown):
     reasons: list[str]
     knobs: list[KnobRow]
     arms: list[ArmRow]
+    groups: list[Group]
     claims: list[ClaimRow]

@@ -177,7 +177,7 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
         sentence = f"{pair.first} against {pair.second}: too few rounds to claim anything, {counted}{needed}{measured}."
     else:
         low, high = interval
-        shown = f"{_confidence(level)} interval {low:.3f} to {high:.3f}, {counted}"
+        shown = f"{confidence(level)} interval {low:.3f} to {high:.3f}, {counted}"
         if low <= 1 <= high:
             outcome = "no difference shown"
             sentence = (
@@ -201,6 +201,6 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
     )
 
 
-def _confidence(level: float) -> str:
-    """In percent, rounded down where digits end: 96%, 99.73%, at most 99.99%."""
+def confidence(level: float) -> str:
+    """Of an interval that misses the truth with probability `level`: 96%, 99.73%, rounded down to at most 99.99%."""
     return f"{math.floor((1 - level) * 10_000 + 1e-6) / 100:g}%"

@@ -35,9 +35,9 @@ class Column:
 
 
 def _efficiency(row: ArmRow) -> str:
-    if row.efficiency is None:
+    if row.scaling is None:
         return "-"
-    return f"{row.efficiency.value:.0%} {row.efficiency.kind}" + (" SUSPICIOUS" if row.efficiency.suspicious else "")
+    return f"{row.scaling.efficiency:.0%} {row.scaling.kind}" + (" SUSPICIOUS" if row.scaling.suspicious else "")
 
 
 FIGURES: dict[str, Column] = {
@@ -97,7 +97,7 @@ FIGURES: dict[str, Column] = {
     "accuracy": Column(cell=lambda row: figure(row.accuracy, "{:.3f}"), explanation="on the validation split"),
     "efficiency": Column(
         cell=_efficiency,
-        explanation="speed / (devices x speed of `single` of the same framework); over 105% is suspicious",
+        explanation="steady speed / (devices x that of `single` of the same framework); over 105% is suspicious",
     ),
 }
 
@@ -154,6 +154,8 @@ def as_markdown(comparison: Comparison) -> str:
         lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in shown.values()) + " |")
     if comparison.claims:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
+    if scalings := [row.scaling for row in comparison.arms if row.scaling]:
+        lines += ["", *(f"- {_escaped(scaling.sentence)}" for scaling in scalings)]
     if comparison.agreement:
         lines += ["", _escaped(comparison.agreement)]
     if comparison.unchecked:
@@ -212,7 +214,7 @@ class Condition:
                     yield name, None
             return
         for row in comparison.arms:
-            value = row.efficiency.value if self.subject == "efficiency" and row.efficiency else None
+            value = row.scaling.efficiency if self.subject == "efficiency" and row.scaling else None
             yield row.name, value if self.subject == "efficiency" else getattr(row, self.subject)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcompare.config.modes import MODES
 from dpcompare.errors import RequestError
-from dpcompare.experiments.comparison import ArmRow, Comparison, Efficiency
+from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
 
 if TYPE_CHECKING:
     import altair
@@ -217,7 +217,7 @@ def _intervals(alt: Any, data: list[dict[str, Any]]) -> Any:
 
 def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     alt = _altair()
-    data = [_speedup(row.name, row.efficiency) for row in arms if row.efficiency]
+    data = [_speedup(row.name, row.scaling) for row in arms if row.scaling]
     if not data:
         return None
     names = [row["arm"] for row in data]
@@ -252,14 +252,8 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     )
 
 
-def _speedup(name: str, efficiency: Efficiency) -> dict[str, Any]:
-    speedup = efficiency.value * efficiency.num_devices
-    return {
-        "arm": name,
-        "devices": efficiency.num_devices,
-        "speedup": speedup,
-        "text": f"{name}: {speedup:.2f} times `single`, {efficiency.value:.0%} {efficiency.kind}",
-    }
+def _speedup(name: str, scaling: Scaling) -> dict[str, Any]:
+    return {"arm": name, "devices": scaling.num_devices, "speedup": scaling.speedup, "text": scaling.sentence}
 
 
 def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:

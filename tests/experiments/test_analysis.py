@@ -101,10 +101,10 @@ def single(speeds, **changes):
 
 def test_strong_scaling_is_against_one_device_with_the_same_settings():
     shown = compared(single(SLOW), runs("torch", "ddp", [2 * speed * 0.9 for speed in SLOW]))
-    efficiency = shown.arms[1].efficiency
-    assert (efficiency.kind, efficiency.suspicious) == ("strong", False)
-    assert efficiency.value == pytest.approx(0.9)
-    assert shown.arms[0].efficiency is None
+    scaling = shown.arms[1].scaling
+    assert (scaling.kind, scaling.suspicious) == ("strong", False)
+    assert scaling.efficiency == pytest.approx(0.9)
+    assert shown.arms[0].scaling is None
 
 
 def test_one_gpu_has_no_links_and_is_a_baseline_for_several():
@@ -112,25 +112,25 @@ def test_one_gpu_has_no_links_and_is_a_baseline_for_several():
     described = {"device_type": "gpu", "device_names": ["NVIDIA H100"]}
     one = single(SLOW, nodes=of_one.nodes, **described)
     two = runs("torch", "ddp", FAST, nodes=of_two.nodes, **described | {"device_names": ["NVIDIA H100"] * 2})
-    assert compared(one, two).arms[1].efficiency.kind == "strong"
+    assert compared(one, two).arms[1].scaling.kind == "strong"
 
 
 def test_weak_scaling_has_the_same_batch_per_replica():
     shown = compared(single(SLOW, global_batch_size=16, sample_order_sha256="x"), runs("torch", "ddp", SLOW))
-    assert shown.arms[1].efficiency.kind == "weak"
-    assert shown.arms[1].efficiency.value == pytest.approx(0.5)
+    assert shown.arms[1].scaling.kind == "weak"
+    assert shown.arms[1].scaling.efficiency == pytest.approx(0.5)
 
 
 def test_an_efficiency_above_105_percent_is_suspicious():
     shown = compared(single(SLOW), runs("torch", "ddp", [2.2 * speed for speed in SLOW]))
-    assert shown.arms[1].efficiency.suspicious
+    assert shown.arms[1].scaling.suspicious
     assert "SUSPICIOUS" in as_markdown(shown)
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"store_sha256": "other"}])
 def test_a_baseline_with_other_settings_is_none(changes):
     shown = compared(single(SLOW, **changes), runs("torch", "ddp", FAST))
-    assert shown.arms[1].efficiency is None
+    assert shown.arms[1].scaling is None
 
 
 def test_communication_is_what_gradient_sync_adds_to_a_step():
@@ -249,7 +249,7 @@ def test_arms_of_different_studies_are_not_paired():
     assert "measure all arms in one" in apart.reasons[-1]
     baseline = single(SLOW)
     baseline.source = "tuesday/modes"
-    assert compared(baseline, first).arms[1].efficiency is None
+    assert compared(baseline, first).arms[1].scaling is None
 
 
 def test_directories_of_one_name_are_told_apart(tmp_path):

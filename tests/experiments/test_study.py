@@ -128,20 +128,37 @@ def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
     runs = sorted(path.parent.relative_to(folder) for path in folder.rglob("result.json"))
     names = ("torch-single-1x1", "torch-single-1x1-seed=0")
     assert runs == [Path("runs") / number / name for number in ("round-01", "round-02") for name in names]
-    assert "too few rounds to claim anything, 2 rounds of 6 (measured ratio" in done.stdout
-    assert "COMPARABLE (" in done.stdout
-    assert f"next: dpcompare report {folder}" in done.stderr
+    assert "FIRST LOOK: 2 of 6 rounds, nothing is ranked yet." in done.stdout
+    assert "All may be compared." in done.stdout
+    assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (about " in done.stderr
+    assert f"why         dpcompare report {folder} --full" in done.stderr
+    full = invoke("report", folder, "--full").stdout
+    assert "too few rounds to claim anything, 2 rounds of 6 (measured ratio" in full
+    assert "COMPARABLE (" in full
 
 
 @pytest.mark.torch
 def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
-    folder, command, done = finished
+    folder, _, done = finished
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
-    again = dpcompare(*command, "--out", folder)
+    again = dpcompare("compare", "--resume", folder)
     assert again.code == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")} == before
     assert again.stdout == done.stdout
     assert again.stderr.count("not run again, made before: completed") == 4
+
+
+@pytest.mark.torch
+def test_a_resumed_study_may_have_more_rounds_and_nothing_else(finished):
+    folder, _, _ = finished
+    longer = invoke("compare", "--resume", folder, "--repeats", "3", "--dry-run", "--json")
+    assert len(longer.json["runs"]) == 6
+    refused = invoke("compare", "--resume", folder, "--arm", "torch:ddp", "--epochs", "3")
+    assert refused.code == 2
+    assert "--resume: received --arm, --epochs beside it" in refused.stderr
+    nowhere = invoke("compare", "--resume", folder / "runs")
+    assert nowhere.code == 2
+    assert "expected the directory of a study" in nowhere.stderr
 
 
 @pytest.mark.torch
@@ -153,7 +170,7 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
     result = json.loads((run_dir / "result.json").read_text())
     (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
     shown = invoke("report", tmp_path / "out")
-    assert shown.stdout.startswith("PARTIAL (1 of 2 rounds are whole).")
+    assert "PARTIAL (1 of 2 rounds are whole)." in shown.stdout
     again = invoke(*command, "--out", tmp_path / "out")
     assert again.code == 0, again.stderr
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
@@ -171,7 +188,7 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "PARTIAL (" in stdout
-    assert f"with --out {tmp_path / 'out'} resumes from here" in stderr
+    assert f"interrupted; to go on: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr
     report = invoke("report", tmp_path / "out")
     assert report.code == 0
     assert "of 50 rounds are whole" in report.stdout
@@ -242,7 +259,7 @@ def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
     assert "exit code 1" in done.stdout, done.stderr
     assert "error: the study has stopped: " in done.stderr
     assert "No space left on device" in done.stderr
-    assert f"--out {tmp_path}/out resumes" in done.stderr
+    assert f"to go on: dpcompare compare --resume {tmp_path}/out" in done.stderr
     (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are whole\)", done.stdout)
     assert int(whole) >= 2
 

@@ -1,0 +1,78 @@
+"""Scaling: what several devices bring over one device of the same framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dpcompare.experiments import fairness
+from dpcompare.experiments.collection import ArmRuns
+from dpcompare.experiments.comparison import Scaling
+from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, confidence, paired_ratio
+from dpcompare.results.result import RunResult
+
+_OF_SCALING = frozenset({"devices", "replicas", "batch per replica", "emulation", "links between GPUs"})
+"""Knobs in which a baseline of one device differs by its nature."""
+
+_OF_WEAK_SCALING = frozenset({"global batch size", "sample order", "steps trained", "measured steps"})
+"""Knobs that follow from a global batch which grows with the devices."""
+
+
+def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
+    """An arm of several devices against `single` of the same framework, study and settings.
+
+    Its speed over that of one device is the ratio of steady speeds, paired within rounds, with its 95% interval. Which
+    of the two is faster is not the question, so it is no claim and takes no part in the correction for many pairs.
+    """
+    for other in all_arms:
+        kind = _kind(arm, other)
+        ratio = paired_ratio(*_paired(arm, other)) if kind else None
+        if kind is None or ratio is None:
+            continue
+        num_devices = len(arm.completed[0].device_names)
+        low, high = ratio.interval(FALSE_CLAIMS) or (None, None)
+        efficiency = ratio.value / num_devices
+        counted = f"{ratio.rounds} round{'' if ratio.rounds == 1 else 's'}"
+        shown = f"{confidence(FALSE_CLAIMS)} interval {low:.2f} to {high:.2f}, {counted}" if low and high else counted
+        return Scaling(
+            kind=kind,
+            baseline=other.name,
+            num_devices=num_devices,
+            speedup=ratio.value,
+            low=low,
+            high=high,
+            rounds=ratio.rounds,
+            efficiency=efficiency,
+            suspicious=efficiency > SUSPICIOUS_EFFICIENCY,
+            sentence=f"{arm.name} on {num_devices} devices: {ratio.value:.2f}x the speed of one device ({shown}), "
+            f"{efficiency:.0%} efficient in {kind} scaling.",
+        )
+    return None
+
+
+def is_scaling(first: ArmRuns, second: ArmRuns) -> bool:
+    """Whether two arms are several devices and the one device that they are measured against."""
+    return _kind(first, second) is not None or _kind(second, first) is not None
+
+
+def _paired(arm: ArmRuns, other: ArmRuns) -> tuple[list[float | None], list[float | None]]:
+    rounds = min(len(arm.steady_speeds), len(other.steady_speeds))
+    return arm.steady_speeds[:rounds], other.steady_speeds[:rounds]
+
+
+def _kind(arm: ArmRuns, baseline: ArmRuns) -> str | None:
+    """`strong`, `weak`, or None where they are no such pair, or too much else differs for a figure."""
+    if not arm.completed or not baseline.completed or arm.source != baseline.source:
+        return None
+    run, one = arm.completed[0], baseline.completed[0]
+    if (one.mode, one.framework) != ("single", run.framework) or run.num_replicas == 1:
+        return None
+    return _kind_of_runs(run, one)
+
+
+def _kind_of_runs(run: RunResult, one: RunResult) -> str | None:
+    sheet = fairness.compare([run, one], subject=sorted(_OF_SCALING))
+    unequal = {row.knob for row in sheet.rows if row.reason}
+    same_per_replica = one.global_batch_size == run.global_batch_size / run.num_replicas
+    if same_per_replica and unequal <= _OF_WEAK_SCALING:
+        return "weak"
+    return None if unequal else "strong"

@@ -1,0 +1,116 @@
+"""A comparison as text for a terminal of any width: numbers and words stay whole, and columns go instead."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from dpcompare.experiments.comparison import ArmRow, Comparison, Group
+from dpcompare.report.formats import figure
+
+NARROWEST = 40
+WIDEST = 110
+"""Beyond it a line is read with difficulty."""
+BAR = 20
+"""Characters of the longest bar."""
+EMULATED = " *"
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    title: str
+    cell: Callable[[ArmRow], str]
+
+
+_COLUMNS = (
+    _Column(title="images/s", cell=lambda row: figure(_speed(row))),
+    _Column(title="vs 1 device", cell=lambda row: f"{row.scaling.speedup:.2f}x" if row.scaling else "-"),
+    _Column(title="accuracy", cell=lambda row: figure(row.accuracy, "{:.3f}")),
+    _Column(title="memory", cell=lambda row: figure(_gib(row), "{:.1f} GiB")),
+)
+"""In the order in which they are kept where there is no room for all."""
+
+
+def as_text(comparison: Comparison, width: int) -> str:
+    """What was measured, the headline, and the arms by their number of devices.
+
+    Args:
+        comparison: any.
+        width: characters of a line; below NARROWEST lines are longer than it.
+    """
+    width = max(NARROWEST, min(width, WIDEST))
+    blocks = [
+        _filled([line for line in (comparison.measured, comparison.headline) if line], width),
+        "\n".join(_table(comparison, width)),
+        _filled(list(_remarks(comparison)), width),
+    ]
+    return "\n".join(block for block in blocks if block) + "\n"
+
+
+def _filled(lines: Sequence[str], width: int) -> str:
+    return "\n".join(textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines)
+
+
+def _speed(row: ArmRow) -> float | None:
+    """The speed of which ratios are."""
+    return row.steady_images_per_second or row.images_per_second
+
+
+def _gib(row: ArmRow) -> float | None:
+    memory = row.gpu_memory_bytes or row.memory_bytes
+    return memory / 2**30 if memory else None
+
+
+def _table(comparison: Comparison, width: int) -> Iterator[str]:
+    rows = {row.name: row for row in comparison.arms if row.rounds}
+    names = {name: name + (EMULATED if row.emulated else "") for name, row in rows.items()}
+    longest = max(map(len, names.values()), default=0) + 2
+    columns = [column for column in _COLUMNS if any(column.cell(row).strip("-") for row in rows.values())]
+    widths = {c.title: max(len(c.title), *(len(c.cell(row)) for row in rows.values())) + 2 for c in columns}
+    while len(columns) > 1 and longest + sum(widths[column.title] for column in columns) > width:
+        columns.pop()
+    taken = sum(widths[column.title] for column in columns)
+    name_width = min(longest, max(width - taken, 0))
+    bar = min(BAR, width - name_width - taken - 2)
+    fastest = max((speed for row in rows.values() if (speed := _speed(row))), default=0.0)
+    yield (" " * name_width + "".join(column.title.rjust(widths[column.title]) for column in columns)).rstrip()
+    for group in comparison.groups:
+        if len(comparison.groups) > 1:
+            yield _title(group)
+        for row in (rows[name] for name in group.arms):
+            *above, last = textwrap.wrap(names[row.name], max(name_width - 2, 10), break_on_hyphens=False)
+            yield from (f"  {line}" for line in above)
+            line = f"  {last}".ljust(name_width)
+            line += "".join(column.cell(row).rjust(widths[column.title]) for column in columns)
+            speed = _speed(row)
+            yield (line + f"  {_bar(speed / fastest, bar)}" if speed and fastest and bar >= 5 else line).rstrip()
+
+
+def _title(group: Group) -> str:
+    return f"{group.num_devices} device{'' if group.num_devices == 1 else 's'}"
+
+
+def _bar(fraction: float, width: int) -> str:
+    whole, rest = divmod(round(fraction * width * 8), 8)
+    return "█" * whole + _EIGHTHS[rest].strip()
+
+
+def _remarks(comparison: Comparison) -> Iterator[str]:
+    if any(row.emulated and row.rounds for row in comparison.arms):
+        yield "* emulated on the CPU, so never ranked."
+    several = len(comparison.groups) > 1
+    for group in comparison.groups:
+        if len(group.arms) > 1:
+            within = _within(group)
+            yield f"On {_title(group)}: {within}" if several else f"{within[0].upper()}{within[1:]}"
+
+
+def _within(group: Group) -> str:
+    apart = [name for name in group.arms if name not in group.comparable]
+    if not group.comparable:
+        return "no two arms may be compared."
+    if apart:
+        return f"all but {', '.join(apart)} may be compared."
+    return "all may be compared."

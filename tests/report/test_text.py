@@ -1,0 +1,69 @@
+"""The comparison on a terminal: every line fits, numbers and words stay whole, and columns go instead."""
+
+import re
+
+import pytest
+
+from dpcompare.report.text import as_text
+from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
+
+LONG = "tensorflow multiworker 2x1 global_batch_size=64 profile=native augment=flip+contrast"
+
+
+def study(rounds):
+    arms = [
+        single(SLOW[:rounds]),
+        runs("torch", "ddp", [0.8 * speed for speed in SLOW[:rounds]]),
+        runs("torch", "fabric", [0.7 * speed for speed in SLOW[:rounds]], emulated=True),
+        runs("tensorflow", "multiworker", FAST[:rounds]),
+    ]
+    return compared(*arms, repeats=rounds)
+
+
+def test_arms_stand_below_the_number_of_their_devices_with_their_scaling():
+    lines = as_text(study(6), 100).splitlines()
+    assert lines[0] == "efficientnet-b2 · digits 64 px · batch 32 · float32 · 2 CPU cores, devices simulated"
+    titles = [lines.index("1 device"), lines.index("2 devices")]
+    one, two = lines[titles[0] + 1], lines[titles[1] + 1]
+    assert re.match(r"  torch single 1x1 +100\.1 +- +0\.500  █+", one)
+    assert re.match(r"  torch ddp 2x1 +80\.1 +0\.80x +0\.500  █+", two)
+    assert len(two.split("█")) < len(one.split("█"))
+    assert lines[-1] == "On 2 devices: all but torch fabric 2x1 may be compared."
+
+
+def test_a_study_of_few_rounds_says_how_many_are_missing():
+    assert "FIRST LOOK: 1 of 6 rounds, nothing is ranked yet." in as_text(study(1), 100)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(width):
+    shown = study(6)
+    long = shown.model_copy(
+        update={
+            "arms": [*shown.arms[:3], shown.arms[3].model_copy(update={"name": LONG})],
+            "groups": [
+                group.model_copy(update={"arms": [name if "tensor" not in name else LONG for name in group.arms]})
+                for group in shown.groups
+            ],
+        }
+    )
+    for comparison in (shown, long):
+        text = as_text(comparison, width)
+        assert max(map(len, text.splitlines())) <= max(width, len(max(LONG.split(), key=len)) + 12)
+        for speed in ("100.1", "80.1", "70.1", "130.0"):
+            assert text.count(f" {speed}") == 1
+
+
+def test_the_narrower_the_terminal_the_fewer_columns():
+    titles = ["accuracy", "vs 1 device", "images/s"]
+    shown = {width: [title for title in titles if title in as_text(study(6), width)] for width in (100, 60, 40)}
+    assert [len(names) for names in shown.values()] == [3, 2, 1]
+    assert shown[40] == ["images/s"]
+
+
+def test_emulated_arms_are_marked():
+    shown = study(6)
+    emulated = [arm.model_copy(update={"emulated": "fabric" in arm.name}) for arm in shown.arms]
+    text = as_text(shown.model_copy(update={"arms": emulated}), 100)
+    assert "torch fabric 2x1 *" in text
+    assert "* emulated on the CPU, so never ranked." in text
