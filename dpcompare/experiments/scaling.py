@@ -32,7 +32,7 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
         low, high = ratio.interval(FALSE_CLAIMS) or (None, None)
         efficiency = ratio.value / num_devices
         counted = f"{ratio.rounds} round{'' if ratio.rounds == 1 else 's'}"
-        shown = f"{confidence(FALSE_CLAIMS)} interval {low:.2f} to {high:.2f}, {counted}" if low and high else counted
+        shown = f"{confidence(FALSE_CLAIMS)} interval {low:.3f} to {high:.3f}, {counted}" if low and high else counted
         return Scaling(
             kind=kind,
             baseline=other.name,
@@ -43,7 +43,7 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
             rounds=ratio.rounds,
             efficiency=efficiency,
             suspicious=efficiency > SUSPICIOUS_EFFICIENCY,
-            sentence=f"{arm.name} on {num_devices} devices: {ratio.value:.2f}x the speed of one device ({shown}), "
+            sentence=f"{arm.name} on {num_devices} devices: {ratio.value:.3f} times the speed of one device ({shown}), "
             f"{efficiency:.0%} efficient in {kind} scaling.",
         )
     return None

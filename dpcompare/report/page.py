@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.report import plots
 from dpcompare.report.formats import columns
+from dpcompare.report.text import within
 from dpcompare.system.terminal_text import printable
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def as_html(comparison: Comparison) -> str:
     return environment.from_string((folder / "page.html.j2").read_text()).render(
         comparison=comparison,
         columns=columns(comparison),
+        within=within,
         parts=[part for part in plots.PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, _inline(plots.as_svg(plot), plot.title)) for plot in drawn],
         style=Markup((folder / "page.css").read_text()),

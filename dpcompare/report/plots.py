@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpcompare.config.modes import MODES
 from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
+from dpcompare.experiments.statistics import FALSE_CLAIMS, paired_ratio
 
 if TYPE_CHECKING:
     import altair
@@ -49,7 +50,7 @@ def make_plots(comparison: Comparison) -> list[Plot]:
     _altair()
     shown = [row for row in comparison.arms if row.rounds]
     plots = []
-    for build in (_rounds, _ratios, _scaling, _micro_batches, _breakdown, _losses, _loss_differences, _memory):
+    for build in (_speeds, _ratios, _rounds, _scaling, _micro_batches, _breakdown, _losses, _loss_differences, _memory):
         if (plot := build(comparison, shown)) is not None:
             plots.append(plot)
     return plots
@@ -111,15 +112,76 @@ def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, An
     return spec
 
 
-def _colour(alt: Any, names: list[str], *, legend: bool = True) -> Any:
-    colours = [COLOURS[index % len(COLOURS)] for index in range(len(names))]
+def _colour(alt: Any, names: list[str], arms: list[ArmRow], *, legend: bool = True) -> Any:
+    """The colour of each arm, which is the same in every plot of a page; and of names that are no arms."""
+    places = _places(names, arms)
+    colours = [COLOURS[places[name] % len(COLOURS)] for name in names]
     look = alt.Legend(title=None, orient="top", columns=2, direction="horizontal") if legend else None
     return alt.Color("arm:N", scale=alt.Scale(domain=names, range=colours), legend=look)
 
 
-def _dash(alt: Any, names: list[str]) -> Any:
-    dashes = [DASHES[(index // len(COLOURS) + index) % len(DASHES)] for index in range(len(names))]
+def _dash(alt: Any, names: list[str], arms: list[ArmRow]) -> Any:
+    places = _places(names, arms).values()
+    dashes = [DASHES[(place // len(COLOURS) + place) % len(DASHES)] for place in places]
     return alt.StrokeDash("arm:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
+
+
+def _places(names: list[str], arms: list[ArmRow]) -> dict[str, int]:
+    among = {row.name: index for index, row in enumerate(arms)}
+    return {name: among.get(name, index) for index, name in enumerate(names)}
+
+
+def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    alt = _altair()
+    by_name = {row.name: row for row in arms}
+    data = [
+        found
+        for group in comparison.groups
+        for name in group.arms
+        if name in by_name and (found := _speed(by_name[name], group.num_devices)) is not None
+    ]
+    if not data:
+        return None
+    names = [row["arm"] for row in data]
+    base = alt.Chart(alt.Data(values=data)).encode(y=alt.Y("arm:N", sort=None, title=None))
+    x = alt.X("images/s:Q", title="images/s, without stalls")
+    bars = base.mark_bar(size=16).encode(
+        x=x,
+        color=_colour(alt, names, arms, legend=False),
+        opacity=alt.condition("datum.emulated", alt.value(0.45), alt.value(1)),
+        description=alt.Description("text:N"),
+    )
+    intervals = (
+        alt.Chart(alt.Data(values=[row for row in data if row["low"] is not None]))
+        .mark_rule(strokeWidth=2, color=INK)
+        .encode(y=alt.Y("arm:N", sort=None, title=None), x="low:Q", x2="high:Q")
+    )
+    return Plot(
+        name="speed",
+        title="Speed",
+        explanation="Images per second of all devices together, fewest devices first. A line at the end of a bar is "
+        "the 95% interval over the rounds of this arm alone: whether two arms differ is judged by their ratio within "
+        "rounds, below. Pale: emulated.",
+        chart=(bars + intervals).properties(width=WIDTH, height=30 * len(data) + 10),
+    )
+
+
+def _speed(row: ArmRow, num_devices: int) -> dict[str, Any] | None:
+    speeds = [shown.steady_images_per_second for shown in row.rounds_shown if shown.steady_images_per_second]
+    mean = paired_ratio(speeds, [1.0] * len(speeds))
+    if mean is None:
+        return None
+    low, high = mean.interval(FALSE_CLAIMS) or (None, None)
+    devices = f"{num_devices} device{'' if num_devices == 1 else 's'}"
+    between = f", 95% interval {low:.1f} to {high:.1f}" if low and high else ""
+    return {
+        "arm": row.name,
+        "images/s": mean.value,
+        "low": low,
+        "high": high,
+        "emulated": row.emulated,
+        "text": f"{row.name}, {devices}: {mean.value:.1f} images/s{between}",
+    }
 
 
 def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
@@ -146,9 +208,9 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         x=alt.X("images/s:Q", scale=alt.Scale(zero=False), title="images/s"),
         detail="round:N",
     )
-    lines = base.mark_line(strokeWidth=1, opacity=0.5, color=COLOURS[0]).encode(order=alt.Order("row:Q"))
-    points = base.mark_point(filled=True, opacity=1, size=60, color=COLOURS[0]).encode(
-        description=alt.Description("text:N")
+    lines = base.mark_line(strokeWidth=1, opacity=0.5, color="#888888").encode(order=alt.Order("row:Q"))
+    points = base.mark_point(filled=True, opacity=1, size=60).encode(
+        color=_colour(alt, names, arms, legend=False), description=alt.Description("text:N")
     )
     return Plot(
         name="rounds",
@@ -238,7 +300,7 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
                 title="devices",
             ),
             y=alt.Y("speedup:Q", title="times the speed of `single`"),
-            color=_colour(alt, names),
+            color=_colour(alt, names, arms),
             shape=alt.Shape("arm:N", scale=alt.Scale(domain=names), legend=None),
             description=alt.Description("text:N"),
         )
@@ -280,8 +342,8 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         title="micro-batches per step",
     )
     y = alt.Y("images/s:Q", scale=alt.Scale(zero=False), title="images/s")
-    base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y, color=_colour(alt, names))
-    chart = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names)) + base.mark_point(
+    base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y, color=_colour(alt, names, arms))
+    chart = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names, arms)) + base.mark_point(
         filled=True, opacity=1, size=70
     ).encode(description=alt.Description("text:N"))
     frameworks = {row.framework for row in measured if row.pipeline}
@@ -338,7 +400,7 @@ def _losses(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     if not data:
         return None
     names = [row.name for row in arms]
-    chart = _curves(alt, data, names, "loss", "training loss")
+    chart = _curves(alt, data, names, arms, "loss", "training loss")
     return Plot(
         name="losses",
         title="Loss curves",
@@ -361,7 +423,9 @@ def _loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None
                 data.append({"arm": row.name, "step": step, "difference": loss - other})
     if not data:
         return None
-    chart = _curves(alt, data, [row.name for row in arms[1:]], "difference", f"loss less that of {arms[0].name}")
+    chart = _curves(
+        alt, data, [row.name for row in arms[1:]], arms, "difference", f"difference from the loss of {arms[0].name}"
+    )
     return Plot(
         name="loss-differences",
         title="Difference of the loss curves",
@@ -371,13 +435,13 @@ def _loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None
     )
 
 
-def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], field: str, title: str) -> Any:
+def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], arms: list[ArmRow], field: str, title: str) -> Any:
     base = alt.Chart(alt.Data(values=data)).encode(
         x=alt.X("step:Q", title="step"),
         y=alt.Y(f"{field}:Q", scale=alt.Scale(zero=False), title=title),
-        color=_colour(alt, names),
+        color=_colour(alt, names, arms),
     )
-    lines = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names))
+    lines = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names, arms))
     # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
     of_arms = [[row for row in data if row["arm"] == name] for name in names]
     marks = [
@@ -397,10 +461,11 @@ def _bars(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], field: str, 
     """A horizontal bar per arm."""
     return (
         alt.Chart(alt.Data(values=data))
-        .mark_bar(color=COLOURS[0])
+        .mark_bar()
         .encode(
             y=alt.Y("arm:N", sort=[row.name for row in arms], title=None),
             x=alt.X(f"{field}:Q", title=title),
+            color=_colour(alt, [row["arm"] for row in data], arms, legend=False),
             description=alt.Description("text:N"),
         )
         .properties(width=WIDTH, height=32 * len(arms) + 20)

@@ -100,17 +100,15 @@ def _bar(fraction: float, width: int) -> str:
 def _remarks(comparison: Comparison) -> Iterator[str]:
     if any(row.emulated and row.rounds for row in comparison.arms):
         yield "* emulated on the CPU, so never ranked."
-    several = len(comparison.groups) > 1
     for group in comparison.groups:
         if len(group.arms) > 1:
-            within = _within(group)
-            yield f"On {_title(group)}: {within}" if several else f"{within[0].upper()}{within[1:]}"
+            yield within(group, comparison)
 
 
-def _within(group: Group) -> str:
+def within(group: Group, comparison: Comparison) -> str:
+    """Which arms on the same number of devices may be compared."""
     apart = [name for name in group.arms if name not in group.comparable]
-    if not group.comparable:
-        return "no two arms may be compared."
-    if apart:
-        return f"all but {', '.join(apart)} may be compared."
-    return "all may be compared."
+    which = "no two arms" if not group.comparable else f"all but {', '.join(apart)}" if apart else "all"
+    if len(comparison.groups) > 1:
+        return f"On {_title(group)}: {which} may be compared."
+    return f"{which[0].upper()}{which[1:]} may be compared."

@@ -36,7 +36,7 @@ def comparison():
 
 def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
     series = {plot.name: _values(plot) for plot in plots.make_plots(comparison)}
-    assert set(series) == {"rounds", "ratios", "scaling", "breakdown", "losses", "loss-differences", "memory"}
+    assert set(series) == {"speed", "rounds", "ratios", "scaling", "breakdown", "losses", "loss-differences", "memory"}
     assert {row["MiB"] for row in series["memory"]} == {1024.0}
     assert len(series["rounds"]) == 18
     assert len({row["round"] for row in series["rounds"]}) == 6
@@ -151,7 +151,7 @@ def open_page(browser, file):
 
 def test_every_plot_is_drawn_and_named(open_page):
     page = open_page()
-    assert page.locator("figure svg[role=graphics-document][aria-label]").count() == 7
+    assert page.locator("figure svg[role=graphics-document][aria-label]").count() == 8
     assert page.locator("#plot-rounds [role=graphics-symbol][aria-roledescription=point]").count() == 18
     assert page.locator("h1").inner_text().startswith("torch ddp 2x1 is 1.")
 
@@ -214,9 +214,29 @@ def test_on_paper_nothing_is_folded(open_page):
     assert page.evaluate(state) == before
 
 
+def test_on_paper_no_column_is_cut(open_page):
+    page = open_page(viewport={"width": 718, "height": 1000})  # A4 between margins of a centimetre, at 96 per inch
+    page.emulate_media(media="print")
+    page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    assert page.evaluate("Math.max(...[...document.querySelectorAll('table')].map(each => each.scrollWidth))") <= 718
+
+
+def test_an_arm_has_one_colour_in_all_plots(comparison):
+    colours = {}
+    for plot in plots.make_plots(comparison):
+        spec = plot.chart.to_dict()
+        for layer in [spec, *spec.get("layer", [])]:
+            scale = layer.get("encoding", {}).get("color", {}).get("scale", {})
+            if set(scale.get("domain", [])) <= {row.name for row in comparison.arms}:
+                for arm, colour in zip(scale.get("domain", []), scale.get("range", []), strict=True):
+                    colours.setdefault(arm, set()).add(colour)
+    assert {arm: len(found) for arm, found in colours.items()} == {row.name: 1 for row in comparison.arms}
+
+
 def test_a_table_says_where_the_time_goes(open_page):
     page = open_page()
-    row = page.locator("table").nth(1).locator("tbody tr").nth(1).inner_text().split("\t")
+    page.get_by_text("The same as a table, in milliseconds").click()
+    row = page.get_by_role("region", name="Where the time goes").locator("tbody tr").nth(1).inner_text().split("\t")
     assert row == ["torch ddp 2x1", "5.0", "10.0", "35.0", "2.0"]
 
 
@@ -243,7 +263,7 @@ def test_a_phone_needs_no_sideways_scrolling_of_the_page(open_page):
 def test_without_scripts_every_figure_is_there(open_page):
     page = open_page(java_script_enabled=False)
     assert "130.0" in page.locator("table.sortable").inner_text()
-    assert page.locator("figure svg").count() == 7
+    assert page.locator("figure svg").count() == 8
 
 
 def test_the_name_of_a_plot_stays_in_its_attribute():
