@@ -57,7 +57,6 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     """
     from dpcompare.config.placement import Placement
     from dpcompare.config.run import RunConfig
-    from dpcompare.config.validation import request
     from dpcompare.config.workload import Workload
 
     if options.framework is None:
@@ -65,16 +64,15 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     if options.mode is None:
         modes = ", ".join(mode for framework, mode in MODES if framework == options.framework)
         raise RequestError(f"--mode is required: {modes or 'one of those that `dpcompare modes` lists'}")
-    placement = request(Placement, **values_of("placement", options))
+    placement = Placement(**values_of("placement", options))
     options = _with_defaults_of_mode(options, placement)
     cluster = _cluster(placement, options)
-    workload = request(Workload, **_workload_values(options, cluster, beside))
+    workload = Workload(**_workload_values(options, cluster, beside))
     fields: dict[str, Any] = {"framework": options.framework, "mode": options.mode, "workload": workload}
     fields |= {"cluster": cluster, "placement": placement, **values_of("run", options)}
     if python := interpreters(options.python).get(str(options.framework)):
         fields["python"] = python
-    config: RunConfig = request(RunConfig, **fields)
-    return config
+    return RunConfig(**fields)
 
 
 def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOptions:

@@ -114,7 +114,6 @@ def _study(options: StudyOptions, run_options: RunOptions) -> Study:
     Raises:
         RequestError: it cannot be run here, or there is none to run.
     """
-    from dpcompare.config.validation import request
     from dpcompare.experiments.study import Study, ablated
 
     _refuse_unknown_knobs(options.subject)
@@ -126,15 +125,13 @@ def _study(options: StudyOptions, run_options: RunOptions) -> Study:
         )
     if options.ablate:
         arms += tuple(filter(None, map(ablated, arms)))
-    study: Study = request(
-        Study,
+    return Study(
         arms=arms,
         repeats=repeats,
         order_seed=options.order_seed,
         subject=options.subject,
         adding=options.until is not None,
     )
-    return study
 
 
 def _refuse_unknown_knobs(subject: tuple[str, ...]) -> None:

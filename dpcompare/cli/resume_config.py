@@ -39,7 +39,6 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
         RequestError: an option was given that a resumed run cannot change, or they make no run.
     """
     from dpcompare.config.run import RunConfig
-    from dpcompare.config.validation import request
 
     _refuse_fixed(given)
     workload = _changed_workload(config.workload, options, given)
@@ -67,8 +66,7 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     elif framework != config.framework:
         changes["python"] = sys.executable
     dropped = {*changes, *_OF_THE_ATTEMPT, *(_OF_THE_MODE if is_other_mode else ())}
-    changed: RunConfig = request(RunConfig, **config.model_dump(exclude=dropped), **changes)
-    return changed
+    return RunConfig(**config.model_dump(exclude=dropped), **changes)
 
 
 def _refuse_fixed(given: Set[str]) -> None:
@@ -80,7 +78,6 @@ def _refuse_fixed(given: Set[str]) -> None:
 
 
 def _changed_workload(workload: Workload, options: RunOptions, given: Set[str]) -> Workload:
-    from dpcompare.config.validation import request
     from dpcompare.config.workload import Workload
 
     changes = values_of("workload", options, given)
@@ -90,8 +87,7 @@ def _changed_workload(workload: Workload, options: RunOptions, given: Set[str]) 
         *changes,
         *(("epochs", "steps") if changes.keys() & {"epochs", "steps"} else ()),
     }  # one excludes the other
-    changed: Workload = request(Workload, **workload.model_dump(exclude=dropped), **changes)
-    return changed
+    return Workload(**workload.model_dump(exclude=dropped), **changes)
 
 
 def _kept_tuning(
@@ -109,12 +105,10 @@ def _kept_tuning(
 def _changed_placement(placement: Placement, options: RunOptions, given: Set[str]) -> Placement:
     """What was given; the rest is kept if the engine is."""
     from dpcompare.config.placement import Placement
-    from dpcompare.config.validation import request
 
     values = values_of("placement", options, given)
     kept = {} if values.get("engine", placement.engine) != placement.engine else placement.model_dump()
-    changed: Placement = request(Placement, **kept | values)
-    return changed
+    return Placement(**kept | values)
 
 
 def _changed_cluster(cluster: Cluster, placement: Placement, options: RunOptions, given: Set[str]) -> Cluster:

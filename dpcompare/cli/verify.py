@@ -113,10 +113,9 @@ def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
 
 
 def _known_model(model: str) -> str:
-    from dpcompare.config.validation import request
     from dpcompare.config.workload import Workload
 
-    checked: Any = request(Workload, model=model)
+    checked = Workload(model=model)
     return str(checked.model)
 
 

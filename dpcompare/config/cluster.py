@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
+from dpcompare.config.validation import Config
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, gpu_model, installed_gpus, visible_gpus
 
@@ -18,10 +19,8 @@ MOST_DEVICES = 512
 """More than anybody simulates; a slip of the finger must not take the memory of the machine."""
 
 
-class Node(BaseModel):
+class Node(Config):
     """One (simulated) machine, with its part of the devices and of the cores."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rank: int
     """Position among the nodes, from 0."""
@@ -32,10 +31,8 @@ class Node(BaseModel):
     """CPU cores that the processes of this node may use together, at least 1."""
 
 
-class Cluster(BaseModel):
+class Cluster(Config):
     """The nodes of a run, all with the same number of devices."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     device_type: DeviceType
     nodes: tuple[Node, ...]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dpcompare.config.engines import ENGINES
-from dpcompare.config.validation import one_of, raise_problems
+from dpcompare.config.validation import Config, one_of, raise_problems
 
 
-class Placement(BaseModel):
+class Placement(Config):
     """Who starts the node processes, and where; see `dpcompare.launch.engines`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     engine: Annotated[str, AfterValidator(one_of("engine", ENGINES))] = "local"
     hosts: tuple[str, ...] = ()

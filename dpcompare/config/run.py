@@ -15,7 +15,7 @@ from dpcompare.config.modes import FRAMEWORKS, MODES, Mode
 from dpcompare.config.placement import Placement
 from dpcompare.config.topology import Topology
 from dpcompare.config.tuning import problems_of, tuning_of
-from dpcompare.config.validation import in_several_lines, one_of, raise_problems
+from dpcompare.config.validation import Config, in_several_lines, one_of, raise_problems
 from dpcompare.config.workload import Workload
 from dpcompare.errors import did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
@@ -44,10 +44,8 @@ class Inputs(BaseModel):
     """Images of the source that could not be decoded and were left out."""
 
 
-class RunConfig(BaseModel):
+class RunConfig(Config):
     """One run: a workload, trained by one mode of one framework, on a cluster."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     framework: Annotated[str, AfterValidator(one_of("framework", FRAMEWORKS))]
     mode: str

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.import_path import is_custom
@@ -66,20 +66,31 @@ def require_one_line(path: PurePath, what: str) -> None:
         raise RequestError(problem)
 
 
-def request(kind: type[BaseModel], /, **values: Any) -> Any:
-    """Build a config from a user's values.
+class Config(BaseModel):
+    """A part of a config: frozen, without unknown fields, and refused as the command line refuses it.
 
     Raises:
         RequestError: one line per problem, each named by its field.
     """
-    try:
-        return kind(**values)
-    except ValidationError as error:
-        raise RequestError("\n".join(map(_describe, error.errors()))) from None
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise RequestError("\n".join(_describe(each, type(self).model_fields) for each in error.errors())) from None
+
+    # A model that holds this one must not call it, or the places of problems in a document would be lost.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
-def _describe(error: Any) -> str:
+def _describe(error: Any, known: Iterable[str]) -> str:
     field = ".".join(map(str, error["loc"]))
+    if error["type"] == "missing":
+        return f"{field} is required"
+    if error["type"] == "extra_forbidden":
+        return f"{field} is unknown, received {error['input']!r}.{did_you_mean(field, known)}"
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return message

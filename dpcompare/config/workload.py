@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
-from dpcompare.config.validation import one_of, raise_problems
+from dpcompare.config.validation import Config, one_of, raise_problems
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.data.order import steps_per_epoch
 from dpcompare.models.architectures import MODELS, model_of
@@ -51,14 +51,14 @@ def _no_float16(received: Any) -> Any:
     return received
 
 
-class Workload(BaseModel):
+class Workload(Config):
     """What is trained; says nothing of frameworks, modes or devices.
 
     The defaults are small enough for a CPU, and the same on every device. The command line takes larger ones on GPUs,
     see `dpcompare.config.gpu_defaults`.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(strict=True)
 
     model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True))] = "efficientnet-b2"
     """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of a custom model; see

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.config.tuning import Setting, settings_of
-from dpcompare.config.validation import request
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.study import Arm, Study, Tried, is_study
 from dpcompare.launch.run import run
@@ -102,7 +101,7 @@ def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Cal
     # Next to the study, since nodes that are machines share that disk with this one.
     with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
         try:
-            short = request(RunConfig, **dict(config) | changes)
+            short = RunConfig(**dict(config) | changes)
             return run(short, Path(folder) / "run", report=report).images_per_second
         except RunFailedError:
             return None

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
+from dpcompare.config.validation import Config
 from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.inputs import num_training_images
@@ -66,10 +67,8 @@ MOST_ROUNDS = 10_000
 """More than anybody waits for; the report of a damaged study.json must not count to a number without meaning."""
 
 
-class Study(BaseModel):
+class Study(Config):
     """study.json: everything that decides what is run, and in which order."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dpcompare_version: str = __version__
     arms: tuple[Arm, ...] = Field(min_length=1)

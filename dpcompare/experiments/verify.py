@@ -15,7 +15,6 @@ from safetensors.numpy import load_file, save_file
 from dpcompare.backends.availability import require_mode
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
-from dpcompare.config.validation import request
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import (
@@ -258,8 +257,7 @@ def config_of(contender: Contender, workload: Workload, device: str, interpreter
     chosen: dict[str, Any] = {"python": interpreter} if interpreter else {}
     nodes, devices = contender.num_nodes, contender.devices_per_node
     cluster = Cluster.partition(nodes, devices, device=device)  # type: ignore[arg-type]
-    config: RunConfig = request(
-        RunConfig,
+    config = RunConfig(
         framework=contender.framework,
         mode=contender.mode,
         workload=workload.model_copy(update={"accumulate": contender.accumulate}),

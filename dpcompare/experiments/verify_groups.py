@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.modes import MODES
-from dpcompare.config.validation import request
 from dpcompare.config.workload import Workload
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.errors import RequestError, did_you_mean
@@ -210,22 +209,21 @@ def _workloads(model: str, num_replicas: int, precision: str, *, quick: bool) ->
 def _workload(model: str, optimizer: str, precision: str, *, quick: bool, regularization: str = "off") -> Workload:
     # The 5th step is the last of the first epoch and half empty, so that padding rows must not count.
     steps = {"sgd": 6, "adam": 20}[optimizer]
-    workload: Workload = request(
-        Workload,
-        model=model,
-        dataset="synthetic-mini",
-        image_size=64,
-        global_batch_size=BATCH,
-        steps=min(steps, 6) if quick and model in BIG_MODELS else steps,
-        warmup_steps=0,
-        optimizer=optimizer,
-        schedule={"sgd": "cosine", "adam": "constant"}[optimizer],
-        learning_rate={"sgd": 0.01, "adam": 1e-3}[optimizer],
-        precision=precision,
-        augment=AUGMENTATIONS,
-        regularization=regularization,
-    )
-    return workload
+    fields: dict[str, Any] = {
+        "model": model,
+        "dataset": "synthetic-mini",
+        "image_size": 64,
+        "global_batch_size": BATCH,
+        "steps": min(steps, 6) if quick and model in BIG_MODELS else steps,
+        "warmup_steps": 0,
+        "optimizer": optimizer,
+        "schedule": {"sgd": "cosine", "adam": "constant"}[optimizer],
+        "learning_rate": {"sgd": 0.01, "adam": 1e-3}[optimizer],
+        "precision": precision,
+        "augment": AUGMENTATIONS,
+        "regularization": regularization,
+    }
+    return Workload(**fields)
 
 
 def _accumulation(frameworks: Sequence[str], modes: Sequence[str], replicas: Sequence[int], precision: str) -> Group:

@@ -9,7 +9,6 @@ import pytest
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from dpcompare.config.modes import MODES
 from dpcompare.config.tuning import SETTINGS, settings_of, tuning_of
-from dpcompare.config.validation import request
 from dpcompare.errors import RequestError
 from dpcompare.experiments.autotune import tuned
 from dpcompare.experiments.study import Arm, Study
@@ -18,9 +17,7 @@ from tests.support.command import invoke
 
 def config(profile="native", mode="ddp", **tune):
     cluster = Cluster.partition(1, device="cpu")
-    return request(
-        RunConfig, framework="torch", mode=mode, workload=Workload(profile=profile), cluster=cluster, tune=tune
-    )
+    return RunConfig(framework="torch", mode=mode, workload=Workload(profile=profile), cluster=cluster, tune=tune)
 
 
 @pytest.mark.parametrize(("framework", "mode"), MODES)
@@ -167,7 +164,7 @@ def test_what_cannot_be_tuned_on_gpus_is_refused(tune, workload, says):
     made = Workload(profile="native", **workload)
     gpus = Cluster.partition(1, 2, gpus=["0", "1"])
     with pytest.raises(RequestError, match=says):
-        request(RunConfig, framework="torch", mode="ddp", workload=made, cluster=gpus, tune=tune)
+        RunConfig(framework="torch", mode="ddp", workload=made, cluster=gpus, tune=tune)
 
 
 def test_a_pair_that_is_none_is_refused():

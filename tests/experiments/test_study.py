@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
 
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
@@ -58,7 +57,7 @@ def test_every_arm_has_a_folder_of_its_own():
     assert folders[0] == "torch-ddp-2x1"
     assert len(set(folders)) == 4
     assert max(map(len, folders)) < 100
-    with pytest.raises(ValidationError, match="names of their own"):
+    with pytest.raises(RequestError, match="names of their own"):
         Study(arms=(arm(name="same"), arm(name="same")), repeats=1)
 
 

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file, save_file
 
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
-from dpcompare.config.validation import request
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import prepare_inputs
@@ -345,7 +344,7 @@ def test_a_file_that_is_not_the_models_is_refused(kind, message, tmp_path):
 
 def test_imagenet_weights_of_a_model_that_has_none_are_refused(tmp_path):
     with pytest.raises(RequestError, match=r"none are published for toy-bn; expected .*efficientnet-b0"):
-        request(Workload, model="toy-bn", image_size=32, weights="imagenet")
+        Workload(model="toy-bn", image_size=32, weights="imagenet")
     with pytest.raises(RequestError, match="cannot be read"):
         load_source("~no-such-user/file", SMALL.model, SMALL.image_size, tmp_path)
 
