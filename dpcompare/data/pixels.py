@@ -38,24 +38,28 @@ def look_up(pixels: Bytes, tables: Tables, flips: npt.NDArray[np.bool_] | None =
         tables: (rows, channels, 256), or (1, channels, 256) for all rows.
         flips: rows to be mirrored from left to right.
     """
-    values = pixels.reshape(len(pixels), -1)
-    looked_up = np.empty(values.shape, tables.dtype)
-    of_channel = _first_entries(tables.shape[1], values.shape[1])
-    of_row = np.arange(len(pixels))[:, None] * (tables[0].size if len(tables) > 1 else 0)
-    rows = max(1, _VALUES_AT_A_TIME // values.shape[1])
-    for start in range(0, len(values), rows):
+    images = np.empty(pixels.shape, tables.dtype)
+    rows = max(1, min(len(pixels), _VALUES_AT_A_TIME // pixels[0].size))
+    firsts = _first_entries(rows if len(tables) > 1 else 1, pixels.shape[1:])
+    entries = np.empty((rows, *pixels.shape[1:]), np.intp)
+    for start in range(0, len(pixels), rows):
         some = slice(start, start + rows)
-        entries = values[some] + of_channel
-        entries += of_row[some]
+        of_some = entries[: len(pixels[some])]
+        np.copyto(of_some, pixels[some])  # widening and adding in one operation takes longer than both
+        if flips is not None:
+            for row in np.flatnonzero(flips[some]):
+                # A channel at a time: NumPy reverses numbers faster than groups of three.
+                for channel in range(pixels.shape[-1]):
+                    of_some[row, ..., channel] = pixels[start + row, :, ::-1, channel]
+        of_some += firsts[: len(of_some)]
         # "clip": NumPy writes to `out` without a copy of it only where no index can be refused.
-        np.take(tables.reshape(-1), entries, out=looked_up[some], mode="clip")
-    images = looked_up.reshape(pixels.shape)
-    if flips is not None:
-        images[flips] = images[flips, :, ::-1]
+        of_rows = tables[some] if len(tables) > 1 else tables
+        np.take(of_rows.reshape(-1), of_some, out=images[some], mode="clip")
     return images
 
 
 @cache
-def _first_entries(num_channels: int, num_values: int) -> npt.NDArray[np.intp]:
-    """For every value of an image, where the entries of its channel begin in a table."""
-    return np.tile(np.arange(num_channels, dtype=np.intp) * NUM_BYTES, num_values // num_channels)
+def _first_entries(num_rows: int, shape: tuple[int, ...]) -> npt.NDArray[np.intp]:
+    """For every value of so many images of a shape, where the entries of its image and channel begin in the tables."""
+    of_channels = np.arange(num_rows * shape[-1], dtype=np.intp).reshape(num_rows, 1, 1, -1) * NUM_BYTES
+    return np.ascontiguousarray(np.broadcast_to(of_channels, (num_rows, *shape)))
