@@ -179,7 +179,7 @@ def energy(machine: Machine) -> str:
     """Energy and memory are within what the GPU can take."""
     joules = machine.baseline["joules_per_image"]
     if machine.device != "gpu":
-        return f"{joules} J per image"
+        return "no energy counter" if joules is None else f"{joules:.3f} J per image"
     memory = machine.baseline["peak_device_memory_bytes"]["total"]
     if joules is None:
         return f"no energy counter; {memory / 1e9:.1f} GB at most"
@@ -214,8 +214,11 @@ def resumption(machine: Machine) -> str:
 
 def clock(machine: Machine) -> str:
     """What a wait after every step costs."""
+    window = machine.baseline["settings"]["steps_per_window"]
+    if window == 1:
+        return "left out: without a GPU the clock is read after every step"
     ratio = machine.baseline["images_per_second"] / machine.each_step_timed["images_per_second"]
-    return f"windows of {machine.baseline['settings']['steps_per_window']} are {ratio:.3f} times as fast as of 1"
+    return f"windows of {window} are {ratio:.3f} times as fast as of 1"
 
 
 def several(machine: Machine) -> str:
@@ -277,8 +280,8 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
     lines = [
-        f"`python -m stress.first_gpu {' '.join(sys.argv[1:])}` at {commit()}, driver {driver_version()}, Python "
-        f"{sys.version.split()[0]}:",
+        f"`python -m stress.first_gpu {' '.join(sys.argv[1:])}` at {commit()}, driver {driver_version() or 'none'}, "
+        f"Python {sys.version.split()[0]}:",
         "",
         "| check | verdict | figures |",
         "|---|---|---|",
