@@ -9,7 +9,7 @@ PYTEST_WORKERS ?= 2
 
 .PHONY: compare install check test test-lowest
 
-compare: install ## the main job: all six modes on the built-in digits, compared, and a page of it
+compare: install ## the main job: all six modes trained here and compared, and a page of it
 	$(BIN)/dpcompare setup
 	$(BIN)/dpcompare compare --out studies/modes
 	$(BIN)/dpcompare report studies/modes --html studies/modes/report.html

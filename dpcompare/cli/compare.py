@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -21,6 +21,7 @@ from dpcompare.cli.option_values import interpreters, parse_percentage, parse_se
 from dpcompare.cli.options import OPTIONS, RunOptions, add_options, option, rows_of, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, print_json
 from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.system.terminal_text import in_one_line
 
 if TYPE_CHECKING:
     from dpcompare.experiments.arms import ArmRequest
@@ -262,6 +263,14 @@ def _interruption_reported(out: Path, *, as_json: bool) -> Iterator[None]:
         raise
 
 
+def _causes(failed: Sequence[RunResult]) -> str:
+    """Why runs failed: each cause in full once, after all modes that it stopped."""
+    modes: dict[str, dict[str, str | None]] = {}
+    for result in failed:
+        modes.setdefault(in_one_line(result.error), {}).setdefault(f"{result.framework} {result.mode}", result.error)
+    return "\n".join(f"{', '.join(of_cause)}: {next(iter(of_cause.values()))}" for of_cause in modes.values())
+
+
 def _print_comparison(out: Path, *, as_json: bool) -> int:
     """Compare the runs of a study that has ended, and return the exit code."""
     from dpcompare.cli.report import print_comparison
@@ -270,8 +279,7 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
 
     ended = _compared_results(out)
     if all(result.status == "failed" for result in ended):
-        causes = "\n".join(dict.fromkeys(f"{result.framework} {result.mode}: {result.error}" for result in ended))
-        raise RunFailedError(f"every run failed, so nothing can be compared.\n{causes}", str(out))
+        raise RunFailedError(f"every run failed, so nothing can be compared.\n{_causes(ended)}", str(out))
     comparison = analyse(collect([out]))
     if as_json:
         print_json(comparison.model_dump(mode="json"))

@@ -230,7 +230,9 @@ class StudyProgress(Watcher):
         )
         self._total = study.repeats * len(study.arms)  # grows where rounds are added
         self._done = 0
-        self._say(f"{len(study.arms)} arms x {study.repeats} rounds; runs and results in {study_dir}")
+        arms = "1 arm" if len(study.arms) == 1 else f"{len(study.arms)} arms"
+        rounds = "1 round" if study.repeats == 1 else f"{study.repeats} rounds"
+        self._say(f"{arms} x {rounds}; runs and results in {study_dir}")
 
     def __enter__(self) -> StudyProgress:
         if self._live:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dpcompare.backends.availability import require_compiler, require_framework, require_mode
+from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.config.run import RunConfig
@@ -135,6 +136,8 @@ def _arm(request: ArmRequest, num_nodes: int, devices_per_node: int) -> Arm:
     config = request.build(num_nodes, devices_per_node, ())
     require_compiler(config.tuning)
     require_mode(request.framework, request.mode, config.python)
+    if config.cluster.simulated and config.cluster.device_type == "gpu":  # of other machines nothing is known here
+        require_cuda(request.framework, config.python)
     name = f"{request.framework} {request.mode} {num_nodes}x{devices_per_node}{request.changes}"
     return Arm(name=name, config=config)
 

@@ -1,8 +1,11 @@
 """The arms of a study: topologies, names, and what is refused."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from dpcompare.cli.build_config import build_config
+from dpcompare.cli.compare import _causes
 from dpcompare.cli.options import RunOptions
 from dpcompare.errors import RequestError
 from dpcompare.experiments import arms
@@ -19,13 +22,13 @@ def _torch_alone(monkeypatch):
     monkeypatch.setattr(arms, "require_mode", lambda *received: None)
 
 
-def request(framework, mode, stages=None):
+def request(framework, mode, stages=None, device="cpu"):
     return ArmRequest(
         text=f"{framework}:{mode}",
         framework=framework,
         mode=mode,
         changes="",
-        device="cpu",
+        device=device,
         stages=stages,
         build=lambda nodes, devices, arms: build_config(
             RunOptions(
@@ -33,7 +36,7 @@ def request(framework, mode, stages=None):
                 mode=mode,
                 nodes=nodes,
                 devices_per_node=devices,
-                device="cpu",
+                device=device,
                 model="mlp",
                 image_size=8,
                 stages=stages,
@@ -80,6 +83,31 @@ def test_a_reason_that_holds_for_several_arms_is_told_once():
     asked = [request("tensorflow", mode) for mode in ("single", "mirrored")]
     _, refusals = expand_arms([*asked, request("torch", "single")], None, None, {})
     assert reasons_of(refusals) == ["tensorflow:single, tensorflow:mirrored: tensorflow is not installed"]
+
+
+def test_a_framework_that_cannot_use_the_gpus_is_refused_before_a_study_starts(install_gpus, monkeypatch):
+    def require_cuda(framework, python):
+        raise RequestError(f"the {framework} of {python} has no CUDA libraries")
+
+    install_gpus()
+    monkeypatch.setattr(arms, "require_cuda", require_cuda)
+    on_gpus = [request("torch", mode, device="gpu") for mode in ("single", "dp")]
+    found, refusals = expand_arms([*on_gpus, request("torch", "single")], None, None, {})
+    assert [arm.config.cluster.device_type for arm in found] == ["cpu"]
+    assert [refusal.is_wrong for refusal in refusals] == [True, True]
+    (reason,) = reasons_of(refusals)
+    assert reason.startswith("torch:single on 1 node x 1 device, torch:dp on 1 node x 2 devices: the torch of ")
+
+
+def test_where_every_run_failed_each_cause_is_told_once():
+    driver = "process 0 (node 0, local rank 0, {}/log):\nTraceback\n  File\nRuntimeError: no driver"
+    failed = [
+        SimpleNamespace(framework="torch", mode="dp", error=driver.format("dp")),
+        SimpleNamespace(framework="torch", mode="ddp", error="no answer for 9 s"),
+        SimpleNamespace(framework="torch", mode="single", error=driver.format("single")),
+        SimpleNamespace(framework="torch", mode="single", error=driver.format("single")),
+    ]
+    assert _causes(failed) == f"torch dp, torch single: {driver.format('dp')}\ntorch ddp: no answer for 9 s"
 
 
 def test_the_same_arm_twice_is_refused():
