@@ -51,7 +51,7 @@ def report(
 
     --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency,
     accuracy or images_per_second of any arm. It also holds where a figure is missing that should be there. --fail-if
-    unstable holds where a run has stalled.
+    unstable holds where a run was not steady, or its clock contradicts that of its launcher.
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
@@ -126,10 +126,8 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
-        for stall in row.stalls:
-            console.print(f"STALLED {row.name}: {stall}", soft_wrap=True)
-        for slowdown in row.slowdowns:
-            console.print(f"SLOWED DOWN {row.name}: {slowdown}", soft_wrap=True)
+        for remark in row.remarks:
+            console.print(f"{remark.kind} {row.name}: {remark.sentence}", soft_wrap=True)
         for failure in row.all_failures:
             console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
     if full:
@@ -197,13 +195,13 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         "devices": f"{topology}, {result.num_processes} processes, {result.num_replicas} replicas",
         "workload": f"{result.model} on {result.dataset}, {result.image_size} px, global batch "
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",
-        "speed": f"{figure(result.images_per_second)} images/s over {result.measured_steps} measured steps",
+        "speed": f"{figure(result.images_per_second)} images/s over {result.measured_steps} measured steps; "
+        f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps",
     }
     if result.step_seconds:
         step = result.step_seconds
         rows["step"] = f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"
-    if result.stall:
-        rows["stalled"] = result.stall
+    rows |= {remark.kind: remark.sentence for remark in result.remarks if remark.kind != "SLOWED DOWN"}
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
             f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "

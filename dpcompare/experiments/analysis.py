@@ -25,6 +25,7 @@ from dpcompare.experiments.statistics import (
     jitter,
     paired_ratio,
 )
+from dpcompare.results.remarks import Remark
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import printable
 
@@ -313,6 +314,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         jitter=jitter(speeds) if len(speeds) > 1 else None,
         step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
         step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
+        between_steps_fraction=_median([run.between_steps_fraction for run in runs]),
         data_wait_fraction=_median([run.data_wait_fraction for run in runs]),
         time_to_first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
         memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
@@ -326,12 +328,11 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         scaling=scaling_of(arm, all_arms),
         rounds_shown=_rounds_shown(arm),
         loss_curve=_curve(shown),
-        stalls=[f"round {number}: {run.stall}" for number, run in enumerate(arm.runs, start=1) if run and run.stall],
-        slowdowns=[
-            f"round {number}: {printable(sentence)}"
+        remarks=[
+            Remark(kind=remark.kind, sentence=printable(f"round {number}: {remark.sentence}"))
             for number, run in enumerate(arm.runs, start=1)
             if run
-            for sentence in run.slowdowns
+            for remark in run.remarks
         ],
         failures=arm.failures,
         ablation_failures=arm.ablation_failures,

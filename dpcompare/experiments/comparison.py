@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
 from dpcompare.experiments.statistics import Outcome
+from dpcompare.results.remarks import Remark
 
 
 class _Shown(BaseModel):
@@ -84,6 +85,8 @@ class ArmRow(_Shown):
     """1.4826 x MAD of images per second over the rounds; None for a single round."""
     step_ms: float | None
     step_p95_ms: float | None
+    between_steps_fraction: float | None
+    """Part of the time that passes between steps, which images per second leave out."""
     data_wait_fraction: float | None
     """Fraction of a step spent waiting for data."""
     time_to_first_step_seconds: float | None
@@ -102,10 +105,8 @@ class ArmRow(_Shown):
     scaling: Scaling | None
     rounds_shown: list[Round]
     loss_curve: Curve
-    stalls: list[str]
-    """A sentence per run of which slow steps have taken much of the measured time."""
-    slowdowns: list[str]
-    """A sentence per GPU and round that heat or the supply of power has slowed down."""
+    remarks: list[Remark]
+    """What is said aloud of its runs, with the round."""
     failures: list[str]
     ablation_failures: list[str]
     """Of the runs without gradient sync, which measure what it costs and nothing else."""

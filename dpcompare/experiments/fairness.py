@@ -82,6 +82,12 @@ def _losses(step: int, depends_on: Sequence[str]) -> Callable[[Sequence[RunResul
     return judge
 
 
+def _no_clock_problem(results: Sequence[RunResult]) -> Judgement:
+    """One run whose clock is wrong is enough; a run that nobody watched is none."""
+    problem = any(result.clock_problem for result in results)
+    return Judgement(equal=not problem, is_reason=problem)
+
+
 def _agree(results: Sequence[RunResult], step: int) -> bool:
     losses = [_loss(step)(result) for result in results]
     known = [loss for loss in losses if isinstance(loss, float)]
@@ -206,6 +212,11 @@ KNOBS: dict[str, Knob] = {
     ),
     "profiled steps": Knob(
         value=lambda r: r.config.get("profile_steps") or "none", remedy="same --profile-steps, or none"
+    ),
+    "clock": Knob(
+        value=lambda r: r.clock_problem or "its seconds add up",
+        remedy="runs whose seconds add up on two clocks; make this one again",
+        judge=_no_clock_problem,
     ),
     "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
     "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer, Stall
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
+from dpcompare.results.clock import Seen, Watched
 from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrained
 from dpcompare.results.run_dir import node_log_path
 from dpcompare.system.deadline import Deadline
@@ -83,6 +85,8 @@ def launch(
                     outcome.reasons.append(reason)
         finally:  # also after an interruption: another node may have failed sooner, because of what has happened here
             outcome.vanished += watch.look()
+            with suppress(OSError):  # a full disk: the run ends as it would have, and its clock stays unchecked
+                watch.save_clocks(run_dir)
             _wait_for_agents({node_of[rank] for rank in outcome.vanished}, running, outcome)
             outcome.out_of_memory = oom_kills() > kills_before
     watch.look()
@@ -100,11 +104,15 @@ class ProcessWatch:
         # By the steady clock: the other may be set meanwhile.
         self._heard = dict.fromkeys(ranks, time.monotonic())
         self._started: set[int] = set()
+        self._looked_at = time.monotonic()
+        self._seen: defaultdict[int, list[Seen]] = defaultdict(list)
+        """Of each process the first three events about steps, the third of which gives way to the newest."""
 
     def look(self) -> list[int]:
         """Pass new events on; returns the ranks that have vanished since the last look."""
         # First who is gone, then what they wrote before: in the other order a last event could be missed.
         gone = [rank for rank, pid in self._pids.items() if not is_alive(pid)]
+        previous_look, self._looked_at = self._looked_at, time.monotonic()
         for event in self._events.new_events():
             rank = event.process_rank
             if isinstance(event, Started):
@@ -113,6 +121,7 @@ class ProcessWatch:
                 self._pids.pop(rank, None)  # its node process has still to end, within the same limits
             elif isinstance(event, StepsTrained):
                 self._started.add(rank)
+                self._seen[rank][2:] = [Seen(step=event.step, after=previous_look, by=time.monotonic())]
             if rank in self._started and rank in self._heard:
                 self._heard[rank] = time.monotonic()
             self._observe(event)
@@ -120,6 +129,12 @@ class ProcessWatch:
         for rank in vanished:
             del self._pids[rank]
         return vanished
+
+    def save_clocks(self, run_dir: Path) -> None:
+        """Write when the events about steps were seen, for those that aggregate to compare."""
+        for rank, seen in self._seen.items():
+            if len(seen) > 2:
+                Watched(first=seen[1], last=seen[2]).save(run_dir, rank)
 
     def stalled(self) -> list[Stall]:
         """The processes that have been silent for longer than they may."""

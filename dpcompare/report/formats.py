@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison
+from dpcompare.results.remarks import UNSTABLE
 from dpcompare.system.terminal_text import printable
 
 MIB = 1024 * 1024
@@ -66,6 +67,10 @@ FIGURES: dict[str, Column] = {
     ),
     "ms/step": Column(cell=lambda row: figure(row.step_ms), explanation="median step, median of the rounds"),
     "p95 ms": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
+    "between": Column(
+        cell=lambda row: figure(row.between_steps_fraction, "{:.1%}"),
+        explanation="fraction of the time that passes between steps, which images/s leave out",
+    ),
     "waiting": Column(
         cell=lambda row: figure(row.data_wait_fraction, "{:.1%}"),
         explanation="fraction of a step spent waiting for data",
@@ -163,8 +168,7 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
-        lines += [f"- STALLED {_escaped(row.name)}: {_escaped(stall)}" for stall in row.stalls]
-        lines += [f"- SLOWED DOWN {_escaped(row.name)}: {_escaped(slowdown)}" for slowdown in row.slowdowns]
+        lines += [f"- {each.kind} {_escaped(row.name)}: {_escaped(each.sentence)}" for each in row.remarks]
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
         lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]
@@ -220,14 +224,16 @@ class Condition:
 
 @dataclass(frozen=True)
 class Unstable:
-    """The condition of --fail-if that has no figure: a run has stalled."""
+    """The condition of --fail-if that has no figure: a run was not steady, or its clock is not to be trusted."""
 
     def where_it_holds(self, comparison: Comparison) -> Iterator[str]:
-        """A line for every run that has stalled, and for every arm that has no run."""
+        """A line for every such run, and for every arm that has no run."""
         for row in comparison.arms:
             if not row.rounds:
                 yield f"unstable cannot be judged for {row.name}"
-            yield from (f"unstable holds for {row.name}: {stall}" for stall in row.stalls)
+            for remark in row.remarks:
+                if remark.kind in UNSTABLE:
+                    yield f"unstable holds for {row.name}: {remark.kind}: {remark.sentence}"
 
 
 _CONDITION_SUBJECTS = ("ratio", "efficiency", "accuracy", "images_per_second")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpcompare.config.run import RunConfig
+from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.events import Event, read_events
 from dpcompare.results.result import (
     Evaluation,
@@ -99,6 +100,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         nodes=_nodes(records),
         config=config.model_dump(mode="json"),
         joules_per_image=_joules_per_image(config, processes),
+        clock=_clock(config, run_dir, processes),
         **_first_step(processes, end.started_at),
         **_speed(config, processes),
     )
@@ -209,7 +211,16 @@ def _speed(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, A
         # In a window of several steps the host waits for batches while the device still has work.
         "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds) if config.window == 1 else None,
         "host_overhead_seconds": 0.0 if counted_in_steps else float(np.mean(slowest.host_overhead_seconds[steps])),
+        "between_steps_fraction": 0.0
+        if counted_in_steps
+        else fraction_between_steps(seconds, slowest.host_overhead_seconds[steps]),
     }
+
+
+def _clock(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:
+    """The check of the clocks; None where events come much later than the steps that they tell of."""
+    # An asynchronous mode waits for its steps where it reads their losses.
+    return None if config.mode_row.roles else check_clocks(run_dir, processes)
 
 
 def _joules_per_image(config: RunConfig, processes: Sequence[ProcessSeries]) -> float | None:

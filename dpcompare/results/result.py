@@ -11,6 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
 from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
+from dpcompare.results.clock import ClockCheck, much_between_steps
+from dpcompare.results.remarks import Remark, RemarkKind
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
 from dpcompare.results.steadiness import SlowSteps
 from dpcompare.system.gpu_state import GpuState
@@ -196,6 +198,11 @@ class RunResult(BaseModel):
     """Part of the measured time in which the slowest process waited for its next batch."""
     host_overhead_seconds: Measured | None = None
     """Mean time between two measured steps of the slowest process, in which losses are read and events are written."""
+    between_steps_fraction: Measured | None = None
+    """Part of the time that this takes beside the measured steps, which images per second leave out: in the median of
+    ten parts of the run."""
+    clock: ClockCheck | None = None
+    """None where nobody watched the run, or for too short a time."""
     joules_per_image: Measured | None = None
     """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine.
 
@@ -257,6 +264,28 @@ class RunResult(BaseModel):
             for node in self.nodes
             for gpu in node.gpus
             if gpu.slowdown
+        ]
+
+    @property
+    def clock_problem(self) -> str | None:
+        """A sentence about seconds that do not add up, so that images per second mean nothing; None where they do."""
+        if self.clock is not None and (contradiction := self.clock.contradiction):
+            return contradiction
+        return None if self.between_steps_fraction is None else much_between_steps(self.between_steps_fraction)
+
+    @property
+    def remarks(self) -> list[Remark]:
+        """What whoever reads the figures of this run should know of it."""
+        said: dict[RemarkKind, list[str | None]] = {
+            "CLOCK": [self.clock_problem],
+            "STALLED": [self.stall],
+            "SLOWED DOWN": [*self.slowdowns],
+        }
+        return [
+            Remark(kind=kind, sentence=sentence)
+            for kind, sentences in said.items()
+            for sentence in sentences
+            if sentence is not None
         ]
 
     @property

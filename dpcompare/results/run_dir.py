@@ -3,6 +3,7 @@
 RUN_DIR/
     config.json                     the prepared RunConfig; rewritten where the run is resumed
     events/process-<rank>.jsonl     what happened in each training process, while it happens
+    events/watch-<rank>.json        when the launcher saw some of them, by its own clock
     process-<rank>.json             the record of each training process, when its work is done
     checkpoints/step-<step>.safetensors
     logs/node<n>-process<k>.log     output of a training process
@@ -34,6 +35,10 @@ LOG_LINES_SHOWN = 20
 
 def event_path(run_dir: Path, process_rank: int) -> Path:
     return run_dir / EVENTS_DIR / f"process-{process_rank}.jsonl"
+
+
+def watch_path(run_dir: Path, process_rank: int) -> Path:
+    return run_dir / EVENTS_DIR / f"watch-{process_rank}.json"
 
 
 def process_record_path(run_dir: Path, process_rank: int) -> Path:

@@ -17,6 +17,8 @@ class ProcessSeries:
         self.step_seconds: list[float] = []
         self.data_seconds: list[float] = []
         self.host_overhead_seconds: list[float] = []
+        self.apart_seconds: list[float] = []
+        """Evaluations, checkpoints and the writing of traces before each step."""
         self.joules: list[float] = []
         """Fewer entries than steps where devices have no counter."""
         self.evaluations: list[Evaluated] = []
@@ -44,6 +46,7 @@ class ProcessSeries:
         self.step_seconds += event.step_seconds
         self.data_seconds += event.data_seconds
         self.host_overhead_seconds += event.host_overhead_seconds
+        self.apart_seconds += event.apart_seconds or [0.0] * len(event.step_seconds)
         self.joules += event.joules or ()
 
     @property

@@ -99,9 +99,9 @@ class Trainer:
                 or self._trace.begins_or_ends_after(step)
             ):
                 measured = self._window.close(drain=drain)
-                self._trace.after(step)
-                for each in measured:
-                    self._log.add(each)
+                if self._trace.after(step):
+                    self._window.leave_out()
+                self._log.add(measured)
             after_step(step)
             if evaluates:
                 self.evaluate(step)
@@ -139,7 +139,7 @@ class Trainer:
         self._events.append(
             Evaluated(step=step, epoch=epoch, loss_sum=float(loss_sum), correct=int(correct), count=int(count))
         )
-        self._window.previous_end = time.perf_counter()
+        self._window.leave_out()
 
     def checkpoint(self, step: int) -> None:
         """Have the first process write a checkpoint, and all others wait for it.
@@ -162,7 +162,7 @@ class Trainer:
             size = save_checkpoint(checkpoint, self._run_dir, keep=self._config.keep_checkpoints)
             self._events.append(CheckpointSaved(step=step, seconds=time.perf_counter() - start, bytes=size))
         backend.barrier()
-        self._window.previous_end = time.perf_counter()
+        self._window.leave_out()
 
     def _feed(self, first_step: int, digest: OrderDigest) -> Iterator[DeviceBatch]:
         """The training batches after the first steps; `digest` gets the order of all."""
@@ -200,9 +200,11 @@ class _Trace:
         """Whether the device must have finished this step, so that it is in the trace as a whole or not at all."""
         return step in (self._first - 1, self._last)
 
-    def after(self, step: int) -> None:
+    def after(self, step: int) -> bool:
+        """Write the trace where this step was its last; returns whether it was."""
         if step == self._last:
             self._open.close()
+        return step == self._last
 
 
 def _require_finite(state: TrainingState) -> None:

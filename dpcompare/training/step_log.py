@@ -28,9 +28,9 @@ class StepLog:
         self._steps: list[MeasuredStep] = []
         self._written_at = float("-inf")  # the first step is written at once
 
-    def add(self, measured: MeasuredStep) -> None:
-        """Log a step that the device has finished."""
-        self._steps.append(measured)
+    def add(self, measured: Sequence[MeasuredStep]) -> None:
+        """Log the steps of a window, which the device has finished."""
+        self._steps += measured
         if time.monotonic() - self._written_at >= SECONDS_BETWEEN_EVENTS:
             self.write()
 
@@ -44,6 +44,7 @@ class StepLog:
             return
         losses = self._backend.read([step.loss for step in self._steps]).tolist()
         last_step = self._steps[-1].step
+        apart = [step.apart_seconds for step in self._steps]
         joules = [step.joules for step in self._steps if step.joules is not None]
         self._events.append(
             StepsTrained(
@@ -53,6 +54,7 @@ class StepLog:
                 step_seconds=[step.step_seconds for step in self._steps],
                 data_seconds=[step.data_seconds for step in self._steps],
                 host_overhead_seconds=[step.host_overhead_seconds for step in self._steps],
+                apart_seconds=apart if any(apart) else None,
                 joules=joules or None,
             )
         )

@@ -27,6 +27,8 @@ class MeasuredStep:
     step_seconds: float = 0.0
     host_overhead_seconds: float = 0.0
     """Between the end of the window before and the start of this one; its first step has it."""
+    apart_seconds: float = 0.0
+    """Evaluations, checkpoints and the writing of a trace in that time, which are left out of it."""
     joules: float | None = None
     """Energy of the metered devices; None where they have no counter."""
 
@@ -39,7 +41,15 @@ class Window:
     energy: EnergyMeter
     previous_end: float
     """When the last window, evaluation or checkpoint ended, by `time.perf_counter`."""
+    apart_seconds: float = 0.0
+    """Left out since the last window."""
     steps: list[MeasuredStep] = field(default_factory=list)
+
+    def leave_out(self) -> None:
+        """Count what has passed since the last window as neither a step nor the time between two."""
+        now = time.perf_counter()
+        self.apart_seconds += now - self.previous_end
+        self.previous_end = now
 
     def begin_step(self) -> float:
         """Now; the first step begins the window."""
@@ -62,12 +72,13 @@ class Window:
                 step_seconds=(end - self._start) / count,
                 data_seconds=waited / count,
                 host_overhead_seconds=self._start - self.previous_end if number == 0 else 0.0,
+                apart_seconds=self.apart_seconds if number == 0 else 0.0,
                 joules=None if joules is None else joules / count,
             )
             for number, step in enumerate(self.steps)
         ]
         self.steps.clear()
-        self.previous_end = end
+        self.previous_end, self.apart_seconds = end, 0.0
         return measured
 
 

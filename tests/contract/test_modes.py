@@ -251,7 +251,7 @@ def inject(module):
     add = module.StepLog.add
     def counting(self, measured):
         add(self, measured)
-        if measured.step == 2:
+        if measured[-1].step == 2:
             backend = self._backend
             slots = [slot for state in backend.optimizer.state.values() for slot in state.values() if slot.dim()]
             held = [*backend.model.parameters(), *slots]

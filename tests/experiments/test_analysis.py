@@ -282,7 +282,7 @@ def test_a_gpu_that_was_slowed_down_is_named_with_its_round():
     fast.runs[1] = fast.runs[1].model_copy(update={"nodes": [node]})
     shown = compared(fast, runs("tensorflow", "multiworker", SLOW))
     sentence = "round 2: GPU 3 (NVIDIA H100) of node 1 was slowed down: power brake"
-    assert [row.slowdowns for row in shown.arms] == [[sentence], []]
+    assert [[remark.sentence for remark in row.remarks] for row in shown.arms] == [[sentence], []]
     assert sentence in as_html(shown)
     assert f"- SLOWED DOWN torch ddp 2x1: {sentence}" in as_markdown(shown)
 
@@ -303,14 +303,17 @@ def test_a_stall_is_named_everywhere_and_changes_no_claim():
     quiet = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     shown = compared(stalled(runs("torch", "ddp", FAST), 3), runs("tensorflow", "multiworker", SLOW))
     sentence = "round 3: step 15 took 20.0 s, median 0.29 s; without it 110.9 images/s"
-    assert [row.stalls for row in shown.arms] == [[sentence], []]
+    assert [[(remark.kind, remark.sentence) for remark in row.remarks] for row in shown.arms] == [
+        [("STALLED", sentence)],
+        [],
+    ]
     assert f"- STALLED torch ddp 2x1: {sentence}" in as_markdown(shown)
     assert sentence in as_html(shown)
     assert shown.claims[0].sentence == quiet.claims[0].sentence
     assert shown.arms[0].rounds_shown[2].images_per_second == 22.0
     assert list(parse_condition("unstable").where_it_holds(quiet)) == []
     assert list(parse_condition(" unstable ").where_it_holds(shown)) == [
-        f"unstable holds for torch ddp 2x1: {sentence}"
+        f"unstable holds for torch ddp 2x1: STALLED: {sentence}"
     ]
 
 

@@ -1,0 +1,125 @@
+"""The clock of a run, checked: what its processes measured against what passed meanwhile on a clock of their launcher.
+
+Durations are compared, not stamps, each with that of the launcher on the same machine: clocks of several machines may
+differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare.errors import RequestError
+from dpcompare.results.run_dir import watch_path
+from dpcompare.results.series import ProcessSeries
+from dpcompare.results.steadiness import median_of_parts
+from dpcompare.system.json_files import read_document, write_document
+
+LARGEST_DIFFERENCE = 0.05
+"""Part by which a sum of seconds may lie outside the bounds that the launcher's looks set.
+
+Between the end of a step and its event losses are read, a line is written, and the process may wait for a core."""
+LARGEST_BETWEEN = 0.2
+"""Part of the time that may pass between steps.
+
+The largest of 206 healthy runs, most of them on a busy machine, had 0.018; a forward pass is about a third."""
+
+
+class Seen(BaseModel):
+    """An event about trained steps, as the launcher came across it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: int
+    """The last step that it tells of."""
+    after: float
+    """It was not there yet at this moment, in seconds of the launcher's steady clock..."""
+    by: float
+    """...and was at this one."""
+
+
+class Watched(BaseModel):
+    """Two events of a process between which its clock can be checked."""
+
+    model_config = ConfigDict(frozen=True)
+
+    first: Seen
+    """The second one: what is done for the first time delays the event of the first step."""
+    last: Seen
+
+    def save(self, run_dir: Path, process_rank: int) -> None:
+        write_document(self, watch_path(run_dir, process_rank))
+
+    @classmethod
+    def load(cls, run_dir: Path, process_rank: int) -> Watched | None:
+        """Of a process in the present attempt; None where nobody watched it for long enough, or to its end."""
+        try:
+            return read_document(cls, watch_path(run_dir, process_rank), kind="what was watched", expected="a run")
+        except RequestError:
+            return None
+
+
+class ClockCheck(BaseModel):
+    """The clock of one process beside that of the launcher."""
+
+    model_config = ConfigDict(frozen=True)
+
+    process_rank: int
+    own_seconds: float
+    """Steps, what lies between them, evaluations and checkpoints, added up from one event to another."""
+    least_seconds: float
+    """That passed between these events for the launcher, which looks several times a second..."""
+    most_seconds: float
+    """...and at most."""
+
+    @property
+    def difference(self) -> float:
+        """How far the sum lies outside the bounds, as a part of the nearest one; 0 inside them."""
+        nearest = min(max(self.own_seconds, self.least_seconds), self.most_seconds)
+        return abs(self.own_seconds - nearest) / nearest if nearest else 0.0
+
+    @property
+    def contradiction(self) -> str | None:
+        """A sentence about a clock that contradicts the launcher's; None where they agree."""
+        if self.difference <= LARGEST_DIFFERENCE:
+            return None
+        return (
+            f"by the clock of process {self.process_rank} its steps, evaluations and checkpoints took "
+            f"{self.own_seconds:.1f} s, by that of the launcher {self.least_seconds:.1f} to {self.most_seconds:.1f} s"
+        )
+
+
+def check_clocks(run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:
+    """The check of the process whose clock differs most from the launcher's; None where none can be checked."""
+    checks = [
+        _check(rank, series, watched)
+        for rank, series in enumerate(processes)
+        if (watched := Watched.load(run_dir, rank)) and watched.last.step <= series.num_steps
+    ]
+    return max(checks, key=lambda check: check.difference, default=None)
+
+
+def _check(process_rank: int, series: ProcessSeries, watched: Watched) -> ClockCheck:
+    steps = slice(watched.first.step - series.first_step, watched.last.step - series.first_step)
+    parts = (series.step_seconds, series.host_overhead_seconds, series.apart_seconds)
+    return ClockCheck(
+        process_rank=process_rank,
+        own_seconds=sum(sum(part[steps]) for part in parts),
+        least_seconds=max(0.0, watched.last.after - watched.first.by),
+        most_seconds=watched.last.by - watched.first.after,
+    )
+
+
+def much_between_steps(fraction: float) -> str | None:
+    """A sentence about steps whose own seconds leave out much of the time; None where they do not."""
+    if fraction <= LARGEST_BETWEEN:
+        return None
+    return f"{fraction:.0%} of the time passes between steps, which images per second leave out"
+
+
+def fraction_between_steps(step_seconds: Sequence[float], between_seconds: Sequence[float]) -> float:
+    """Part of the time that passes between steps, in the median of ten parts of a run: a stall there is none of it."""
+    total = [sum(pair) for pair in zip(step_seconds, between_seconds, strict=True)]
+    return median_of_parts(between_seconds, total)

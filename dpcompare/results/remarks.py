@@ -1,0 +1,24 @@
+"""Remarks: what is said aloud of a run whose figures do not show only what was to be measured."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+RemarkKind = Literal["CLOCK", "STALLED", "SLOWED DOWN"]
+"""CLOCK: the seconds of the run contradict those of its launcher, or leave out much of the time.
+STALLED: some steps were far slower than the others.
+SLOWED DOWN: by heat or the supply of power."""
+
+UNSTABLE: tuple[RemarkKind, ...] = ("CLOCK", "STALLED")
+"""What `report --fail-if unstable` finds."""
+
+
+class Remark(BaseModel):
+    """A word that is easy to find, and a sentence with the figures."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: RemarkKind
+    sentence: str
