@@ -83,6 +83,14 @@ class Backend(ABC):
         """Of these rows on a device: beside the CPU no more than a replica trains with, since they may not fit."""
         return rows if self.config.cluster.device_type == "cpu" else min(rows, self.rows_trained_at_once)
 
+    @property
+    def num_compilations(self) -> int:
+        """How often this process has traced or compiled what it trains with, by the framework's own counter.
+
+        All steps have the same shapes, so it grows in the first one alone. 0 where nothing is traced or compiled.
+        """
+        return 0
+
     @abstractmethod
     def setup(self) -> None:
         """Join the other processes and build the model, from the shared initial weights, and its optimizer."""

@@ -13,6 +13,7 @@ import numpy as np
 from dpcompare.config.run import RunConfig
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.events import Event, read_events
+from dpcompare.results.load import MachineLoad
 from dpcompare.results.result import (
     Evaluation,
     History,
@@ -25,7 +26,7 @@ from dpcompare.results.result import (
 )
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
-from dpcompare.results.steadiness import SlowSteps, steady_images_per_second
+from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second
 from dpcompare.system.json_files import read_document
 
 
@@ -97,10 +98,11 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         threads_per_process=config.topology.threads_per_process,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
-        nodes=_nodes(records),
+        nodes=_nodes(config, records),
         config=config.model_dump(mode="json"),
         joules_per_image=_joules_per_image(config, processes),
         clock=_clock(config, run_dir, processes),
+        compiled_steps=sorted({step for process in processes for step in process.compiled_steps}),
         **_first_step(processes, end.started_at),
         **_speed(config, processes),
     )
@@ -114,7 +116,8 @@ def _series(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
     return [ProcessSeries(by_rank[rank]) for rank in range(config.topology.num_trainers)]
 
 
-def _nodes(records: Sequence[ProcessRecord]) -> list[NodeRecord]:
+def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeRecord]:
+    loads = _loads(config, records)
     of_node: dict[int, list[ProcessRecord]] = {}
     for record in records:
         of_node.setdefault(record.node_rank, []).append(record)
@@ -126,9 +129,27 @@ def _nodes(records: Sequence[ProcessRecord]) -> list[NodeRecord]:
             versions=local[0].versions,
             gpus=[gpu for record in local for gpu in record.gpus],
             bound_to_cores=[record.bound_to_cores for record in local if record.bound_to_cores],
+            load=loads.get(rank),
         )
         for rank, local in sorted(of_node.items())
     ]
+
+
+def _loads(config: RunConfig, records: Sequence[ProcessRecord]) -> dict[int, MachineLoad]:
+    """Of each machine, by the rank of its first node; nothing where a process did not tell."""
+    # Processes that only serve measure no steps, and those that are bound to some cores read the counters of these alone.
+    if config.mode_row.roles or any(record.cores_used is None or record.bound_to_cores for record in records):
+        return {}
+    of_machine: dict[str, list[ProcessRecord]] = {}
+    for record in records:
+        of_machine.setdefault("here" if config.cluster.simulated else record.host, []).append(record)
+    loads = {}
+    for local in of_machine.values():
+        ranks = sorted({record.node_rank for record in local})
+        used = [record.cores_used for record in local if record.cores_used is not None]
+        planned = sum(config.cluster.nodes[rank].num_cores for rank in ranks)
+        loads[ranks[0]] = MachineLoad.of(used, planned_cores=planned)
+    return loads
 
 
 def _peak(values: Iterable[int]) -> PeakMemory | None:
@@ -196,16 +217,18 @@ def _speed(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, A
     slowest, seconds = _slowest(config, processes, steps)
     counted_in_steps = bool(config.mode_row.roles)  # as `ProcessSeries.durations` has it
     counts = slowest.global_counts[steps]
-    # The steps of an asynchronous mode differ by whether losses are read after them.
-    slow_steps = (
-        None
-        if counted_in_steps
-        else SlowSteps.of(counts, seconds, steps_before=slowest.first_step + steps.start, is_windowed=config.window > 1)
-    )
+    if counted_in_steps:  # they differ by whether losses are read after them
+        slow_steps = slow_start = None
+    else:
+        before = slowest.first_step + steps.start
+        slow_steps = SlowSteps.of(counts, seconds, steps_before=before, is_windowed=config.window > 1)
+        slow_start = SlowStart.of(seconds)
     return {
         "images_per_second": sum(counts) / sum(seconds),
         "steady_images_per_second": steady_images_per_second(counts, seconds),
         "measured_steps": len(seconds),
+        "steps_left_out": steps.start,
+        "slow_start": slow_start,
         "step_seconds": StepSeconds.of(seconds),
         "slow_steps": slow_steps,
         # In a window of several steps the host waits for batches while the device still has work.

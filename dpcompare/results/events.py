@@ -78,6 +78,8 @@ class StepsTrained(Event):
     """The part of `step_seconds` spent waiting for the batch."""
     host_overhead_seconds: Sequence[float]
     """Between the end of the step before and the start of this one; not part of `step_seconds`."""
+    compiled_steps: Sequence[int] | None = None
+    """Numbers of those for which the framework traced or compiled something; None: there were none."""
     apart_seconds: Sequence[float] | None = None
     """Evaluations, checkpoints and the writing of traces before each step, part of neither; None: there were none."""
     joules: Sequence[float] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,11 +10,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
-from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
 from dpcompare.results.clock import ClockCheck, much_between_steps
+from dpcompare.results.load import MachineLoad
+from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
 from dpcompare.results.remarks import Remark, RemarkKind
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
-from dpcompare.results.steadiness import SlowSteps
+from dpcompare.results.steadiness import SlowStart, SlowSteps
+from dpcompare.system.cores import CoresUsed
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import read_document, write_document
 
@@ -50,6 +52,8 @@ class ProcessRecord(BaseModel):
     versions: dict[str, str]
     gpus: list[GpuState] = []
     """Of this process."""
+    cores_used: CoresUsed | None = None
+    """From the first measured step to the last one; None where there was none, or the kernel does not tell."""
 
     def save(self, run_dir: Path) -> None:
         write_document(self, process_record_path(run_dir, self.process_rank))
@@ -97,6 +101,8 @@ class NodeRecord(BaseModel):
     gpus: list[GpuState] = []
     bound_to_cores: list[str] = []
     """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
+    load: MachineLoad | None = None
+    """Of its machine, at the first of several nodes of one machine; None where it is not known."""
 
 
 class Evaluation(BaseModel):
@@ -191,7 +197,14 @@ class RunResult(BaseModel):
     None in results of 0.1.0.
     """
     measured_steps: Count = 0
+    steps_left_out: Count | None = None
+    """First steps of the last attempt that are not among them."""
     step_seconds: StepSeconds | None = None
+    slow_start: SlowStart | None = None
+    """The first measured steps, where they were slower than the others; None where they were not."""
+    compiled_steps: list[int] = []
+    """Steps of the last attempt for which the framework traced or compiled something in any process, by its own
+    counter, as in the first one; see `Backend.num_compilations`."""
     slow_steps: SlowSteps | None = None
     """None where an asynchronous mode has steps that cannot be timed one by one."""
     data_wait_fraction: Measured | None = None
@@ -258,13 +271,23 @@ class RunResult(BaseModel):
 
     @property
     def slowdowns(self) -> list[str]:
-        """A sentence per GPU that heat or the supply of power has slowed down."""
-        return [
+        """A sentence per GPU, and per machine's cores, that heat or the supply of power has slowed down."""
+        of_gpus = [
             f"GPU {gpu.device} ({gpu.name}) of node {node.node_rank} was slowed down: {gpu.slowdown}"
             for node in self.nodes
             for gpu in node.gpus
             if gpu.slowdown
         ]
+        return of_gpus + self._of_machines(lambda load: load.slowdown)
+
+    @property
+    def disturbances(self) -> list[str]:
+        """A sentence per machine on which others took cores that the run was to have."""
+        return self._of_machines(lambda load: load.disturbance)
+
+    def _of_machines(self, tell: Callable[[MachineLoad], str | None]) -> list[str]:
+        told = {node.node_rank: said for node in self.nodes if node.load and (said := tell(node.load))}
+        return [f"node {rank}: {said}" if self.num_nodes > 1 else said for rank, said in told.items()]
 
     @property
     def clock_problem(self) -> str | None:
@@ -279,6 +302,9 @@ class RunResult(BaseModel):
         said: dict[RemarkKind, list[str | None]] = {
             "CLOCK": [self.clock_problem],
             "STALLED": [self.stall],
+            "RECOMPILED": [self.recompilation],
+            "NOT WARM": [self.trend],
+            "DISTURBED": [*self.disturbances],
             "SLOWED DOWN": [*self.slowdowns],
         }
         return [
@@ -287,6 +313,25 @@ class RunResult(BaseModel):
             for sentence in sentences
             if sentence is not None
         ]
+
+    @property
+    def recompilation(self) -> str | None:
+        """A sentence about measured steps for which something was compiled, all of whose shapes the first step had."""
+        if self.steps_left_out is None:
+            return None
+        first_measured = self.first_step + max(1, self.steps_left_out) + 1
+        if not (again := [step for step in self.compiled_steps if step >= first_measured]):
+            return None
+        which = f"step {again[0]}" if len(again) == 1 else f"{len(again)} steps, the first of them {again[0]},"
+        return f"{which} traced or compiled again what the first step had compiled, in the measured time"
+
+    @property
+    def trend(self) -> str | None:
+        """A sentence about measured steps that were slower before they had settled; None where they had."""
+        if self.slow_start is None or self.step_seconds is None or self.steps_left_out is None:
+            return None
+        measured_seconds = self.step_seconds.mean * self.measured_steps
+        return self.slow_start.trend(measured_seconds, self.first_step, self.steps_left_out)
 
     @property
     def stall(self) -> str | None:

@@ -17,6 +17,8 @@ class ProcessSeries:
         self.step_seconds: list[float] = []
         self.data_seconds: list[float] = []
         self.host_overhead_seconds: list[float] = []
+        self.compiled_steps: list[int] = []
+        """Numbers of the steps for which the framework traced or compiled something."""
         self.apart_seconds: list[float] = []
         """Evaluations, checkpoints and the writing of traces before each step."""
         self.joules: list[float] = []
@@ -46,6 +48,7 @@ class ProcessSeries:
         self.step_seconds += event.step_seconds
         self.data_seconds += event.data_seconds
         self.host_overhead_seconds += event.host_overhead_seconds
+        self.compiled_steps += event.compiled_steps or ()
         self.apart_seconds += event.apart_seconds or [0.0] * len(event.step_seconds)
         self.joules += event.joules or ()
 

@@ -16,6 +16,10 @@ SLOW_DEVIATIONS = 10
 """Scaled median absolute deviations above the median from which on a step is slow."""
 LARGEST_LOSS = 0.05
 """Part of the measured time that slow steps may cost before anything is said."""
+RUNNING = 5
+"""Steps whose median is taken, so that a single slow one is none that still warms up."""
+SETTLED_WITHIN, SETTLED_DEVIATIONS = 0.05, 2
+"""How near the running median must come: a part of the median, and scaled median absolute deviations."""
 LARGEST_LOSS_SECONDS = 0.25
 """What they may cost in any case: a few turns of other processes on a busy core are no stall of steps of some ms."""
 
@@ -97,6 +101,72 @@ class SlowSteps(BaseModel):
             f"{slowest if alone else f'{self.count} steps were slow: {slowest}'}, median {_seconds(median_seconds)}; "
             f"without {left_out} {self.images_per_second_without:.1f} images/s"
         )
+
+
+class SlowStart(BaseModel):
+    """The first measured steps, which were slower than those after them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    count: int
+    median_seconds: float
+    """Of these steps."""
+    settled_seconds: float
+    """Median of the steps after them."""
+    lost_seconds: float
+    """What these took more than the same number of the others."""
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> SlowStart | None:
+        """That of some measured steps; None where they were as fast as the others from the beginning."""
+        count = steps_to_settle(seconds)
+        if count == 0:
+            return None
+        slow, settled = np.asarray(seconds[:count]), float(np.median(seconds[count:]))
+        return cls(
+            count=count,
+            median_seconds=float(np.median(slow)),
+            settled_seconds=settled,
+            lost_seconds=float((slow - settled).sum()),
+        )
+
+    def trend(self, measured_seconds: float, first_step: int, steps_left_out: int) -> str | None:
+        """A sentence about a start that cost enough to be spoken of; None where it did not.
+
+        Args:
+            measured_seconds: of all measured steps.
+            first_step: steps made before this attempt.
+            steps_left_out: first steps of this attempt that were not measured.
+        """
+        if self.lost_seconds <= max(LARGEST_LOSS * measured_seconds, LARGEST_LOSS_SECONDS):
+            return None
+        first, last = (first_step + steps_left_out + number for number in (1, self.count))
+        return (
+            f"still speeding up: steps {first} to {last} took {_seconds(self.median_seconds)}, later ones "
+            f"{_seconds(self.settled_seconds)}; use more --warmup-steps, such as {steps_left_out + self.count}"
+        )
+
+
+def steps_to_settle(seconds: Sequence[float]) -> int:
+    """How many of the first steps were made before the steps were as fast as they are in the last two thirds.
+
+    They are from the first on whose running median, with the four after it, is within 5% and two scaled median absolute
+    deviations of the median of the last two thirds. At most a third of the steps, and none of fewer than 15.
+    """
+    most = len(seconds) // 3
+    if most < RUNNING:
+        return 0
+    taken = np.asarray(seconds, np.float64)
+    settled = taken[most:]
+    median = float(np.median(settled))
+    limit = median * (1 + SETTLED_WITHIN) + SETTLED_DEVIATIONS * JITTER_SCALE * float(
+        np.median(np.abs(settled - median))
+    )
+    running = np.median(np.lib.stride_tricks.sliding_window_view(taken, RUNNING), axis=1)
+    for count in range(most):
+        if running[count] <= limit and (count == 0 or taken[count] <= limit):
+            return count
+    return most
 
 
 def _seconds(seconds: float) -> str:

@@ -116,10 +116,15 @@ class Trainer:
         start = self._window.begin_step()
         self._batches = list(islice(feed, self._workload.accumulate))
         received = time.perf_counter()
+        compilations = self._backend.num_compilations
         loss = self._backend.train_step(self._batches, learning_rate(self._workload, step - 1, self._num_steps))
         self._window.steps.append(
             MeasuredStep(
-                step=step, loss=loss, global_count=self._batches[0].global_count, data_seconds=received - start
+                step=step,
+                loss=loss,
+                global_count=self._batches[0].global_count,
+                data_seconds=received - start,
+                is_compiled=self._backend.num_compilations > compilations,
             )
         )
 

@@ -25,6 +25,7 @@ from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventT
 from dpcompare.results.result import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, log_path
 from dpcompare.system.cache import cache_dir
+from dpcompare.system.cores import CoresMeter, CoresUsed
 from dpcompare.system.devices import available_cores
 from dpcompare.system.energy import meter_of
 from dpcompare.system.files import no_link
@@ -75,8 +76,14 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         store = open_store(config.inputs.store)
         gpus = _gpus(config, local_devices)
 
+        meter = CoresMeter(after_steps=config.workload.warmup_steps)
+        cores_used: CoresUsed | None = None
+
         def after_step(step: int) -> None:
+            nonlocal cores_used
+            meter.count_step()
             if step == last_step:  # before its evaluation, while the clocks are still those of the training
+                cores_used = meter.used()
                 gpus[:] = read_again(gpus)
 
         last_step = config.workload.total_steps(config.inputs.num_train)
@@ -100,7 +107,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 ),
             )
         record = _record(backend, config, order_sha256, gpus, cores=cores, bound_to=bound_to, **place)
-        record.save(run_dir)
+        record.model_copy(update={"cores_used": cores_used}).save(run_dir)
         backend.teardown()
     except Exception as error:
         traceback.print_exc()

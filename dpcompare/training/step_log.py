@@ -54,6 +54,7 @@ class StepLog:
                 step_seconds=[step.step_seconds for step in self._steps],
                 data_seconds=[step.data_seconds for step in self._steps],
                 host_overhead_seconds=[step.host_overhead_seconds for step in self._steps],
+                compiled_steps=[step.step for step in self._steps if step.is_compiled] or None,
                 apart_seconds=apart if any(apart) else None,
                 joules=joules or None,
             )

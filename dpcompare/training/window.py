@@ -24,6 +24,8 @@ class MeasuredStep:
     """Samples of the global batch."""
     data_seconds: float
     """The part of `step_seconds` spent waiting for the batches."""
+    is_compiled: bool = False
+    """Whether the framework traced or compiled something for it."""
     step_seconds: float = 0.0
     host_overhead_seconds: float = 0.0
     """Between the end of the window before and the start of this one; its first step has it."""

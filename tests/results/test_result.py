@@ -130,6 +130,23 @@ def test_a_stall_is_told_from_the_events_of_the_processes(config, tmp_path):
     assert result.images_per_second == pytest.approx(24 / 7.2)
 
 
+@pytest.mark.parametrize(
+    ("compiled", "said"),
+    [
+        ([1], None),
+        ([1, 2], "step 2 traced or compiled again"),
+        ([1, 3, 4], "2 steps, the first of them 3, traced or compiled again"),
+    ],
+)
+def test_something_compiled_in_the_measured_time_is_told(config, tmp_path, compiled, said):
+    first, *others = events(0)
+    found = [replace(first, compiled_steps=compiled), *others, *events(1)]
+    result = aggregated(config, tmp_path, found)
+    assert result.compiled_steps == compiled
+    remarks = [remark.sentence for remark in result.remarks if remark.kind == "RECOMPILED"]
+    assert [sentence[: len(said)] for sentence in remarks] == ([said] if said else [])
+
+
 def test_what_was_measured_before_a_failure_is_kept(config, tmp_path):
     found = events(0, losses=(16.0, 8.0, 4.0), evaluated=None) + events(1, losses=(16.0, 8.0), evaluated=None)
     result = aggregated(config, tmp_path, found, status="failed", error="process 1 died")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcompare.results.steadiness import SlowSteps, steady_images_per_second
+from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
 
 QUIET = [0.29 + 0.004 * (-1) ** step for step in range(20)]
 
@@ -68,3 +68,53 @@ def test_a_stall_is_counted_from_the_first_step_of_the_run_with_what_it_lost():
     assert (slow.first, slow.last, slow.count, slow.largest_seconds) == (33, 33, 1, 4.0)
     assert slow.lost_seconds == pytest.approx(3.8)
     assert slow.images_per_second_without == pytest.approx(40.0)
+
+
+def trend(seconds, *, first_step=0, steps_left_out=5):
+    slow = SlowStart.of(seconds)
+    return slow.trend(sum(seconds), first_step, steps_left_out) if slow else None
+
+
+def test_30_slow_first_steps_are_named_with_what_to_do():
+    warming = [0.42 + 0.004 * (-1) ** step for step in range(25)] + QUIET * 2
+    assert steps_to_settle(warming) == 21  # a third, at most
+    assert trend(warming[5:]) == (
+        "still speeding up: steps 6 to 25 took 0.42 s, later ones 0.29 s; use more --warmup-steps, such as 25"
+    )
+    assert trend(warming[5:], first_step=100).startswith("still speeding up: steps 106 to 125 took")
+
+
+def test_steps_that_become_faster_little_by_little_have_settled_where_they_are_near_their_end():
+    falling = [0.3 * (1 + 0.8 * 0.93**step) for step in range(90)]
+    count = steps_to_settle(falling)
+    assert 20 <= count <= 30
+    assert falling[count] < 1.1 * falling[-1]
+    assert trend(falling).startswith("still speeding up: steps 6 to")
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        QUIET,
+        [*QUIET[:3], 4.0, *QUIET],  # a stall, which is told as one
+        [9.0, *QUIET * 3],
+        [0.3 - 0.0002 * step for step in range(60)],  # 4% in all
+        [0.2] * 20 + [0.4] * 40,  # slower and slower is no warming up
+        [0.5] * 5 + [0.3] * 9,  # too few to tell
+    ],
+)
+def test_a_run_that_had_settled_says_nothing_of_a_trend(seconds):
+    assert trend(seconds) is None
+
+
+def test_noise_is_hardly_ever_taken_for_a_trend():
+    """Normal, Student's t with 2 degrees, and autocorrelated by 0.8: 5% each, 200 runs of 40 steps."""
+    rng = np.random.default_rng(0)
+    normal = rng.normal(size=(200, 40))
+    correlated = normal.copy()
+    for step in range(1, 40):
+        correlated[:, step] = 0.8 * correlated[:, step - 1] + 0.6 * normal[:, step]
+    noises = np.concatenate([normal, rng.standard_t(2, size=(200, 40)), correlated])
+    runs = 0.3 * np.exp(0.05 * noises)
+    assert sum(trend(list(run)) is not None for run in runs) == 0
+    assert np.mean([steps_to_settle(list(run)) > 0 for run in runs]) < 0.02

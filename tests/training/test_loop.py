@@ -150,6 +150,32 @@ def test_what_happens_between_steps_is_told_apart_from_evaluation(tmp_path, monk
     assert max(series(events, "host_overhead_seconds")) < 0.3  # an evaluation has 12 batches
 
 
+class Retraces(NumpyBackend):
+    """Traces its step in the first one, and again in step 12."""
+
+    num_compilations = 0
+
+    def train_step(self, batches, learning_rate):
+        self.num_compilations += self.step in (0, 11)
+        return super().train_step(batches, learning_rate)
+
+
+def test_the_steps_for_which_something_was_compiled_are_logged(tmp_path):
+    _, _, events = train(tmp_path, steps=20, learning_rate=0.01, backend_class=Retraces)
+    compiled = [step for event in events[StepsTrained] for step in event.compiled_steps or ()]
+    assert compiled == [1, 12]
+
+
+def test_what_is_neither_a_step_nor_between_two_is_told_apart(tmp_path, monkeypatch):
+    evaluate = NumpyBackend.evaluate_step
+    monkeypatch.setattr(NumpyBackend, "evaluate_step", lambda *arguments: time.sleep(0.01) or evaluate(*arguments))
+    _, _, events = train(tmp_path, epochs=2, learning_rate=0.01)
+    told = [(event.step, sum(event.apart_seconds)) for event in events[StepsTrained] if event.apart_seconds]
+    assert len(told) == 1  # the evaluation after the first epoch: after the last one there is no step
+    assert told[0][0] > 45
+    assert 0.12 <= told[0][1] < 5  # of 12 batches
+
+
 def test_a_step_contains_its_wait_for_data(tmp_path):
     _, _, events = train(tmp_path, steps=20, learning_rate=0.01)
     for step, data in zip(series(events, "step_seconds"), series(events, "data_seconds"), strict=True):

@@ -103,6 +103,15 @@ class TensorFlowBackend(Inspectable):
         self._broadcast_statistics = function(self._copy_statistics_of_replica_0)
 
     @property
+    def num_compilations(self) -> int:
+        return sum(function.experimental_get_tracing_count() for function in self.step_functions)
+
+    @property
+    def step_functions(self) -> Sequence[Any]:
+        """The graphs that a training step consists of."""
+        return (self._train, self._accumulate, self._apply)
+
+    @property
     def inter_op_threads(self) -> int:
         """How many operations may run side by side.
 

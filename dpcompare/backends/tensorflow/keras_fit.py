@@ -41,6 +41,11 @@ class KerasFit(TensorFlowBackend):
         self._given = _Given()
         self._fitting: threading.Thread | None = None
 
+    @property
+    def step_functions(self) -> Sequence[Any]:
+        """None: Keras keeps its function to itself."""
+        return ()
+
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
         self._step += 1

@@ -67,6 +67,10 @@ class ParameterServer(TensorFlowBackend):
         self._scheduled: deque[Any] = deque()
         self._staleness: list[int] = []
 
+    @property
+    def step_functions(self) -> Sequence[Any]:
+        return (self._update_once,)
+
     def make_strategy(self) -> tf.distribute.Strategy:
         return tf.distribute.ParameterServerStrategy(self._resolver)
 

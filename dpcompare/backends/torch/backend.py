@@ -179,8 +179,19 @@ class TorchBackend(Inspectable):
         return torch.zeros(size, dtype=self._dtype, device=self.device)
 
     def _compiled(self, computation: nn.Module) -> nn.Module:
-        mode = COMPILE_MODES.get(self.config.tuning.get("compilation", "none"))
-        return torch.compile(computation, mode=mode) if mode else computation
+        return torch.compile(computation, mode=self._compile_mode) if self._compile_mode else computation
+
+    @property
+    def _compile_mode(self) -> str | None:
+        """None where nothing is compiled."""
+        return COMPILE_MODES.get(self.config.tuning.get("compilation", "none"))
+
+    @property
+    def num_compilations(self) -> int:
+        if self._compile_mode is None:  # nor is torch's compiler loaded, which takes a second
+            return 0
+        graphs: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        return graphs
 
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
         if self.device.type == "cpu":

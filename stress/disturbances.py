@@ -1,0 +1,205 @@
+"""Is a run that was disturbed said to be, by name, and a quiet one nothing? Each disturbance is planted in real runs.
+
+    python -m stress.disturbances [--only NAME ...] [--quiet 20] [--write FILE]
+
+About a quarter of a minute per run with torch, on a machine that does nothing else: what it does is told of the runs
+called quiet. Exit code 3 where a remark is missing, or a quiet run has one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sections import commit, write_section
+from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare.results.events import Event, Started, StepsTrained
+from dpcompare.results.remarks import RemarkKind
+from stress.injection import interpreter_with
+
+WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=120, warmup_steps=5)
+STOPPED_SECONDS = 5.0
+SLOW_STEPS = 35
+"""The first 5 of which are left out as those of the warm-up."""
+
+SLOW_START = f"""
+def inject(module):
+    import time
+    step = module.TorchBackend.train_step
+    def slow(self, *arguments):
+        if self._step < {SLOW_STEPS}:
+            time.sleep(0.1)
+        return step(self, *arguments)
+    module.TorchBackend.train_step = slow
+"""
+
+COMPILES_AGAIN = """
+def inject(module):
+    step = module.TorchBackend.train_step
+    def other(self, *arguments):
+        if self._step == 11:  # what was compiled holds for another state of torch
+            module.torch.use_deterministic_algorithms(True, warn_only=True)
+        return step(self, *arguments)
+    module.TorchBackend.train_step = other
+"""
+
+TRACES_AGAIN = """
+def inject(module):
+    import dataclasses
+    tf = module.tf
+    step = module.TensorFlowBackend.train_step
+    def other(self, batches, rate):
+        if self._step == 11:
+            batches = [dataclasses.replace(batch, labels=tf.cast(batch.labels, tf.int64)) for batch in batches]
+            self._traced = None
+        return step(self, batches, rate)
+    module.TensorFlowBackend.train_step = other
+"""
+
+HALF_SPEED = """
+def inject(module):
+    import time
+    steady = time.perf_counter
+    time.perf_counter = lambda: steady() / 2
+"""
+
+LATE_TIMER = """
+def inject(module):
+    losses = module.TorchBackend._losses
+    from dpcompare.training import window
+    begin = window.Window.begin_step
+    def remembered(self):
+        self.backend.window = self
+        return begin(self)
+    window.Window.begin_step = remembered
+    def late(self, model, batch):
+        done = losses(self, model, batch)
+        if self.model.training:
+            self.window._start = window.time.perf_counter()
+        return done
+    module.TorchBackend._losses = late
+"""
+
+
+@contextmanager
+def busy_loops() -> Iterator[None]:
+    """A process per core that works all the time."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in os.sched_getaffinity(0)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
+class Stopper:
+    """Stops the first training process for some seconds, once it has made a few measured steps."""
+
+    def __init__(self) -> None:
+        self._pid: int | None = None
+        self._timer: threading.Timer | None = None
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._pid = event.pid
+        elif isinstance(event, StepsTrained) and event.step > 10 and self._pid and self._timer is None:
+            os.kill(self._pid, signal.SIGSTOP)
+            self._timer = threading.Timer(STOPPED_SECONDS, os.kill, (self._pid, signal.SIGCONT))
+            self._timer.start()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of CASES."""
+
+    told: RemarkKind | None
+    """What must be said; None: nothing at all."""
+    fault: tuple[str, str] | None = None
+    """The module that is broken, and how; see `stress.injection`."""
+    around: Callable[[], AbstractContextManager[None]] = nullcontext
+    observer: Callable[[], Callable[[Event], None]] = lambda: lambda event: None
+    framework: str = "torch"
+    config: dict[str, Any] = field(default_factory=dict)
+
+
+TORCH = "dpcompare.backends.torch.backend"
+COMPILED = {
+    "workload": WORKLOAD.model_copy(update={"model": "mlp", "profile": "native"}),
+    "tune": {"compilation": "torch.compile"},
+}
+CASES = {
+    "quiet": Case(told=None),
+    "busy loop on every core": Case(told="DISTURBED", around=busy_loops),
+    f"SIGSTOP of {STOPPED_SECONDS:.0f} s": Case(told="STALLED", observer=Stopper),
+    "compiled again in step 12": Case(told="RECOMPILED", fault=(TORCH, COMPILES_AGAIN), config=COMPILED),
+    "traced again in step 12": Case(
+        told="RECOMPILED", fault=("dpcompare.backends.tensorflow.backend", TRACES_AGAIN), framework="tensorflow"
+    ),
+    "30 slow first steps": Case(told="NOT WARM", fault=(TORCH, SLOW_START)),
+    "clock at half speed": Case(told="CLOCK", fault=("dpcompare.training.window", HALF_SPEED)),
+    "timer after the forward pass": Case(told="CLOCK", fault=(TORCH, LATE_TIMER)),
+}
+
+
+def tried(case: Case, folder: Path) -> tuple[bool, str]:
+    """Whether the case was told as it must be, and all that was said."""
+    folder.mkdir()
+    python = interpreter_with(folder / "python", *case.fault) if case.fault else sys.executable
+    config = RunConfig(
+        **{
+            "framework": case.framework,
+            "mode": "single",
+            "workload": WORKLOAD,
+            "cluster": Cluster.partition(device="cpu"),
+            "python": python,
+        }
+        | case.config
+    )
+    with case.around():
+        remarks = run(config, folder / "run", observe=case.observer()).remarks
+    kinds = {remark.kind for remark in remarks}
+    said = "; ".join(f"{remark.kind}: {remark.sentence}" for remark in remarks)
+    return (case.told in kinds if case.told else not kinds), said or "nothing"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=CASES, action="append", metavar="NAME", help=", ".join(CASES))
+    parser.add_argument("--quiet", type=int, default=20, help="runs that nothing is planted in")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    arguments = parser.parse_args()
+    lines = [
+        f"`python -m stress.disturbances {' '.join(sys.argv[1:])}`".replace(" `", "`") + f" at {commit()}:",
+        "",
+        "| planted | told as it must be | what was said |",
+        "|---|---|---|",
+    ]
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="dpcompare-disturbances-") as folder:
+        for number, name in enumerate(arguments.only or CASES):
+            times = arguments.quiet if name == "quiet" else 1
+            found = [tried(CASES[name], Path(folder) / f"{number}-{time}") for time in range(times)]
+            right = sum(each for each, _ in found)
+            wrong += times - right
+            said = " / ".join(dict.fromkeys(words for _, words in found))
+            lines.append(f"| {name} | {right} of {times} | {said.replace('|', '/')} |")
+            print(lines[-1], file=sys.stderr, flush=True)
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "disturbances", lines)
+    sys.exit(3 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()
