@@ -27,7 +27,7 @@ from dpcompare.results.events import Event, Started, StepsTrained
 from dpcompare.results.remarks import RemarkKind
 from stress.injection import interpreter_with
 
-WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=120, warmup_steps=5)
+WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=100, warmup_steps=5)
 STOPPED_SECONDS = 5.0
 SLOW_STEPS = 35
 """The first 5 of which are left out as those of the warm-up."""
@@ -180,7 +180,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
     lines = [
-        f"`python -m stress.disturbances {' '.join(sys.argv[1:])}`".replace(" `", "`") + f" at {commit()}:",
+        f"`{' '.join(['python -m stress.disturbances', *sys.argv[1:]])}` at {commit()}:",
         "",
         "| planted | told as it must be | what was said |",
         "|---|---|---|",

@@ -128,6 +128,8 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
         for remark in row.remarks:
             console.print(f"{remark.kind} {row.name}: {remark.sentence}", soft_wrap=True)
+        for why in row.repeated:
+            console.print(f"MADE AGAIN {row.name}: {why}", soft_wrap=True)
         for failure in row.all_failures:
             console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
     if full:

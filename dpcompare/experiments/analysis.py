@@ -334,6 +334,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
             if run
             for remark in run.remarks
         ],
+        repeated=list(map(printable, arm.repeated)),
         failures=arm.failures,
         ablation_failures=arm.ablation_failures,
     )

@@ -13,7 +13,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
-from dpcompare.experiments.study import Study, is_study
+from dpcompare.experiments.study import Study, disturbances, is_study
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
@@ -43,6 +43,8 @@ class ArmRuns:
     ablation_failures: list[str] = field(default_factory=list)
     num_unchecked: int = 0
     """Completed runs without events, whose figures are as result.json has them."""
+    repeated: list[str] = field(default_factory=list)
+    """Why runs were made again that something had disturbed."""
     without_sync: list[RunResult | None] = field(default_factory=list)
     """Per round, the same arm without gradient sync, where the study has it."""
 
@@ -189,11 +191,13 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
             run_dir = study.run_dir(study_dir, number, arm)
             _add_round(arms[arm.name], number, run_dir)
             arms[arm.name].positions.append(position)
+            arms[arm.name].repeated += [f"round {number}: {why}" for why in disturbances(study, study_dir, number, arm)]
     for arm in study.arms:
         if arm.ablation_of in arms:
             without = arms.pop(arm.name)
             arms[arm.ablation_of].without_sync = without.runs
             arms[arm.ablation_of].ablation_failures = without.failures
+            arms[arm.ablation_of].repeated += [f"without gradient sync, {why}" for why in without.repeated]
     return list(arms.values())
 
 

@@ -107,6 +107,8 @@ class ArmRow(_Shown):
     loss_curve: Curve
     remarks: list[Remark]
     """What is said aloud of its runs, with the round."""
+    repeated: list[str]
+    """Why runs were made again that something had disturbed: a sentence for each, which is kept and counts no more."""
     failures: list[str]
     ablation_failures: list[str]
     """Of the runs without gradient sync, which measure what it costs and nothing else."""

@@ -30,7 +30,11 @@ from dpcompare.system.locks import LOCK_FILE, only_one
 
 STUDY_FILE = "study.json"
 LONGEST_FOLDER = 80
+DISTURBED = "disturbed"
+"""Part of the name of a run that was made again."""
 RUNS_DIR = "runs"
+LARGEST_REPEATED = 0.25
+"""Part of a study's runs that may be made again since something has disturbed them; but always one."""
 
 
 class Arm(BaseModel):
@@ -98,6 +102,11 @@ class Study(Config):
         """The same study with more rounds, after its claims could be read, where it had enough for any."""
         looks = (*self.looks, self.repeats) if self.repeats >= ROUNDS_FOR_CLAIM else self.looks
         return self.model_copy(update={"repeats": repeats, "looks": looks})
+
+    @property
+    def rounds(self) -> range:
+        """Their numbers, from 1."""
+        return range(1, self.repeats + 1)
 
     def order(self, number: int) -> list[Arm]:
         """The arms of a round (from 1), in the order in which they run."""
@@ -260,7 +269,8 @@ def run_study(study: Study, study_dir: Path, watcher: Watcher, *, report_from: i
     """Make the runs that are missing, round by round.
 
     A run that fails is reported, and its arm is left out of the later rounds; the others continue. What an interrupted
-    run left behind is kept next to the new one. Rounds before `report_from` were reported earlier and are not again.
+    run left behind is kept next to the new one. A run that was disturbed is made again, see `_undisturbed`. Rounds
+    before `report_from` were reported earlier and are not again.
     """
     failed: set[str] = set()
     for number in range(1, study.repeats + 1):
@@ -276,10 +286,41 @@ def run_study(study: Study, study_dir: Path, watcher: Watcher, *, report_from: i
                     watcher.run_left_out(number, arm, "its arm has failed")
             else:
                 _set_aside(run_dir, "interrupted")
-                result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+                result = _undisturbed(study, study_dir, number, arm, watcher)
                 watcher.run_ended(number, arm, result)
                 if result.status == "failed":
                     failed.add(arm.name)
+
+
+def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: Watcher) -> RunResult:
+    """Make a run, and once more where something has disturbed it: its stalls, its clock, or others on its cores.
+
+    That is judged by the run alone, before anything is compared, and the second one counts, whatever it shows: to
+    choose between the two would be to choose a speed. The first one is kept next to it.
+    """
+    run_dir = study.run_dir(study_dir, number, arm)
+    result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+    repeated = sum(len(_disturbed(study, study_dir, at, each)) for at in study.rounds for each in study.arms)
+    most = max(1, int(LARGEST_REPEATED * len(study.arms) * study.repeats))
+    if result.status != "completed" or result.disturbed_by is None or repeated >= most:
+        return result
+    if _disturbed(study, study_dir, number, arm):  # made again before, and interrupted
+        return result
+    watcher.run_says(f"round {number}: {arm.name}: made again, {result.disturbed_by}")
+    _set_aside(run_dir, DISTURBED)
+    return _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+
+
+def _disturbed(study: Study, study_dir: Path, number: int, arm: Arm) -> list[Path]:
+    """The directories of a run that was made again since something had disturbed it; there is one at most."""
+    run_dir = study.run_dir(study_dir, number, arm)
+    return sorted(run_dir.parent.glob(f"{run_dir.name}.{DISTURBED}-*"))
+
+
+def disturbances(study: Study, study_dir: Path, number: int, arm: Arm) -> list[str]:
+    """Why a run was made again."""
+    found = map(finished_run, _disturbed(study, study_dir, number, arm))
+    return [result.disturbed_by or "the result is of another version" for result in found if result]
 
 
 def add_rounds(

@@ -137,7 +137,7 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
 
 def _loads(config: RunConfig, records: Sequence[ProcessRecord]) -> dict[int, MachineLoad]:
     """Of each machine, by the rank of its first node; nothing where a process did not tell."""
-    # Processes that only serve measure no steps, and those that are bound to some cores read the counters of these alone.
+    # Processes that only serve measure no steps; those that are bound to some cores read the counters of these alone.
     if config.mode_row.roles or any(record.cores_used is None or record.bound_to_cores for record in records):
         return {}
     of_machine: dict[str, list[ProcessRecord]] = {}

@@ -17,6 +17,9 @@ SLOWED DOWN: by heat or the supply of power."""
 UNSTABLE: tuple[RemarkKind, ...] = ("CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED")
 """What `report --fail-if unstable` finds."""
 
+DISTURBANCES: tuple[RemarkKind, ...] = ("CLOCK", "STALLED", "DISTURBED")
+"""What a study makes a run again for: what happened to the run alone, never how fast it was beside other runs."""
+
 
 class Remark(BaseModel):
     """A word that is easy to find, and a sentence with the figures."""

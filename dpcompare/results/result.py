@@ -13,7 +13,7 @@ from dpcompare._version import __version__
 from dpcompare.results.clock import ClockCheck, much_between_steps
 from dpcompare.results.load import MachineLoad
 from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
-from dpcompare.results.remarks import Remark, RemarkKind
+from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.system.cores import CoresUsed
@@ -313,6 +313,12 @@ class RunResult(BaseModel):
             for sentence in sentences
             if sentence is not None
         ]
+
+    @property
+    def disturbed_by(self) -> str | None:
+        """Why a study makes this run again, once; None where nothing has disturbed it."""
+        reasons = [f"{each.kind}: {each.sentence}" for each in self.remarks if each.kind in DISTURBANCES]
+        return "; ".join(reasons) or None
 
     @property
     def recompilation(self) -> str | None:
