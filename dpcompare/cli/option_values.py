@@ -25,6 +25,19 @@ class Precisions(click.Choice):  # type: ignore[type-arg]  # generic only since 
         return super().convert(value, parameter, context)
 
 
+class WarmupSteps(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.2
+    """A number of steps, or `auto`."""
+
+    name = "integer|auto"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        if value == "auto" or isinstance(value, int):
+            return value
+        if not re.fullmatch(r"-?\d+", str(value)):
+            self.fail(f"received {value!r}, expected a number of steps or auto", parameter, context)
+        return int(value)
+
+
 def listed(text: str) -> list[str]:
     """`a, b` as ["a", "b"]."""
     return [part.strip() for part in text.split(",") if part.strip()]

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from dpcompare.cli.config_file import read_config_file
-from dpcompare.cli.option_values import Precisions, listed, parse_augmentations, parse_steps, parse_tuning
+from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -147,11 +147,11 @@ class RunOptions:
         type=int, resumable=True, help="Passes over the training split.  [default: 1; on GPUs 200 steps]"
     )
     steps: int | None = _workload(type=int, resumable=True, help="Optimizer steps, instead of --epochs.")
-    warmup_steps: int | None = _workload(
-        type=int,
+    warmup_steps: int | str | None = _workload(
+        type=WarmupSteps(),
         resumable=True,
-        help="First steps left out of the measured speed.  [default: 5; on GPUs without --epochs 30, at most a "
-        "quarter of --steps]",
+        help="First steps left out of the measured speed. auto: 5, and of the others as many as were made before the "
+        "steps had settled, a third at most.  [default: 5; on GPUs without --epochs 30, at most a quarter of --steps]",
     )
     optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
     learning_rate: float | None = _workload(flags=("--learning-rate", "--lr"), type=float, help="[default: 0.001]")

@@ -47,4 +47,8 @@ def _length(given: Mapping[str, Any]) -> dict[str, int]:
         return {}
     if "steps" in given:
         return {"warmup_steps": min(WARMUP_STEPS, max(0, given["steps"] // 4))}
-    return {"warmup_steps": WARMUP_STEPS, "steps": given.get("warmup_steps", WARMUP_STEPS) + MEASURED_STEPS}
+    warmup_steps = given.get("warmup_steps", "auto")
+    return {
+        "warmup_steps": WARMUP_STEPS,
+        "steps": MEASURED_STEPS + (WARMUP_STEPS if warmup_steps == "auto" else warmup_steps),
+    }

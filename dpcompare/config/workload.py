@@ -34,6 +34,7 @@ Regularizing = Literal["off", "shared"]
 
 
 DEFAULT_EPOCHS = 1
+DEFAULT_WARMUP_STEPS = 5
 
 
 DEFAULT_BATCHNORM_MOMENTUM = 0.9
@@ -43,6 +44,12 @@ NO_FLOAT16 = (
     "float16 needs scaled losses, or gradients underflow, and torch and TensorFlow share no rule for that; use "
     "bfloat16, or float32 on GPUs older than Ampere, which have no hardware for bfloat16"
 )
+
+
+def _number_or_auto(received: Any) -> Any:
+    if received != "auto" and (not isinstance(received, int) or isinstance(received, bool) or received < 0):
+        raise ValueError(f"warmup_steps: received {received!r}, expected a number of steps from 0 on, or auto")
+    return received
 
 
 def _no_float16(received: Any) -> Any:
@@ -76,8 +83,12 @@ class Workload(Config):
     """Passes over the training split; the default, where `steps` is not given either, is DEFAULT_EPOCHS."""
     steps: int | None = Field(default=None, ge=1)
     """Optimizer steps, instead of `epochs`."""
-    warmup_steps: int = Field(default=5, ge=0)
-    """First steps that are trained like the others but left out of the measured speed."""
+    warmup_steps: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = DEFAULT_WARMUP_STEPS
+    """First steps that are trained like the others but left out of the measured speed.
+
+    `auto`: the default number, and of the others as many as `dpcompare.results.steadiness.steps_to_settle` finds in the
+    recorded steps when the run has ended; nothing of what is trained or recorded depends on it.
+    """
     optimizer: Optimizer = "adam"
     learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, strict=False)
     schedule: Schedule = "constant"
@@ -138,9 +149,9 @@ class Workload(Config):
             )
         if self.epochs is not None and self.steps is not None:
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
-        if self.steps is not None and self.warmup_steps >= self.steps:
+        if self.steps is not None and self.least_warmup_steps >= self.steps:
             problems.append(
-                f"warmup_steps: received {self.warmup_steps} of {self.steps} steps, which leaves no step to "
+                f"warmup_steps: received {self.warmup_in_words} of {self.steps} steps, which leaves no step to "
                 "measure; expected fewer warm-up steps than steps"
             )
         raise_problems(problems)
@@ -157,8 +168,18 @@ class Workload(Config):
         length = f"{self.steps} steps" if self.steps else f"{self.num_epochs} epoch{'s' if self.num_epochs > 1 else ''}"
         return (
             f"{self.model} on {self.dataset}, {self.image_size} px, global batch {self.global_batch_size}, {length}, "
-            f"speed measured after {self.warmup_steps} steps"
+            f"speed measured after {self.warmup_in_words} steps"
         )
+
+    @property
+    def least_warmup_steps(self) -> int:
+        """First steps that are never measured."""
+        return DEFAULT_WARMUP_STEPS if self.warmup_steps == "auto" else self.warmup_steps
+
+    @property
+    def warmup_in_words(self) -> str:
+        """Such as `5`, or `5 or more`."""
+        return f"{self.least_warmup_steps} or more" if self.warmup_steps == "auto" else str(self.warmup_steps)
 
     @property
     def num_epochs(self) -> int:

@@ -53,6 +53,11 @@ def _environment(result: RunResult) -> str:
     return ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
 
 
+def _measured_steps(result: RunResult) -> int | str:
+    """Where one rule for all finds how many steps are left out, it may find another number in each run."""
+    return "all that had settled" if _workload("warmup_steps")(result) == "auto" else result.measured_steps
+
+
 def _gpu_settings(result: RunResult) -> str | None:
     """What decides how fast the GPUs may run; unknown where one of them could not be asked."""
     if result.device_type != "gpu":
@@ -219,7 +224,7 @@ KNOBS: dict[str, Knob] = {
         judge=_no_clock_problem,
     ),
     "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
-    "measured steps": Knob(value=lambda r: r.measured_steps, remedy="same --steps or --epochs"),
+    "measured steps": Knob(value=_measured_steps, remedy="same --steps or --epochs"),
     "versions that differ between nodes": Knob(
         value=lambda r: r.differing_versions or "none", remedy="the same versions on every node"
     ),

@@ -73,9 +73,9 @@ def prepare_inputs(
 def _check_steps(config: RunConfig, num_steps: int) -> None:
     """Refuse what does not fit into the length of the run, which only the dataset tells."""
     workload = config.workload
-    if workload.warmup_steps >= num_steps:
+    if workload.least_warmup_steps >= num_steps:
         raise RequestError(
-            f"warmup_steps: received {workload.warmup_steps}, but the run has {num_steps} steps only, which leaves "
+            f"warmup_steps: received {workload.warmup_in_words}, but the run has {num_steps} steps only, which leaves "
             "no step to measure; expected fewer warm-up steps, more epochs or a smaller global batch"
         )
     if workload.lr_warmup_steps > num_steps:

@@ -26,7 +26,7 @@ from dpcompare.results.result import (
 )
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
-from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second
+from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
 from dpcompare.system.json_files import read_document
 
 
@@ -198,8 +198,14 @@ def _first_step(processes: Sequence[ProcessSeries], started_at: float) -> dict[s
 def _measured_steps(config: RunConfig, processes: Sequence[ProcessSeries]) -> slice | None:
     """The steps of this attempt that all processes made, without the warm-up; None where none is left."""
     num_steps = min(process.num_steps for process in processes) - processes[0].first_step
-    warmup_steps = config.workload.warmup_steps
-    return slice(warmup_steps, num_steps) if num_steps > warmup_steps else None
+    warmup_steps = config.workload.least_warmup_steps
+    if num_steps <= warmup_steps:
+        return None
+    steps = slice(warmup_steps, num_steps)
+    if config.workload.warmup_steps == "auto":
+        # By the slowest process, for all of them: each must leave out the same steps.
+        return slice(warmup_steps + steps_to_settle(_slowest(config, processes, steps)[1]), num_steps)
+    return steps
 
 
 def _slowest(config: RunConfig, processes: Sequence[ProcessSeries], steps: slice) -> tuple[ProcessSeries, list[float]]:

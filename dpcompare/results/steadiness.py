@@ -143,7 +143,7 @@ class SlowStart(BaseModel):
         first, last = (first_step + steps_left_out + number for number in (1, self.count))
         return (
             f"still speeding up: steps {first} to {last} took {_seconds(self.median_seconds)}, later ones "
-            f"{_seconds(self.settled_seconds)}; use more --warmup-steps, such as {steps_left_out + self.count}"
+            f"{_seconds(self.settled_seconds)}; use more --warmup-steps, such as {steps_left_out + self.count}, or auto"
         )
 
 

@@ -86,8 +86,8 @@ class Trainer:
         self._window.previous_end = time.perf_counter()
         for step in range(first_step + 1, self._num_steps + 1):
             evaluates, checkpoints = self._evaluates(step), self._checkpoints(step)
-            warmed_up = step - first_step == self._workload.warmup_steps  # the next is the first that counts
-            if step - first_step == self._workload.warmup_steps + 1:
+            warmed_up = step - first_step == self._workload.least_warmup_steps  # the next is the first that counts
+            if step - first_step == self._workload.least_warmup_steps + 1:
                 self._backend.reset_peak_memory()  # what was tried out in the first steps took more
             self._trace.before(step)
             self.step(feed, step)

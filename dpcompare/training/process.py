@@ -76,7 +76,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         store = open_store(config.inputs.store)
         gpus = _gpus(config, local_devices)
 
-        meter = CoresMeter(after_steps=config.workload.warmup_steps)
+        meter = CoresMeter(after_steps=config.workload.least_warmup_steps)
         cores_used: CoresUsed | None = None
 
         def after_step(step: int) -> None:

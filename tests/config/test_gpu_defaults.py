@@ -29,6 +29,7 @@ def test_what_was_asked_for_is_left_alone():
         ({"steps": 30}, (None, 7)),
         ({"steps": 1}, (None, 0)),
         ({"warmup_steps": 400}, (570, None)),
+        ({"warmup_steps": "auto"}, (200, None)),
         ({"epochs": 1}, (None, None)),
         ({"epochs": 1, "warmup_steps": 9}, (None, None)),
     ],

@@ -65,6 +65,8 @@ def test_a_config_survives_its_file(tmp_path):
         ({"model": "efficientnet-b8"}, "unknown model 'efficientnet-b8'"),
         ({"epochs": 1, "steps": 1}, "received both epochs=1 and steps=1"),
         ({"steps": 5}, "warmup_steps: received 5 of 5 steps"),
+        ({"steps": 5, "warmup_steps": "auto"}, "warmup_steps: received 5 or more of 5 steps"),
+        ({"warmup_steps": "soon"}, "warmup_steps: received 'soon', expected a number of steps from 0 on, or auto"),
         ({"learning_rate": float("nan")}, "learning_rate: input should be a finite number"),
         ({"augment": ("rotate",)}, "unknown augmentation 'rotate'"),
         ({"batch": 3}, "batch is unknown, received 3"),

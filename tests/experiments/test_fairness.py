@@ -68,6 +68,16 @@ def result(framework="torch", mode="ddp", *, settings=None, workload=None, place
     return RunResult(**fields | changes)
 
 
+def test_one_rule_for_the_warm_up_may_find_another_number_of_steps_in_each_run():
+    by_rule, fixed = (
+        [result(workload={"warmup_steps": warmup}, measured_steps=steps) for steps in (35, 40)]
+        for warmup in ("auto", 5)
+    )
+    assert compare(by_rule).verdict == "COMPARABLE"
+    assert compare(fixed).reasons == ["measured steps differs or is unknown (35, 40): same --steps or --epochs"]
+    assert compare([by_rule[0], fixed[0]]).verdict == "NOT COMPARABLE"
+
+
 def test_a_strict_pair_of_both_frameworks_is_comparable():
     sheet = compare([result(), result("tensorflow", "multiworker")])
     assert sheet.verdict == "COMPARABLE"

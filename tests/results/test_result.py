@@ -130,6 +130,26 @@ def test_a_stall_is_told_from_the_events_of_the_processes(config, tmp_path):
     assert result.images_per_second == pytest.approx(24 / 7.2)
 
 
+def test_with_auto_the_same_first_steps_of_all_processes_are_left_out(config, tmp_path):
+    """5 in any case, and here those 8 more that were slow: found after the run, in the steps of the slowest process."""
+    workload = config.workload.model_copy(update={"steps": 50, "warmup_steps": "auto"})
+    found = []
+    for rank, settled in enumerate((0.1, 0.12)):
+        seconds = [9.0] + [3 * settled] * 12 + [settled] * 37
+        trained_steps = trained([8.0] * 50, process_rank=rank, step=50, step_seconds=seconds)
+        found.append(replace(trained_steps, joules=[7.0] * 13 + [2.0] * 37))
+    measured = aggregated(config.model_copy(update={"workload": workload}), tmp_path, found)
+    assert (measured.steps_left_out, measured.measured_steps, measured.slow_start) == (13, 37, None)
+    assert measured.images_per_second == pytest.approx(8 / 0.12)
+    assert measured.joules_per_image == pytest.approx(2.0 / 8)
+    assert len(measured.train_loss) == 50
+    fixed = config.workload.model_copy(update={"steps": 50, "warmup_steps": 5})
+    (tmp_path / "fixed").mkdir()
+    told = aggregated(config.model_copy(update={"workload": fixed}), tmp_path / "fixed", found)
+    assert (told.steps_left_out, told.measured_steps) == (5, 45)
+    assert told.trend.endswith("later ones 0.12 s; use more --warmup-steps, such as 13, or auto")
+
+
 @pytest.mark.parametrize(
     ("compiled", "said"),
     [

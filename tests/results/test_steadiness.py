@@ -79,7 +79,7 @@ def test_30_slow_first_steps_are_named_with_what_to_do():
     warming = [0.42 + 0.004 * (-1) ** step for step in range(25)] + QUIET * 2
     assert steps_to_settle(warming) == 21  # a third, at most
     assert trend(warming[5:]) == (
-        "still speeding up: steps 6 to 25 took 0.42 s, later ones 0.29 s; use more --warmup-steps, such as 25"
+        "still speeding up: steps 6 to 25 took 0.42 s, later ones 0.29 s; use more --warmup-steps, such as 25, or auto"
     )
     assert trend(warming[5:], first_step=100).startswith("still speeding up: steps 106 to 125 took")
 
