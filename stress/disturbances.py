@@ -37,9 +37,11 @@ def inject(module):
     import time
     step = module.TorchBackend.train_step
     def slow(self, *arguments):
-        if self._step < {SLOW_STEPS}:
-            time.sleep(0.1)
-        return step(self, *arguments)
+        started = time.perf_counter()
+        loss = step(self, *arguments)
+        if self._step <= {SLOW_STEPS}:
+            time.sleep(3 * (time.perf_counter() - started))
+        return loss
     module.TorchBackend.train_step = slow
 """
 
@@ -106,7 +108,8 @@ def busy_loops() -> Iterator[None]:
 class Stopper:
     """Stops the first training process for some seconds, once it has made a few measured steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = STOPPED_SECONDS) -> None:
+        self._seconds = seconds
         self._pid: int | None = None
         self._timer: threading.Timer | None = None
 
@@ -115,7 +118,7 @@ class Stopper:
             self._pid = event.pid
         elif isinstance(event, StepsTrained) and event.step > 10 and self._pid and self._timer is None:
             os.kill(self._pid, signal.SIGSTOP)
-            self._timer = threading.Timer(STOPPED_SECONDS, os.kill, (self._pid, signal.SIGCONT))
+            self._timer = threading.Timer(self._seconds, os.kill, (self._pid, signal.SIGCONT))
             self._timer.start()
 
 

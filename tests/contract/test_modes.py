@@ -89,6 +89,11 @@ def test_a_mode_runs_and_records_what_it_was(launched, arm):
     assert result.measured_steps == 6
     assert result.images_per_second > 0
     assert result.time_to_first_step_seconds < result.wall_seconds
+    assert result.clock_problem is None
+    assert result.recompilation is None
+    if row.by_default:  # on the CPU torch compiles nothing in the strict profile
+        assert result.compiled_steps == ([1] if framework == "tensorflow" else [])
+    assert (result.nodes[0].load is None) == bool(row.roles)
     assert framework in result.versions
     assert len(result.device_names) == nodes * devices
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
@@ -123,8 +128,7 @@ def test_a_stall_of_a_real_run_is_told_by_report(launched, tmp_path):
     assert done.code == 3
     assert re.search(r"round 1: step 6 took 20\.0 s, median \S+ s; without it \S+ images/s", done.stderr)
     assert "STALLED torch ddp 2x1: round 1: step 6 took" in done.stdout
-    quiet = invoke("report", launched(*arm)[1], "--fail-if", "unstable")
-    assert (quiet.code, "STALLED" in quiet.stdout) == (0, False)
+    assert "STALLED" not in invoke("report", launched(*arm)[1]).stdout
 
 
 @pytest.mark.slow

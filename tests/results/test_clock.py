@@ -13,6 +13,7 @@ from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.clock import ClockCheck, Seen, Watched, check_clocks, fraction_between_steps
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.results.series import ProcessSeries
+from stress.disturbances import Stopper
 from stress.injection import write_sitecustomize
 from tests.experiments.test_fairness import result
 from tests.launch.test_local import launch, node
@@ -107,11 +108,11 @@ def test_a_run_with_a_wrong_clock_is_not_compared(changes, words):
 
 
 TRAIN = """
-import sys, time
+import os, time
 from pathlib import Path
 from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
-from dpcompare.results.events import EventLog
+from dpcompare.results.events import Ended, EventLog, Started
 from dpcompare.training import loop
 from tests.support.numpy_backend import NumpyBackend
 
@@ -126,9 +127,11 @@ class Slow(NumpyBackend):
         return loss
 
 config = RunConfig.load(Path("config.json"))
-backend = Slow(config)
+backend, log = Slow(config), EventLog(Path.cwd(), 0)
+log.append(Started(pid=os.getpid(), host="here", node_rank=0, local_rank=0, devices=["cpu:0"]))
 backend.setup()
-loop.train(backend, open_store(config.inputs.store), EventLog(Path.cwd(), 0), Path.cwd())
+loop.train(backend, open_store(config.inputs.store), log, Path.cwd())
+log.append(Ended())
 """
 
 HALF_SPEED = """
@@ -163,6 +166,9 @@ def config():
     )
 
 
+STOPPED_SECONDS = 1.5
+
+
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -170,17 +176,27 @@ def config():
         (("dpcompare.training.window", HALF_SPEED), "by the clock of process 0 its steps, evaluations and checkpoints"),
         (("dpcompare.training.loop", LATE_TIMER), "% of the time passes between steps"),
     ],
-    ids=["healthy", "half speed", "late timer"],
+    ids=["stopped", "half speed", "late timer"],
 )
 def test_the_clock_of_a_real_process_is_checked_by_its_launcher(config, tmp_path, fault, words):
-    """The loop and the launcher as they are; only what the process computes needs no framework."""
+    """The loop and the launcher as they are; only what the process computes needs no framework.
+
+    A healthy clock goes on while its process is stopped: that is a stall and nothing else.
+    """
     config.save(tmp_path / CONFIG_FILE)
     if fault:
         write_sitecustomize(tmp_path, *fault)
-    outcome = launch(tmp_path, node(0, TRAIN, PYTHONPATH=f"{tmp_path}:{REPOSITORY}"))
+    stop = Stopper(STOPPED_SECONDS)
+    training = node(0, TRAIN, PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    outcome = launch(tmp_path, training, **{} if fault else {"observe": stop})
     log = (tmp_path / "logs" / "node0.log").read_text()
     assert outcome.nodes == {0: 0}, log
     measured = aggregate(config, tmp_path, LaunchEnd(status="completed", error=None, started_at=0.0, ended_at=1.0))
     assert measured.clock is not None
     problem = measured.clock_problem
-    assert (problem is None) if words is None else (words in problem)
+    if fault:
+        assert words in problem
+    else:
+        assert problem is None
+        assert "STALLED" in {remark.kind for remark in measured.remarks}
+        assert measured.slow_steps.largest_seconds > 0.9 * STOPPED_SECONDS
