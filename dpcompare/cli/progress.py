@@ -20,7 +20,7 @@ from dpcompare.experiments.study import Arm, Study, Watcher, estimate_seconds, f
 from dpcompare.results.events import Event, EventTail, Ready, Started, StepsTrained
 from dpcompare.results.progress import RunState
 from dpcompare.results.result import RunResult
-from dpcompare.results.run_dir import event_path
+from dpcompare.results.run_dir import RESULT_FILE, event_path
 from dpcompare.system.locks import is_held
 from dpcompare.system.terminal_text import in_one_line, printable
 
@@ -146,6 +146,7 @@ class StudyView:
         self._study_dir = study_dir
         self._lock = threading.Lock()
         self._ended: dict[tuple[str, int], RunResult] = {}
+        """By the path and the inode of their files: a disturbed run is made again."""
         self._running: tuple[tuple[Path, int], EventTail, RunState] | None = None
 
     def look(self) -> tuple[Table, bool]:
@@ -176,7 +177,7 @@ class StudyView:
             speed = f"{float(np.median(speeds)):.1f}" if speeds else "-"
             table.add_row(printable(arm.name), f"{len(runs)}/{study.repeats}", speed, now)
         ended = [
-            (arm, number, self._ended.get((arm.name, number)))
+            (arm, number, self._result(study, number, arm))
             for number in range(1, study.repeats + 1)
             for arm in study.arms
         ]
@@ -187,8 +188,12 @@ class StudyView:
         return table
 
     def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:
-        key = (arm.name, number)
-        if key not in self._ended and (result := finished_run(study.run_dir(self._study_dir, number, arm))):
+        run_dir = study.run_dir(self._study_dir, number, arm)
+        try:
+            key = (str(run_dir), (run_dir / RESULT_FILE).stat().st_ino)
+        except FileNotFoundError:
+            return None
+        if key not in self._ended and (result := finished_run(run_dir)):
             self._ended[key] = result
         return self._ended.get(key)
 

@@ -76,6 +76,18 @@ def test_a_view_of_a_study_tells_what_is_done_and_how_far_it_is(begun):
         assert "round 1: step 3/4, loss 0.2500, 80.0 images/s" in cells(view)[0][3]
 
 
+def test_a_view_shows_the_run_that_was_made_again_in_the_place_of_the_first(begun):
+    folder, _ = begun
+    view = StudyView(folder)
+    assert "123.4" in cells(view)[0][2]
+    (ended,) = folder.glob("runs/*/*/result.json")
+    ended.parent.rename(ended.parent.with_name(f"{ended.parent.name}.disturbed-1"))
+    assert cells(view)[0][1] == ["0/2", "0/2"]
+    ended.parent.mkdir()
+    result(images_per_second=99.5).save(ended.parent)
+    assert "99.5" in cells(view)[0][2]
+
+
 def test_a_study_that_nobody_runs_is_not_shown_as_running(begun):
     folder, _ = begun
     shown = invoke("watch", folder)
