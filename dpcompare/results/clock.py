@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.errors import RequestError
+from dpcompare.results.quantities import Finite, Measured, Number
 from dpcompare.results.run_dir import watch_path
 from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import median_of_parts
@@ -32,11 +33,11 @@ class Seen(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    step: int
+    step: Number
     """The last step that it tells of."""
-    after: float
+    after: Finite
     """It was not there yet at this moment, in seconds of the launcher's steady clock..."""
-    by: float
+    by: Finite
     """...and was at this one."""
 
 
@@ -67,11 +68,11 @@ class ClockCheck(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     process_rank: int
-    own_seconds: float
+    own_seconds: Measured
     """Steps, what lies between them, evaluations and checkpoints, added up from one event to another."""
-    least_seconds: float
+    least_seconds: Measured
     """That passed between these events for the launcher, which looks several times a second..."""
-    most_seconds: float
+    most_seconds: Measured
     """...and at most."""
 
     @property

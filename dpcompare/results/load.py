@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from dpcompare.results.quantities import Finite, Measured, Number
 from dpcompare.system.cores import CoresUsed
 
 LARGEST_PART = 0.1
@@ -19,18 +20,18 @@ class MachineLoad(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    seconds: float
-    cores: int
+    seconds: Measured
+    cores: Number
     """That the processes of the run may use."""
-    planned_cores: int
+    planned_cores: Number
     """That the run was to use."""
-    run_cores: float
+    run_cores: Measured
     """That its training processes took."""
-    other_cores: float
+    other_cores: Measured
     """That all other processes took, its launcher among them."""
-    stolen_cores: float
+    stolen_cores: Finite
     """That the host of this virtual machine gave to others."""
-    waiting_fraction: float | None
+    waiting_fraction: Finite | None
     """Part of the time in which some process waited for a core, be it one of the run; None where it is not counted."""
     heat_throttles: int | None
     """Times that a core or a package became too hot; None where that is not counted."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.results.quantities import Count, Measured, Number, Rate
+from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate
 
 NUM_PARTS = 10
 JITTER_SCALE = 1.4826
@@ -108,12 +108,12 @@ class SlowStart(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    count: int
-    median_seconds: float
+    count: Number
+    median_seconds: Measured
     """Of these steps."""
-    settled_seconds: float
+    settled_seconds: Measured
     """Median of the steps after them."""
-    lost_seconds: float
+    lost_seconds: Finite
     """What these took more than the same number of the others."""
 
     @classmethod

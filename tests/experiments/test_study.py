@@ -21,6 +21,7 @@ from dpcompare.experiments.collection import collect
 from dpcompare.experiments.statistics import Plan
 from dpcompare.experiments.study import Arm, Study, ablated, estimate_seconds, open_study
 from dpcompare.report.formats import as_markdown
+from dpcompare.report.page import as_html
 from dpcompare.results.load import MachineLoad
 from dpcompare.results.result import NodeRecord
 from tests.experiments.test_fairness import result
@@ -519,6 +520,7 @@ def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     assert [row.repeated for row in shown.arms] == [[f"round 2: {OTHERS}"], [f"round 3: {OTHERS}"]]
     assert [[remark.kind for remark in row.remarks] for row in shown.arms] == [[], ["DISTURBED"]]
     assert "- MADE AGAIN a: round 2: DISTURBED" in as_markdown(shown)
+    assert "<strong>a</strong> was made again: round 2: DISTURBED" in as_html(shown)
     again, _ = made(request, tmp_path / "s", {})
     assert again == []
 
