@@ -13,6 +13,10 @@ import time
 import numpy
 import pytest
 
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
+from dpcompare.launch.engines import hosts
 from dpcompare.launch.engines.hosts import SSH
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
@@ -405,3 +409,23 @@ def test_a_namespace_is_gone_with_whoever_made_it():
     with isolated() as network:
         assert is_alive(network.pid)
     assert not is_alive(network.pid)
+
+
+def test_ssh_that_is_refused_on_one_host_ends_the_run_at_once(tmp_path, monkeypatch):
+    ssh = tmp_path / "ssh"
+    ssh.write_text('#!/bin/sh\n[ "$1" = refused ] && exit 255\nexec sleep 60\n')
+    ssh.chmod(0o755)
+    monkeypatch.setattr(hosts, "SSH", (str(ssh),))
+    monkeypatch.setattr(hosts, "EXIT_SECONDS", 0.0)
+    placement = Placement(engine="hosts", hosts=("answers", "refused"), ssh=True)
+    cluster = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
+    config = RunConfig(framework="torch", mode="ddp", cluster=cluster, placement=placement)
+    rendezvous = Rendezvous.open(tmp_path, 2)
+    watch = NodesWatch(rendezvous, Deadlines(start=600, progress=600), may_queue=False)
+    with hosts.started(config, tmp_path, rendezvous, lambda line: None) as poll_exit:
+        deadline = time.monotonic() + 20
+        while poll_exit() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        watch.look(poll_exit)
+    assert "ssh has ended with 255 on refused" in watch.outcome().reasons

@@ -62,12 +62,14 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
         ]
 
         def poll_exit() -> str | None:
-            statuses = [process.poll() for process in processes]
-            if None in statuses:
+            statuses = {
+                rank: process.returncode for rank, process in enumerate(processes) if process.poll() is not None
+            }
+            joined = rendezvous.node_infos() if statuses else {}
+            # A node that has joined says itself how it ends; of one that has not, its ssh is all that is known.
+            if len(statuses) < len(hosts) and statuses.keys() <= joined.keys():
                 return None
-            return "ssh has ended with " + ", ".join(
-                f"{status} on {host}" for host, status in zip(hosts, statuses, strict=True)
-            )
+            return "ssh has ended with " + ", ".join(f"{status} on {hosts[rank]}" for rank, status in statuses.items())
 
         yield poll_exit
 
