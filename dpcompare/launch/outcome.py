@@ -30,6 +30,8 @@ class LaunchOutcome:
     """Whether the kernel killed a process of this machine for want of memory meanwhile."""
     started_at: float | None = None
     """When all nodes had joined, seconds since the epoch; None where they share a machine and need not wait."""
+    ended_at: float | None = None
+    """When the nodes were seen to have ended, seconds since the epoch; None where that is now."""
     reasons: list[str] = field(default_factory=list)
     """What ended it from outside: another machine, the engine, or `stopped_by`."""
 

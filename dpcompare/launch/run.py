@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from datetime import datetime
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from dpcompare.launch.inputs import prepare_inputs, remarks_on
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
-from dpcompare.launch.supervise import follow
+from dpcompare.launch.supervise import followed
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
 from dpcompare.results.events import Event
@@ -208,30 +208,41 @@ def _attempt(
     started_at = time.time()
     status: Status = "failed"
     error: str | None = None
+    ended_at: float | None = None
     there = FolderWatch(run_dir)
 
     def stopped() -> str | None:
         return there.loss() or stopped_by()
 
-    try:
-        if config.placement.engine == "local":
-            node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
-            outcome = launch(node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped)
-        else:
-            outcome = follow(config, run_dir.resolve(), deadlines, observe, report, stopped)
-        started_at = outcome.started_at or started_at  # not the time in a queue
-        status = "failed" if outcome.failed else "completed"
-        error = (there.loss() or why_it_failed(config, run_dir, outcome)) if outcome.failed else None
-    except BaseException as raised:
-        # Where this process had no memory, disk or file left, a study makes the run again.
-        status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
-        error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
-        raise
-    finally:  # whatever happened, what was measured is kept
-        with signals_held():
-            result = _finish(
-                config, run_dir, status=status, error=error, started_at=started_at, unwritable=there.loss()
-            )
+    with ExitStack() as engine:
+        try:
+            if config.placement.engine == "local":
+                node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
+                outcome = launch(
+                    node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped
+                )
+            else:
+                outcome = engine.enter_context(followed(config, run_dir.resolve(), deadlines, observe, report, stopped))
+            started_at = outcome.started_at or started_at  # not the time in a queue
+            ended_at = outcome.ended_at
+            status = "failed" if outcome.failed else "completed"
+            error = (there.loss() or why_it_failed(config, run_dir, outcome)) if outcome.failed else None
+        except BaseException as raised:
+            # Where this process had no memory, disk or file left, a study makes the run again.
+            status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
+            error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
+            raise
+        finally:  # whatever happened, what was measured is kept
+            with signals_held():
+                result = _finish(
+                    config,
+                    run_dir,
+                    status=status,
+                    error=error,
+                    started_at=started_at,
+                    ended_at=ended_at,
+                    unwritable=there.loss(),
+                )
     return result
 
 
@@ -285,9 +296,10 @@ def _finish(
     status: Status,
     error: str | None,
     started_at: float,
+    ended_at: float | None = None,
     unwritable: str | None = None,
 ) -> RunResult:
-    end = LaunchEnd(status=status, error=error, started_at=started_at, ended_at=time.time())
+    end = LaunchEnd(status=status, error=error, started_at=started_at, ended_at=ended_at or time.time())
     result = aggregate(config, run_dir, end)
     try:
         if unwritable:  # what is there in its place is not ours

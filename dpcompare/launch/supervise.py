@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
 from pathlib import Path
 
@@ -26,15 +26,19 @@ EXTRA_SILENCE_SECONDS = 60.0
 """How much longer than its deadlines a node may be silent: these come first on the node, which can say more."""
 
 
-def follow(
+@contextmanager
+def followed(
     config: RunConfig,
     run_dir: Path,
     deadlines: Deadlines,
     observe: Observer,
     report: Report,
     stopped_by: Callable[[], str | None] = lambda: None,
-) -> LaunchOutcome:
+) -> Iterator[LaunchOutcome]:
     """Have an engine start the nodes and wait until they have ended; the first failure stops the others.
+
+    What the context does with the outcome comes first: only at its end does the engine clean up, which can take minutes
+    where a scheduler does not answer.
 
     Args:
         config: whose placement names the engine.
@@ -67,9 +71,11 @@ def follow(
             raise
         if not watch.succeeded:
             rendezvous.stop()
-    for event in tail.new_events():
-        observe(event)
-    return watch.outcome()
+        for event in tail.new_events():
+            observe(event)
+        outcome = watch.outcome()
+        outcome.ended_at = time.time()
+        yield outcome
 
 
 class State(Enum):

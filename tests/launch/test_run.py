@@ -7,12 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
+from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
+from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.run import prepare_run
 from dpcompare.launch.shell_script import shell_script
@@ -254,3 +257,34 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     assert "result.json cannot be written" in str(failed.value)
     assert time.monotonic() - began < 30
     assert not run_dir.exists() or not list(run_dir.iterdir())
+
+
+def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):
+    """Which takes minutes where a scheduler does not answer; they are no part of the run either."""
+    there = []
+
+    class SlowEngine:
+        MAY_QUEUE = False
+
+        @contextmanager
+        def started(self, config, run_dir, rendezvous, report):
+            rendezvous.write_outcome(NodeOutcome(node_rank=0, host="here", time=time.time(), status=7))
+            rendezvous.write_outcome(NodeOutcome(node_rank=1, host="there", time=time.time(), status=None))
+            yield lambda: None
+            there.append((run_dir / "result.json").is_file())
+            time.sleep(2)
+
+    monkeypatch.setattr("dpcompare.launch.supervise.load_engine", lambda name: SlowEngine())
+    monkeypatch.setattr("dpcompare.launch.supervise.LAST_WRITE_SECONDS", 0.1)
+    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+    placed = RunConfig(
+        framework="torch",
+        mode="ddp",
+        workload=WORKLOAD.model_copy(update={"model": "mlp", "image_size": 8}),
+        cluster=Cluster.of_machines(2, 1, device_type="cpu", num_cores=1),
+        placement=Placement(engine="hosts", hosts=("a", "b")),
+    )
+    with pytest.raises(RunFailedError):
+        run(placed, tmp_path / "run")
+    assert there == [True]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["wall_seconds"] < 2

@@ -31,9 +31,14 @@ MAY_QUEUE = True
 JOB_POLL_SECONDS = 1.0
 COMMAND_SECONDS = 120.0
 """How long Slurm may take to answer; its commands give up before, where its controller is away."""
+STATE_SECONDS = 10.0
+"""How long it may take to tell the state of a job, which is asked for again and again."""
+UNKNOWN_POLL_SECONDS = 15.0
+"""How long it is not asked again where it has not told: the nodes are looked after meanwhile."""
 CANCEL_SECONDS = 15.0
 """How long a job that was cancelled may take to end before it is killed: TensorFlow catches SIGTERM."""
 
+UNKNOWN = "UNKNOWN"
 WAITING = ("PENDING", "CONFIGURING")
 ENDED = (
     "BOOT_FAIL",
@@ -216,6 +221,8 @@ def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
             return None
         next_look = Deadline(JOB_POLL_SECONDS)
         state, reason = _state(job)
+        if state == UNKNOWN:
+            next_look = Deadline(UNKNOWN_POLL_SECONDS)
         why = f" ({reason})" if reason not in ("", "None") else ""
         if f"{state}{why}" != reported:
             reported = f"{state}{why}"
@@ -230,14 +237,15 @@ def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
 def _state(job: str) -> tuple[str, str]:
     """A job's state and Slurm's reason; COMPLETED where Slurm has forgotten it, some minutes after its end."""
     try:
-        answer = run_command(["scontrol", "--oneliner", "show", "job", job], seconds=COMMAND_SECONDS)
+        answer = run_command(["scontrol", "--oneliner", "show", "job", job], seconds=STATE_SECONDS)
     except subprocess.TimeoutExpired as error:
-        return "UNKNOWN", str(error)
+        return UNKNOWN, str(error)
     if answer.returncode:
         forgotten = "Invalid job id" in answer.stderr
-        return ("COMPLETED" if forgotten else "UNKNOWN", "" if forgotten else answer.stderr.strip())
-    fields = dict(pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair)
-    return fields.get("JobState", "UNKNOWN"), fields.get("Reason", "")
+        return ("COMPLETED" if forgotten else UNKNOWN, "" if forgotten else answer.stderr.strip())
+    # The first of each name: what a user wrote, such as a comment, comes later.
+    fields = dict(reversed([pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair]))
+    return fields.get("JobState", UNKNOWN), fields.get("Reason", "")
 
 
 def _cancel(job: str, report: Report) -> None:
@@ -246,7 +254,7 @@ def _cancel(job: str, report: Report) -> None:
         if _ended_within(job, 0):
             return
         with suppress(subprocess.TimeoutExpired):
-            run_command(command, seconds=COMMAND_SECONDS, interruptible=False)
+            run_command(command, seconds=CANCEL_SECONDS, interruptible=False)
         if _ended_within(job, CANCEL_SECONDS):
             return
     report(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")

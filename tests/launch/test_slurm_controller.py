@@ -1,0 +1,49 @@
+"""A Slurm whose controller does not answer, imitated by commands that wait."""
+
+import os
+import time
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
+from dpcompare.launch.engines import slurm
+from dpcompare.launch.rendezvous import Rendezvous
+
+CLUSTER = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
+CONFIG = RunConfig(framework="torch", mode="ddp", cluster=CLUSTER, placement=Placement(engine="slurm"))
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    """A folder of Slurm's commands: `sbatch` submits job 7, the others are written by the test."""
+    folder = tmp_path / "commands"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+
+    def write(name, script):
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    write("sbatch", "cat > /dev/null; echo 7")
+    return write
+
+
+def test_the_end_of_a_run_does_not_wait_for_a_controller_that_is_away(tmp_path, commands, monkeypatch):
+    for name, seconds in (("STATE_SECONDS", 0.2), ("CANCEL_SECONDS", 0.3), ("JOB_POLL_SECONDS", 0.1)):
+        monkeypatch.setattr(slurm, name, seconds)
+    for name in ("scontrol", "scancel"):
+        commands(name, "exec sleep 60")
+    said, began = [], time.monotonic()
+    with slurm.started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), said.append) as poll_exit:
+        assert [poll_exit() for _ in range(20)] == [None] * 20
+        assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
+    assert said[-1] == "Slurm job 7 was cancelled and is still UNKNOWN; look after it with squeue"
+
+
+def test_a_comment_is_not_taken_for_the_state_of_a_job(commands):
+    commands("scontrol", "echo 'JobId=7 JobState=RUNNING Reason=None Comment=x JobState=COMPLETED Reason=y'")
+    assert slurm._state("7") == ("RUNNING", "None")
