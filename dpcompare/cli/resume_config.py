@@ -65,6 +65,12 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
         changes["python"] = python
     elif framework != config.framework:
         changes["python"] = sys.executable
+    elif config.python not in (sys.executable, interpreters(()).get(framework)):
+        # config.json may be another's, and what it names would be executed.
+        raise RequestError(
+            f"--resume: the run names the interpreter {config.python!r}, which is neither this one nor one that "
+            f"`dpcompare setup` has made; if it is yours, pass it with --python {framework}={config.python}"
+        )
     dropped = {*changes, *_OF_THE_ATTEMPT, *(_OF_THE_MODE if is_other_mode else ())}
     return RunConfig(**config.model_dump(exclude=dropped), **changes)
 

@@ -136,6 +136,34 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
     return store
 
 
+class StoreWatch:
+    """A watch on a store that is trained on: what is written into its files meanwhile."""
+
+    def __init__(self, path: Path, sha256: str) -> None:
+        self._path, self._sha256 = path, sha256
+        self._stamps = self._stamp()
+
+    def change(self) -> str | None:
+        """What is wrong with the store, where a file of it was touched since; it is read again only then."""
+        if self._stamp() == self._stamps:
+            return None
+        try:
+            found = open_store(self._path, verify=True).manifest.sha256
+        except RequestError as error:
+            return f"the store was changed while it was trained on: {error}"
+        if found != self._sha256:
+            return f"the store {str(self._path)!r} was replaced by another while it was trained on"
+        return None
+
+    def _stamp(self) -> set[tuple[str, int, int, int]]:
+        """No file is changed without its change time (inode(7)), which nobody can set."""
+        found = set()
+        for entry in os.scandir(self._path) if self._path.is_dir() else ():
+            status = entry.stat(follow_symlinks=False)
+            found.add((entry.name, status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
+        return found
+
+
 def _is_whole(split: Split, expected: SplitManifest) -> bool:
     images_sha256, sums = _read_images(split.images)
     found = SplitManifest(count=len(split), images_sha256=images_sha256, labels_sha256=_sha256(split.labels))

@@ -16,6 +16,7 @@ from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import require_one_line
 from dpcompare.data.prepare import Progress
+from dpcompare.data.store import StoreWatch
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
@@ -210,6 +211,8 @@ def _attempt(
     error: str | None = None
     ended_at: float | None = None
     there = FolderWatch(run_dir)
+    assert config.inputs is not None
+    store = StoreWatch(config.inputs.store, config.inputs.store_sha256)
 
     def stopped() -> str | None:
         return there.loss() or stopped_by()
@@ -225,8 +228,8 @@ def _attempt(
                 outcome = engine.enter_context(followed(config, run_dir.resolve(), deadlines, observe, report, stopped))
             started_at = outcome.started_at or started_at  # not the time in a queue
             ended_at = outcome.ended_at
-            status = "failed" if outcome.failed else "completed"
-            error = (there.loss() or why_it_failed(config, run_dir, outcome)) if outcome.failed else None
+            error = (there.loss() or why_it_failed(config, run_dir, outcome)) if outcome.failed else store.change()
+            status = "failed" if error else "completed"
         except BaseException as raised:
             # Where this process had no memory, disk or file left, a study makes the run again.
             status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"

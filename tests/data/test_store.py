@@ -2,12 +2,14 @@
 
 import contextlib
 import json
+import os
+import shutil
 
 import numpy as np
 import pytest
 
 from dpcompare.data.prepare import prepare
-from dpcompare.data.store import MANIFEST, StoreWriter, open_store
+from dpcompare.data.store import MANIFEST, StoreWatch, StoreWriter, open_store
 from dpcompare.errors import RequestError
 
 
@@ -86,3 +88,22 @@ def test_nothing_is_left_of_a_store_that_failed(tmp_path):
         writer.images("train", 5)
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_that_is_overwritten_in_place_is_noticed(tmp_path):
+    store = prepare("synthetic-mini", tmp_path / "store", 8)
+    watch = StoreWatch(store.path, store.manifest.sha256)
+    images = store.path / "train-images.npy"
+    assert watch.change() is None
+    images.chmod(0o600)  # touched, and the same
+    assert watch.change() is None
+    with images.open("r+b") as file:
+        file.seek(1000)
+        file.write(b"other")
+    os.utime(images, ns=(0, 0))
+    assert "the store was changed while it was trained on" in watch.change()
+    assert "is damaged" in watch.change()
+    shutil.rmtree(store.path)
+    assert "was changed" in watch.change()
+    prepare("synthetic-mini", tmp_path / "store", 12)
+    assert "was replaced by another" in watch.change()
