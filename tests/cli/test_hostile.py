@@ -1,0 +1,155 @@
+"""A run and a study of a stranger, read by every command under an audit hook: nothing executed, nothing written."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.experiments.study import Arm, Study
+from dpcompare.results.run_dir import checkpoint_path
+from tests.results.test_result import aggregated, events, record
+
+# Python's own code is imported and compiled; what would be the stranger's is told by name.
+WATCHED = """
+import json, os, sys
+allowed, commands = sys.argv[1], json.loads(sys.argv[2])
+seen, asleep = [], [True]
+EXECUTES = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn",
+            "pty.spawn", "pickle.find_class", "ctypes.dlopen", "socket.connect", "socket.bind", "urllib.Request")
+CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate", "os.chmod",
+           "os.chown", "os.utime", "shutil.rmtree", "shutil.move", "shutil.copyfile")
+
+def hook(event, arguments):
+    if asleep[0]:
+        return
+    if event == "pickle.find_class" and (arguments[0].startswith("tensorboardX.") or arguments == ("builtins", "object")):
+        return  # tensorboardX hands its own events to a thread of its own
+    if event in EXECUTES:
+        seen.append([event, repr(arguments)[:300]])
+    elif event == "import" and arguments[0].split(".")[0] == "evil":
+        seen.append([event, arguments[0]])
+    elif event == "open":
+        path, mode, flags = arguments
+        writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+        if writes and not str(path).startswith((allowed, "/dev/null")):
+            seen.append([event, str(path)])
+    elif event in CHANGES and not str(arguments[0]).startswith(allowed):
+        seen.append([event, repr(arguments)[:300]])
+
+from dpcompare.cli import main
+import altair, jinja2, markupsafe, tensorboardX, vl_convert  # what is imported once opens and executes its own files
+import dpcompare.cli.progress, dpcompare.experiments.analysis, dpcompare.launch.run, dpcompare.report.page
+sys.addaudithook(hook)
+codes = []
+for command in commands:
+    asleep[0] = False
+    try:
+        main(command)
+    except SystemExit as ended:
+        codes.append(ended.code)
+    asleep[0] = True
+print()
+print(json.dumps([codes, seen]))
+"""
+
+
+def hostile_config(folder):
+    """Whatever can be named in a config names something of the stranger's."""
+    inputs = Inputs(
+        store=folder / "store",
+        store_sha256="0" * 64,
+        weights=folder / "weights",
+        weights_sha256="0" * 64,
+        num_classes=10,
+        num_train=32,
+        num_validation=359,
+        num_skipped=0,
+    )
+    workload = Workload(model="evil:Net", dataset="evil:Data", global_batch_size=8, steps=4, warmup_steps=1)
+    cluster = Cluster.partition(2, device="cpu", num_cores=2)
+    return RunConfig(
+        framework="torch", mode="ddp", workload=workload, cluster=cluster, python=str(folder / "python"), inputs=inputs
+    )
+
+
+def fill(run_dir, config):
+    run_dir.mkdir(parents=True)
+    config.save(run_dir / "config.json")
+    for rank in range(2):
+        record(rank, settings={"<script>": "\x1b[31m"}, host="$(touch F)").save(run_dir)
+    aggregated(config, run_dir, events(0) + events(1)).save(run_dir)
+    (run_dir / "checkpoints").mkdir()
+    checkpoint_path(run_dir, 4).write_bytes(b"\x80\x04cposix\nsystem\n(S'touch executed'\ntR.")
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """A folder with a run and a study, and what must never be executed."""
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    for name, text in (("evil.py", "open('executed', 'w')\n"), ("python", "#!/bin/sh\ntouch executed\n")):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    for module in ("altair", "jinja2", "rich", "numpy"):  # beside the study, where the user stands
+        (folder / f"{module}.py").write_text("open('executed', 'w')\n")
+    config = hostile_config(folder)
+    fill(folder / "run", config)
+    names = ("..", "../../outside", "=cmd|'x'!A1", "</script><script>alert(1)</script>\x1b]0;evil\x07")
+    study = Study(arms=tuple(Arm(name=name, config=config) for name in names), repeats=1)
+    for arm in study.arms:
+        fill(study.run_dir(folder / "study", 1, arm), config)
+    study.save(folder / "study")
+    return folder
+
+
+def listing(folder):
+    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
+
+
+def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hostile, tmp_path):
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    study, run_dir = str(hostile / "study"), str(hostile / "run")
+    formats = [
+        *("--html", f"{allowed}/page.html", "--markdown", f"{allowed}/page.md", "--csv", f"{allowed}/rounds.csv"),
+        *("--plots", f"{allowed}/plots", "--tensorboard", f"{allowed}/events", "--json", f"{allowed}/all.json"),
+    ]
+    named = ["--framework", "torch", "--mode", "ddp", "--nodes", "2", "--device", "cpu", "--model", "mlp"]
+    expected = [
+        (["report", study, *formats], 0),
+        (["report", study, "--json"], 0),
+        (["report", run_dir, study], 0),
+        (["report", run_dir, "--fail-if", "images_per_second<1"], 0),
+        (["watch", study], 0),
+        (["run", "--resume", run_dir], 2),
+        (["run", "--resume", study], 2),
+        (["run", *named, "--run-dir", run_dir], 2),
+        (["compare", "--arm", "torch:single", "--device", "cpu", "--out", run_dir], 2),
+        (["node", run_dir, "--node-rank", "0"], 2),
+        (["node", study], 2),
+    ]
+    before = listing(hostile)
+    process = subprocess.run(
+        [sys.executable, "-P", "-c", WATCHED, str(allowed), json.dumps([command for command, _ in expected])],
+        cwd=hostile,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "DPCOMPARE_CACHE_DIR": str(allowed)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    codes, seen = json.loads(process.stdout.splitlines()[-1])
+    assert seen == [], seen
+    assert dict(zip(range(len(codes)), codes, strict=True)) == dict(enumerate(code for _, code in expected)), (
+        process.stderr
+    )
+    assert listing(hostile) == before
+    assert "Traceback" not in process.stderr
+    assert not set("\x1b\x07") & set(process.stdout + process.stderr)
+    assert {path.parent for path in allowed.rglob("*.svg")} == {allowed / "plots"}
+    assert "<script>alert" not in Path(allowed, "page.html").read_text()
