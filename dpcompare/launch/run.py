@@ -217,7 +217,8 @@ def _attempt(
     def stopped() -> str | None:
         return there.loss() or stopped_by()
 
-    with ExitStack() as engine:
+    # From the first process to the last word: between two contexts that hold them a signal would cost the result.
+    with signals_held(), ExitStack() as engine:
         try:
             if config.placement.engine == "local":
                 node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
@@ -236,16 +237,15 @@ def _attempt(
             error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
             raise
         finally:  # whatever happened, what was measured is kept
-            with signals_held():
-                result = _finish(
-                    config,
-                    run_dir,
-                    status=status,
-                    error=error,
-                    started_at=started_at,
-                    ended_at=ended_at,
-                    unwritable=there.loss(),
-                )
+            result = _finish(
+                config,
+                run_dir,
+                status=status,
+                error=error,
+                started_at=started_at,
+                ended_at=ended_at,
+                unwritable=there.loss(),
+            )
     return result
 
 

@@ -28,7 +28,8 @@ CHANGES = ("os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.syml
 def hook(event, arguments):
     if asleep[0]:
         return
-    if event == "pickle.find_class" and (arguments[0].startswith("tensorboardX.") or arguments == ("builtins", "object")):
+    own = event == "pickle.find_class" and arguments[0].split(".")[0] == "tensorboardX"
+    if own or (event, arguments) == ("pickle.find_class", ("builtins", "object")):
         return  # tensorboardX hands its own events to a thread of its own
     if event in EXECUTES:
         seen.append([event, repr(arguments)[:300]])

@@ -1,0 +1,227 @@
+"""The points of a launch at which a signal may come: one is delivered at a bytecode, and another run has the next.
+
+    python -m stress.signal_points [--points 10000] [--seed 0] [--seconds 3600]
+
+The command `dpcompare run` is made in a process of its own per point, with a node process that trains nothing: one that
+ends by itself, or one that has to be stopped. From the start of the attempt until its result is written each bytecode
+of the launcher and of `subprocess` is a point. Whatever the point and the signal, the command must end in time with
+exit code 130, leave no process, and leave a result that can be read once a process was started. Prints a table; exit
+code 3 where a trial failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from dpcompare.cli import main as command_line
+from dpcompare.cli import progress, report
+from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.launch import run as runner
+from dpcompare.launch.plan import NodeProcess, TrainingProcess
+from dpcompare.results.result import RunResult
+from dpcompare.results.run_dir import CONFIG_FILE, LOGS_DIR, node_log_path
+from dpcompare.system.signals import ENDING
+
+IMPORTED = (progress, report)
+"""What the command imports when it needs it: here once, before it forks."""
+NODES = {"ends": ("sleep", "0.1"), "is stopped": ("sleep", "60")}
+"""What a node process does: the second one is stopped because it makes no first step in time."""
+FIRST_STEP_SECONDS = "0.15"
+LONGEST_SECONDS = 20.0
+"""A trial that takes longer hangs; an undisturbed one takes half a second."""
+TRACED = ("dpcompare/launch", "dpcompare/system", "dpcompare/results", "/subprocess.py", "/contextlib.py")
+ATTEMPT = "_attempt"
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Where a signal is delivered."""
+
+    node: str
+    """Of NODES."""
+    number: signal.Signals
+    index: int
+    """Of the bytecode, from 1; 0 for none."""
+
+
+class Tracer:
+    """Counts bytecodes while an attempt lasts, and raises a signal at one of them."""
+
+    def __init__(self, point: Point, count: int) -> None:
+        """`count` is a pipe that gets the number of bytecodes at the end of the attempt."""
+        self._point, self._pipe = point, count
+        self._passed = 0
+        self._depth = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Tracer | None:
+        if event == "call":
+            if frame.f_code.co_name == ATTEMPT:
+                self._depth += 1
+            if not any(part in frame.f_code.co_filename for part in TRACED):
+                return None
+            frame.f_trace_opcodes = bool(self._depth)
+        elif event == "return" and frame.f_code.co_name == ATTEMPT:
+            self._depth -= 1
+            os.write(self._pipe, str(self._passed).encode())
+        elif event == "opcode" and self._depth:
+            self._passed += 1
+            if self._passed == self._point.index:
+                sys.settrace(None)
+                os.write(self._pipe, b"delivered")
+                signal.raise_signal(self._point.number)
+        return self
+
+
+def _be_the_command(point: Point, run_dir: Path, count: int) -> NoReturn:
+    """In a child: `dpcompare run` with a node process that trains nothing."""
+    for number in ENDING:  # whatever this process was started under, such as nohup
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    training = TrainingProcess(process_rank=0, local_rank=0, devices=("cpu:0",))
+    node = NodeProcess(node_rank=0, argv=NODES[point.node], env={}, processes=(training,))
+
+    def prepared(config: RunConfig, directory: Path, progress: Any) -> RunConfig:
+        nothing = {"store": directory, "store_sha256": "", "weights": directory, "weights_sha256": ""}
+        inputs = Inputs(**nothing, num_classes=2, num_train=64, num_validation=64, num_skipped=0)
+        config = config.model_copy(update={"inputs": inputs})
+        (directory / LOGS_DIR).mkdir(parents=True)
+        config.save(directory / CONFIG_FILE)
+        return config
+
+    runner.prepare_run = prepared
+    runner.plan = lambda *arguments: [node]  # type: ignore[assignment]
+    arguments = "--framework torch --mode single --device cpu --model mlp --image-size 8 --steps 8 --warmup-steps 1"
+    sys.settrace(Tracer(point, count))
+    try:
+        command_line(["run", *arguments.split(), "--start-timeout", FIRST_STEP_SECONDS, "--run-dir", str(run_dir)])
+    except SystemExit as ended:
+        os._exit(ended.code if isinstance(ended.code, int) else 1)
+    finally:
+        os._exit(99)
+
+
+def trial(point: Point, folder: Path) -> tuple[int, list[str]]:
+    """Run the command with a signal at a point.
+
+    Returns:
+        the number of bytecodes of the attempt where it was not disturbed, else 0; and what was wrong.
+    """
+    run_dir = folder / "run"
+    shutil.rmtree(run_dir, ignore_errors=True)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _be_the_command(point, run_dir, writing)
+    os.close(writing)
+    status = _status_within(child, LONGEST_SECONDS)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    problems = []
+    delivered = "delivered" in said
+    expected = 130 if delivered else 1  # a node process without a record is a failed run
+    if status is None:
+        problems.append(f"it hung for {LONGEST_SECONDS:.0f} s")
+    elif status != expected:
+        problems.append(f"exit code {status}, expected {expected}")
+    if left := _left():
+        problems.append(f"{len(left)} processes were left")
+    if node_log_path(run_dir, 0).exists():
+        try:
+            RunResult.load(run_dir)
+        except RequestError as error:
+            problems.append(f"no result: {error}")
+    return (0 if delivered else int(said or 0)), problems
+
+
+def _status_within(child: int, seconds: float) -> int | None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _left() -> list[int]:
+    """Processes that the command has left to this one, which adopts them; they are ended."""
+    time.sleep(0.01)
+    left = []
+    for pid in map(int, Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()):
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            left.append(pid)
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    return left
+
+
+def points(lengths: dict[str, int], count: int, seed: int) -> Iterator[Point]:
+    """That many points, spread evenly over each kind of node and signal, in a random order."""
+    kinds = [(node, number) for node in NODES for number in ENDING]
+    generator = random.Random(seed)
+    chosen = []
+    for place, (node, number) in enumerate(kinds):
+        share = count // len(kinds) + (place < count % len(kinds))
+        step = lengths[node] / max(1, share)
+        chosen += [
+            Point(node=node, number=number, index=1 + int(step * (part + generator.random()))) for part in range(share)
+        ]
+    generator.shuffle(chosen)
+    yield from chosen
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=3600.0, help="no trial starts after that")
+    arguments = parser.parse_args()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    began = time.monotonic()
+    made: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    late = 0
+    with tempfile.TemporaryDirectory() as folder:
+        lengths = {}
+        for node in NODES:
+            lengths[node], problems = trial(Point(node=node, number=signal.SIGINT, index=0), Path(folder))
+            assert not problems, f"undisturbed, {node}: {'; '.join(problems)}"
+        for point in points(lengths, arguments.points, arguments.seed):
+            if time.monotonic() - began > arguments.seconds:
+                break
+            passed, problems = trial(point, Path(folder))
+            late += bool(passed)  # it polled less often than the undisturbed one, and had ended before
+            kind = f"{point.number.name}, a node that {point.node}"
+            made[kind] += 1
+            failed[kind] += bool(problems)
+            if problems:
+                print(f"{kind}, bytecode {point.index} of {lengths[point.node]}: {'; '.join(problems)}", flush=True)
+    print("| signal | points | failed |\n|---|--:|--:|")
+    for kind, count in sorted(made.items()):
+        print(f"| {kind} | {count} | {failed[kind]} |")
+    print(f"{made.total()} points of {lengths}, {late} of them after the end; {failed.total()} failed")
+    sys.exit(3 if failed.total() else 0)
+
+
+if __name__ == "__main__":
+    main()
