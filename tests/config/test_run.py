@@ -91,7 +91,7 @@ def test_float16_is_refused_with_what_to_use():
         config(precision="float8")
 
 
-@pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\x1bb", "a\x00b", "a\u2028b", "caf\udce9"])
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\x1bb", "a\x00b", "a\u2028b", "x\udce9"])
 @pytest.mark.parametrize("name", ["sbatch", "partition", "time", "account", "dataset", "weights", "python", "devices"])
 def test_no_value_of_a_config_has_control_characters(name, text):
     """They would be lines of generated scripts."""

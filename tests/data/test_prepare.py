@@ -266,10 +266,10 @@ def test_the_clothing_photographs(clothing, tmp_path):
 def test_names_that_are_not_utf8_are_refused_or_written_in_another_way(photos, tmp_path):
     root = tmp_path / "named"
     shutil.copytree(photos, root)
-    bad = os.fsencode(root / "cat") + b"/caf\xe9.png"
+    bad = os.fsencode(root / "cat") + b"/x\xe9.png"
     Path(os.fsdecode(bad)).write_bytes(b"no image")
     store = prepare(root, tmp_path / "store", 32, skip_corrupt=True)
-    assert store.manifest.skipped == (r"cat/caf\xe9.png",)
-    (root / "cat").rename(Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9")))
-    with pytest.raises(RequestError, match=r"b'caf\\xe9' is not UTF-8"):
+    assert store.manifest.skipped == (r"cat/x\xe9.png",)
+    (root / "cat").rename(Path(os.fsdecode(os.fsencode(root) + b"/x\xe9")))
+    with pytest.raises(RequestError, match=r"b'x\\xe9' is not UTF-8"):
         find_images(root)
