@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,15 @@ from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState
 
 
+class Counted(NamedTuple):
+    """What a process has counted where it happened, since `Backend.setup`; None where that cannot be counted."""
+
+    optimizer_steps: int | None
+    """Updates that its optimizer has made."""
+    images: int | None
+    """Samples of this process whose losses were computed for training; rows of padding are none."""
+
+
 class Backend(ABC):
     """One framework's way of training on several devices; it reads no clock and writes no result.
 
@@ -27,9 +36,10 @@ class Backend(ABC):
     2. `load_state` where training resumes.
     3. Any number of `train_step`, each followed by `synchronize`, and of `evaluate_step`, on batches that came through
        `feed`; `read` turns what they return into numbers.
-    4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace, and
-       `reset_peak_memory` before the first step that counts.
-    5. `describe` once training is done, then `teardown`.
+    4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace,
+       `reset_peak_memory` before the first step that counts, `to_host` for batches that a step has had, and
+       `first_gradient_squares` after the very first one.
+    5. `describe` and `counted` once training is done, then `teardown`.
     """
 
     process_rank: int = 0
@@ -115,6 +125,25 @@ class Backend(ABC):
         """The values of several handles at once: one row per handle."""
 
     @abstractmethod
+    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        """images, labels, weights and any drop masks of this process's rows, read back from its devices.
+
+        In the layout of a HostBatch. Of processes that have the same rows, only one returns them.
+        """
+
+    @abstractmethod
+    def first_gradient_squares(self) -> float | None:
+        """This process's share of the sum of squares of the synchronized gradient, after the first step.
+
+        From what the optimizer remembers, so it is the gradient that was used for the update. The shares of all
+        processes add up to the whole; None where it remembers nothing.
+        """
+
+    @abstractmethod
+    def counted(self) -> Counted:
+        """What this process has counted by itself; waits for the device."""
+
+    @abstractmethod
     def synchronize(self, *, drain: bool = False) -> None:
         """Wait until the device has finished what it was given.
 
@@ -170,11 +199,4 @@ class Inspectable(Backend):
         """The output of each layer that has tensors, for this process's rows in evaluation.
 
         By the layer's neutral name, in the order of the layers; features are (rows, height, width, channels).
-        """
-
-    @abstractmethod
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        """images, labels, weights and any drop masks of this process's rows, read back from its devices.
-
-        In the layout of a HostBatch.
         """

@@ -44,6 +44,12 @@ def parts_trained(num_samples: int, global_batch_size: int, *, num_parts: int, n
     return epochs * -(-num_samples // (global_batch_size // num_parts)) + steps * num_parts
 
 
+def samples_trained(num_samples: int, global_batch_size: int, *, num_steps: int) -> int:
+    """How many samples count in the first steps; one that comes again in the next epoch counts again."""
+    epochs, steps = divmod(num_steps, steps_per_epoch(num_samples, global_batch_size))
+    return epochs * num_samples + steps * global_batch_size
+
+
 def _cut(order: npt.NDArray[np.int64], global_batch_size: int, *, epoch: int, first_step: int) -> Iterator[GlobalBatch]:
     """Slice b of an order is batch b; the last one is padded from the start of the order, with weight 0."""
     num_batches = steps_per_epoch(len(order), global_batch_size)

@@ -9,20 +9,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from dpcompare._version import major_minor
+from dpcompare.experiments.agreement import (
+    BATCHES_DEPEND_ON,
+    EVALUATION_DEPENDS_ON,
+    FIRST_GRADIENT_DEPENDS_ON,
+    FIRST_LOSS_DEPENDS_ON,
+    SECOND_LOSS_DEPENDS_ON,
+    TOLERANCES,
+    Agreement,
+    ByRounding,
+    Judgement,
+    Values,
+    as_asked,
+    computed,
+    counted,
+    evaluation_loss,
+    is_short_in_float64,
+    later_losses,
+    loss_of_step,
+    on_cpu,
+    same_batches,
+)
 from dpcompare.results.result import RunResult
 
 Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
-
-
-class Judgement(NamedTuple):
-    """What some results have of a knob."""
-
-    equal: bool
-    is_reason: bool
-    """Whether it makes them not comparable."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +45,8 @@ class Knob:
     value: Callable[[RunResult], Any]
     remedy: str = ""
     """What makes it equal; empty where it is a property of the framework or mode that is being compared."""
-    judge: Callable[[Sequence[RunResult]], Judgement] | None = None
-    """Where results may differ as far as they were asked to, or by rounding."""
+    judge: Callable[[Sequence[RunResult], Sequence[Any], Values], Judgement] | None = None
+    """Of the results, their values of this knob and of all, where the first may differ as asked for, or by rounding."""
 
     @property
     def must_be_equal(self) -> bool:
@@ -67,66 +80,10 @@ def _gpu_settings(result: RunResult) -> str | None:
     return "; ".join(sorted({gpu.settings for gpu in result.gpus}))
 
 
-def _loss(step: int) -> Callable[[RunResult], Any]:
-    """The loss of a step, from 1; unknown where it is not finite."""
-    return lambda result: result.train_loss[step - 1] if len(result.train_loss) >= step else "no such step"
-
-
-def _losses(step: int, depends_on: Sequence[str]) -> Callable[[Sequence[RunResult]], Judgement]:
-    """Of the losses of a step, those must be equal, but for rounding, where all is equal that they depend on."""
-
-    def judge(results: Sequence[RunResult]) -> Judgement:
-        alike: dict[str, list[RunResult]] = {}
-        for result in results:
-            alike.setdefault(str([KNOBS[name].value(result) for name in depends_on]), []).append(result)
-        agree = all(_agree(group, step) for group in alike.values())
-        # Of the losses after an update on GPUs nothing has been measured yet: they are shown.
-        is_measured = step == 1 or all(result.device_type == "cpu" for result in results)
-        return Judgement(equal=agree and len(alike) == 1, is_reason=is_measured and not agree)
-
-    return judge
-
-
 def _no_clock_problem(results: Sequence[RunResult]) -> Judgement:
     """One run whose clock is wrong is enough; a run that nobody watched is none."""
     problem = any(result.clock_problem for result in results)
     return Judgement(equal=not problem, is_reason=problem)
-
-
-def _agree(results: Sequence[RunResult], step: int) -> bool:
-    losses = [_loss(step)(result) for result in results]
-    known = [loss for loss in losses if isinstance(loss, float)]
-    if len(known) < len(losses) or len(losses) == 1:
-        return all(loss == losses[0] for loss in losses)
-    tolerance = max(LOSS_TOLERANCES[step][_arithmetic(result)] for result in results)
-    return max(known) - min(known) <= tolerance * max(1.0, *map(abs, known))
-
-
-def _arithmetic(result: RunResult) -> str:
-    return "TF32" if result.precision == "float32" and _setting("tf32")(result) else result.precision
-
-
-FIRST_LOSS_DEPENDS_ON = (
-    "data", "sample order", "augmentation", "model", "source of the model", "image size", "initial weights",
-    "global batch size", "replicas", "micro-batches per step", "updates", "BatchNorm scope", "BatchNorm epsilon",
-    "regularization", "dropout", "stochastic depth", "precision",
-)  # fmt: skip
-"""Knobs that are equal where two runs compute the same first loss."""
-SECOND_LOSS_DEPENDS_ON = (
-    *FIRST_LOSS_DEPENDS_ON, "optimizer", "learning rate", "schedule", "learning-rate warm-up", "learning-rate scaling",
-    "gradient sync",
-)  # fmt: skip
-
-LOSS_TOLERANCES: dict[int, dict[str, float]] = {
-    1: {"float64": 1e-9, "float32": 1e-4, "TF32": 5e-3, "bfloat16": 2e-2},
-    2: {"float64": 1e-6, "float32": 5e-3, "TF32": 2e-2, "bfloat16": 5e-2},
-}
-"""Step -> arithmetic -> the largest difference of two losses that rounding makes, relative to a loss above 1.
-
-At least 20 times what `verify` and the runs of the tests showed on the CPU: EfficientNet-B2 in float32 1.2e-6 in the
-first and 1.1e-4 in the second, a small model in bfloat16 4.6e-5 and 1.2e-4. TF32 is reasoned: 10 bits of mantissa."""
-
-
 def _gpu_links(result: RunResult) -> str:
     links = {link or "unknown" for gpu in result.gpus for link in gpu.links.values()}
     return "; ".join(sorted(links)) or "none"
@@ -172,15 +129,60 @@ KNOBS: dict[str, Knob] = {
     "dropout": Knob(value=_setting("dropout"), remedy="the same rate of dropout in both frameworks"),
     "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
     # What that made of it: a setting that was asked for and not obeyed shows here.
+    "batches": Knob(
+        value=computed("batch_digests"),
+        remedy="the same bytes, labels and weights in the training step; `dpcompare verify` says what differs",
+        judge=Agreement(depends_on=BATCHES_DEPEND_ON, agree=same_batches),
+    ),
+    "optimizer steps": Knob(
+        value=counted("optimizer_steps"), remedy="an update of the weights in every step", judge=as_asked
+    ),
+    "images computed": Knob(
+        value=counted("images"), remedy="a loss of every sample, counted as it is claimed", judge=as_asked
+    ),
     "first loss": Knob(
-        value=_loss(1),
+        value=loss_of_step(1),
         remedy="the same arithmetic on the same first batch; `dpcompare verify` says where it parts",
-        judge=_losses(1, FIRST_LOSS_DEPENDS_ON),
+        judge=Agreement(depends_on=FIRST_LOSS_DEPENDS_ON, agree=ByRounding(TOLERANCES["first loss"])),
+    ),
+    "first gradient norm": Knob(
+        value=computed("first_gradient_norm"),
+        remedy="the same backward pass and sum over replicas; `dpcompare verify` says where it parts",
+        judge=Agreement(
+            depends_on=FIRST_GRADIENT_DEPENDS_ON,
+            agree=ByRounding(TOLERANCES["first gradient norm"], least=0.0),
+            judges=on_cpu,
+        ),
     ),
     "second loss": Knob(
-        value=_loss(2),
+        value=loss_of_step(2),
         remedy="the same first update; `dpcompare verify` says where it parts",
-        judge=_losses(2, SECOND_LOSS_DEPENDS_ON),
+        judge=Agreement(depends_on=SECOND_LOSS_DEPENDS_ON, agree=ByRounding(TOLERANCES["second loss"]), judges=on_cpu),
+    ),
+    "first evaluation loss": Knob(
+        value=computed("first_evaluation_loss"),
+        remedy="the same evaluation, by the same running statistics; `dpcompare verify` says where it parts",
+        judge=Agreement(
+            depends_on=EVALUATION_DEPENDS_ON, agree=ByRounding(TOLERANCES["first evaluation loss"]), judges=on_cpu
+        ),
+    ),
+    "later losses": Knob(
+        value=later_losses,
+        remedy="the same updates; `dpcompare verify` says where it parts",
+        judge=Agreement(
+            depends_on=SECOND_LOSS_DEPENDS_ON,
+            agree=ByRounding(TOLERANCES["later losses"]),
+            judges=is_short_in_float64,
+        ),
+    ),
+    "evaluation loss": Knob(
+        value=evaluation_loss,
+        remedy="the same evaluation of the same model; `dpcompare verify` says where it parts",
+        judge=Agreement(
+            depends_on=(*EVALUATION_DEPENDS_ON, "steps trained", "evaluated samples"),
+            agree=ByRounding(TOLERANCES["evaluation loss"]),
+            judges=is_short_in_float64,
+        ),
     ),
     # With which arithmetic.
     "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
@@ -279,6 +281,8 @@ def shown(value: Any) -> str:
     """A value as people read it: of a checksum only the beginning."""
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(shown, value))
     text = f"{value:.6g}" if isinstance(value, float) else str(value)
     return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else text
 
@@ -322,10 +326,11 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> She
     if unknown := set(subject) - set(KNOBS):
         raise ValueError(f"unknown knob {sorted(unknown)}; expected some of {', '.join(KNOBS)}")
     rows = []
+    of_all = {name: [knob.value(result) for result in results] for name, knob in KNOBS.items()}
     for name, knob in KNOBS.items():
-        values = [knob.value(result) for result in results]
+        values = of_all[name]
         equal = all(value == values[0] for value in values)
-        judged = knob.judge(results) if knob.judge else Judgement(equal=equal, is_reason=not equal)
+        judged = knob.judge(results, values, of_all) if knob.judge else Judgement(equal=equal, is_reason=not equal)
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = knob.must_be_equal and (judged.is_reason or unknown_value) and name not in subject

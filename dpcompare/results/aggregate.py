@@ -12,6 +12,8 @@ import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
+from dpcompare.data.order import samples_trained
+from dpcompare.results.computed import Computed
 from dpcompare.results.events import Event, read_events
 from dpcompare.results.load import MachineLoad
 from dpcompare.results.result import (
@@ -92,6 +94,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         train_loss=history.losses + _global_losses(processes),
         evaluations=evaluations,
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
+        computed=_computed(config, processes, records),
         store_sha256=config.inputs.store_sha256 if config.inputs else None,
         weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
         skipped_images=config.inputs.num_skipped if config.inputs else 0,
@@ -114,6 +117,26 @@ def _series(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
     for event in events:
         by_rank[event.process_rank].append(event)
     return [ProcessSeries(by_rank[rank]) for rank in range(config.topology.num_trainers)]
+
+
+def _computed(
+    config: RunConfig, processes: Sequence[ProcessSeries], records: Sequence[ProcessRecord]
+) -> Computed | None:
+    """What the training processes say they computed, beside what was asked of this attempt."""
+    found = [record.computed for record in records if record.computed is not None]
+    if config.inputs is None or len(found) < config.topology.num_trainers:
+        return None
+    workload, num_train = config.workload, config.inputs.num_train
+    first_step, num_steps = processes[0].first_step, workload.total_steps(num_train)
+    before, after = (
+        samples_trained(num_train, workload.global_batch_size, num_steps=steps) for steps in (first_step, num_steps)
+    )
+    return Computed.of(
+        found,
+        optimizer_steps_asked=num_steps - first_step,
+        images_asked=after - before,
+        images_claimed=sum(processes[0].global_counts),
+    )
 
 
 def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeRecord]:

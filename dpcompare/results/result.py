@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from dpcompare._version import __version__
 from dpcompare.results.clock import ClockCheck, much_between_steps
 from dpcompare.results.load import MachineLoad
+from dpcompare.results.computed import Computed, ComputedByProcess
 from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
 from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
@@ -54,6 +55,8 @@ class ProcessRecord(BaseModel):
     """Of this process."""
     cores_used: CoresUsed | None = None
     """From the first measured step to the last one; None where there was none, or the kernel does not tell."""
+    computed: ComputedByProcess | None = None
+    """None where it only served."""
 
     def save(self, run_dir: Path) -> None:
         write_document(self, process_record_path(run_dir, self.process_rank))
@@ -232,6 +235,8 @@ class RunResult(BaseModel):
     """Global loss of every step, earlier attempts included; None where it is not finite, which JSON cannot express."""
     evaluations: list[Evaluation] = []
     sample_order_sha256: str | None = None
+    computed: Computed | None = None
+    """What the processes counted and measured of their own work; None where one left no record, and in 0.1.0."""
     store_sha256: str | None = None
     weights_sha256: str | None = None
     skipped_images: Count = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -16,13 +17,24 @@ from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoc
 from dpcompare.data.store import Store
 from dpcompare.models.state import TrainingState
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
+from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
+from dpcompare.training.inspection import Inspection
 from dpcompare.training.reader import training_reader
 from dpcompare.training.schedule import learning_rate
 from dpcompare.training.step_log import NonFiniteError, StepLog
 from dpcompare.training.window import MeasuredStep, Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What a process says of its training when it is done."""
+
+    order_sha256: str
+    """sha256 of the order in which the samples of all steps were trained, those before a checkpoint included."""
+    computed: ComputedByProcess
 
 
 def train(
@@ -33,7 +45,7 @@ def train(
     after_step: Callable[[int], None] = lambda step: None,
     *,
     energy: EnergyMeter | None = None,
-) -> str:
+) -> Trained:
     """Train and evaluate the workload of a backend that is set up, from its first step or from a checkpoint.
 
     Args:
@@ -44,9 +56,6 @@ def train(
         after_step: called with the number of each step, from 1, that the device was given; between two windows it is
             not in the measured time.
         energy: counts what the devices of this process take.
-
-    Returns:
-        sha256 of the order in which the samples of all steps were trained, those before the checkpoint included.
 
     Raises:
         NonFiniteError: a loss or a weight is not finite, and the run is to stop then.
@@ -74,8 +83,9 @@ class Trainer:
         self._batches: list[DeviceBatch] = []
         """Of the present step; kept until those of the next have arrived."""
         self._window = Window(backend, energy, previous_end=0.0)
+        self._inspection = Inspection(backend)
 
-    def train(self, after_step: Callable[[int], None]) -> str:
+    def train(self, after_step: Callable[[int], None]) -> Trained:
         """Make all steps that are left; see `train` of this module."""
         first_step, digest = _resume(self._backend), OrderDigest()
         feed = self._feed(first_step, digest)
@@ -86,30 +96,29 @@ class Trainer:
         self._window.previous_end = time.perf_counter()
         for step in range(first_step + 1, self._num_steps + 1):
             evaluates, checkpoints = self._evaluates(step), self._checkpoints(step)
+            is_first = step == first_step + 1  # in which a framework compiles and tries things out
             warmed_up = step - first_step == self._workload.least_warmup_steps  # the next is the first that counts
             if step - first_step == self._workload.least_warmup_steps + 1:
                 self._backend.reset_peak_memory()  # what was tried out in the first steps took more
             self._trace.before(step)
             self.step(feed, step)
-            drain = evaluates or checkpoints or warmed_up
-            if (
-                drain
-                or step == first_step + 1  # in which a framework compiles and tries things out
-                or step % self._config.window == 0
-                or self._trace.begins_or_ends_after(step)
-            ):
+            drain = evaluates or checkpoints or warmed_up or is_first
+            if drain or step % self._config.window == 0 or self._trace.begins_or_ends_after(step):
                 measured = self._window.close(drain=drain)
                 if self._trace.after(step):
                     self._window.leave_out()
                 self._log.add(measured)
             after_step(step)
+            if is_first or step == self._num_steps:
+                self._inspection.inspect(step, self._batches)
+                self._window.previous_end = time.perf_counter()
             if evaluates:
                 self.evaluate(step)
             if checkpoints:
                 self.checkpoint(step)
         if first_step == self._num_steps:  # made by a run that was to go further, and may not have evaluated it
             self.evaluate(self._num_steps)
-        return digest.hexdigest()
+        return Trained(order_sha256=digest.hexdigest(), computed=self._inspection.found())
 
     def step(self, feed: Iterator[DeviceBatch], step: int) -> None:
         """Have the device make a step; returns before it has, and the window waits for it."""

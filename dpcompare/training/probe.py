@@ -18,7 +18,7 @@ from dpcompare.training import loop
 from dpcompare.training.reader import training_reader
 
 
-def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> str:
+def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> loop.Trained:
     """Train as `loop.train` does, and write RUN_DIR/probe-<rank>.safetensors.
 
     Every process writes its rows of the first batch and their logits; process 0 also writes the tensors of the model
@@ -52,11 +52,11 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
             state = backend.state()
             captured["stepped"], captured["slots"] = state.model, state.optimizer
 
-    digest = loop.train(backend, store, events, run_dir, after_step)
+    trained = loop.train(backend, store, events, run_dir, after_step)
     captured["trained"] = backend.state().model
     if backend.process_rank == 0:
         arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
     save_file(
         {name: np.ascontiguousarray(array) for name, array in arrays.items()}, probe_path(run_dir, backend.process_rank)
     )
-    return digest
+    return trained

@@ -87,14 +87,15 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 gpus[:] = read_again(gpus)
 
         last_step = config.workload.total_steps(config.inputs.num_train)
+        trained: loop.Trained | None = None
         if backend.is_server:
-            order_sha256 = _serve(events, run_dir)
+            _serve(events, run_dir)
             gpus[:] = read_again(gpus)
         elif config.task == "probe":
             assert isinstance(backend, Inspectable)
-            order_sha256 = probe.run(backend, store, events, run_dir)
+            trained = probe.run(backend, store, events, run_dir)
         else:
-            order_sha256 = loop.train(
+            trained = loop.train(
                 backend,
                 store,
                 events,
@@ -106,7 +107,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                     counts_packages=process_rank in config.topology.first_of_machines,
                 ),
             )
-        record = _record(backend, config, order_sha256, gpus, cores=cores, bound_to=bound_to, **place)
+        record = _record(backend, config, trained, gpus, cores=cores, bound_to=bound_to, **place)
         record.model_copy(update={"cores_used": cores_used}).save(run_dir)
         backend.teardown()
     except Exception as error:
@@ -159,13 +160,12 @@ def _bind_near_gpus(config: RunConfig, process_rank: int, local_rank: int) -> st
     return in_ranges(cores)
 
 
-def _serve(events: EventLog, run_dir: Path) -> str:
+def _serve(events: EventLog, run_dir: Path) -> None:
     """Be there until the first process, which trains, has ended."""
     events.append(Alive())
     tail = EventTail(run_dir, [0])
     while not any(isinstance(event, LAST_EVENTS) for event in tail.new_events()):
         time.sleep(SECONDS_BETWEEN_LOOKS)
-    return ""
 
 
 def _say_when_stopped(events: EventLog) -> None:
@@ -193,7 +193,7 @@ def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) 
 def _record(
     backend: Backend,
     config: RunConfig,
-    order_sha256: str,
+    trained: loop.Trained | None,
     gpus: list[GpuState],
     *,
     cores: int,
@@ -213,7 +213,8 @@ def _record(
         bound_to_cores=bound_to,
         collective=description.collective,
         settings=description.settings | {"cores": cores},
-        sample_order_sha256=order_sha256,
+        sample_order_sha256=trained.order_sha256 if trained else "",
+        computed=trained.computed if trained else None,
         peak_memory_bytes=_peak_memory_bytes(),
         peak_device_memory_bytes=description.peak_device_memory_bytes,
         versions={

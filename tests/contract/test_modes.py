@@ -143,6 +143,17 @@ def test_processes_that_fork_from_a_framework_train_what_launched_ones_do(launch
     assert settings[0] == settings[1]
 
 
+def assert_computed_like(result, one):
+    """What the processes counted is what was asked, and they received and computed the same."""
+    found, expected = result.computed, one.computed
+    assert found.optimizer_steps == found.optimizer_steps_asked == 8
+    assert found.images == found.images_asked == found.images_claimed == 8 * 32
+    assert list(found.batch_digests) == [1, 8]
+    assert found.batch_digests == expected.batch_digests
+    assert found.first_gradient_norm == pytest.approx(expected.first_gradient_norm, rel=1e-4)
+    assert found.first_evaluation_loss == pytest.approx(expected.first_evaluation_loss, rel=1e-4)
+
+
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.parametrize("more", [[], pytest.param(FOUR_REPLICAS, marks=pytest.mark.slow)], ids=["two", "four"])
@@ -152,6 +163,8 @@ def test_all_modes_train_the_same(launched, more):
     assert len({result.sample_order_sha256 for result in results}) == 1
     assert len({result.weights_sha256 for result in results}) == 1
     assert len({result.store_sha256 for result in results}) == 1
+    for result in results:
+        assert_computed_like(result, results[0])
     losses = np.array([result.train_loss for result in results])
     assert np.ptp(losses[:, 0]) < 5e-5
     assert np.ptp(losses, axis=0).max() < 1e-4
@@ -166,6 +179,7 @@ def test_another_mode_trains_what_one_device_trains(launched, arm):
     one, other = launched(arm[0], "single", 1, 1)[0], launched(*arm)[0]
     for name in ("sample_order_sha256", "weights_sha256", "store_sha256"):
         assert getattr(other, name) == getattr(one, name)
+    assert_computed_like(other, one)
     # Keras rounds Adam's constants, and with them 1 - beta2 by a hundred-thousandth.
     tolerance = 1e-3 if MODES[arm[:2]].unverifiable else 1e-4
     assert np.abs(np.array(other.train_loss) - one.train_loss).max() < tolerance

@@ -8,6 +8,7 @@ from dpcompare.data.order import (
     epoch_order,
     evaluation_batches,
     parts_trained,
+    samples_trained,
     steps_per_epoch,
     training_batches,
 )
@@ -76,3 +77,9 @@ def test_parts_without_a_sample_are_not_trained(num_samples, num_parts, num_step
     batches = training_batches(num_samples, 8, seed=0, num_steps=num_steps)
     counted = sum(part.any() for batch in batches for part in np.split(batch.weights, num_parts))
     assert parts_trained(num_samples, 8, num_parts=num_parts, num_steps=num_steps) == counted
+
+
+@pytest.mark.parametrize(("num_samples", "num_steps"), [(20, 0), (20, 2), (20, 3), (20, 7), (24, 6), (5, 2)])
+def test_the_samples_of_the_first_steps_are_counted_without_padding(num_samples, num_steps):
+    counted = sum(batch.count for batch in training_batches(num_samples, 8, seed=0, num_steps=num_steps))
+    assert samples_trained(num_samples, 8, num_steps=num_steps) == counted

@@ -26,7 +26,19 @@ SETTINGS = {
 }
 
 
-def result(framework="torch", mode="ddp", *, settings=None, workload=None, placement=None, **changes):
+COMPUTED = {
+    "optimizer_steps": 45,
+    "optimizer_steps_asked": 45,
+    "images": 1438,
+    "images_asked": 1438,
+    "images_claimed": 1438,
+    "batch_digests": {1: "ab", 45: "cd"},
+    "first_gradient_norm": 0.5,
+    "first_evaluation_loss": 2.2,
+}
+
+
+def result(framework="torch", mode="ddp", *, settings=None, workload=None, placement=None, computed=None, **changes):
     config = RunConfig(
         framework=framework,
         mode=mode,
@@ -58,6 +70,7 @@ def result(framework="torch", mode="ddp", *, settings=None, workload=None, place
         "train_loss": [2.0] * 45,
         "evaluations": [Evaluation(epoch=1, step=45, loss=1.0, accuracy=0.5, count=359)],
         "sample_order_sha256": "order",
+        "computed": COMPUTED | (computed or {}),
         "store_sha256": "store",
         "weights_sha256": "weights",
         "threads_per_process": 1,
@@ -127,6 +140,12 @@ CHANGES = {
     "optimizer": ({"settings": {"optimizer": {"name": "adam", "epsilon": 1e-8}}}, {"optimizer"}),
     "another model, computed": ({"train_loss": [2.001] * 45}, {"first loss"}),
     "another update, made": ({"train_loss": [2.0, 2.1] + [2.0] * 43}, {"second loss"}),
+    "another pixel, trained": ({"computed": {"batch_digests": {1: "ab", 45: "ef"}}}, {"batches"}),
+    "a step without update": ({"computed": {"optimizer_steps": 44}}, {"optimizer steps"}),
+    "half of the rows": ({"computed": {"images": 719}}, {"images computed"}),
+    "more claimed than trained": ({"computed": {"images_claimed": 1440}}, {"images computed"}),
+    "another gradient": ({"computed": {"first_gradient_norm": 0.501}}, {"first gradient norm"}),
+    "another evaluation": ({"computed": {"first_evaluation_loss": 2.3}}, {"first evaluation loss"}),
     "no number": ({"train_loss": [None] + [2.0] * 44}, {"first loss"}),
 }
 
@@ -159,6 +178,65 @@ def test_the_losses_of_float64_agree_more_closely():
     double = {"workload": {"precision": "float64"}, "precision": "float64"}
     pair = [result(**double), result("tensorflow", "multiworker", **double, train_loss=[2.00000001] + [2.0] * 44)]
     assert [row.knob for row in compare(pair).rows if row.reason] == ["first loss"]
+
+
+DOUBLE = {"workload": {"precision": "float64", "steps": 6}, "precision": "float64", "train_loss": [2.0] * 6}
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({}, []),
+        ({"train_loss": [2.0] * 5 + [2.00001]}, ["later losses"]),
+        ({"evaluations": [Evaluation(epoch=1, step=6, loss=1.00001, accuracy=0.5, count=359)]}, ["evaluation loss"]),
+        ({"computed": {"first_gradient_norm": 0.500000001}}, ["first gradient norm"]),
+        ({"computed": {"first_evaluation_loss": 2.20001}}, ["first evaluation loss"]),
+    ],
+)
+def test_in_float64_few_steps_agree_to_their_end(changes, named):
+    pair = [result(**DOUBLE), result("tensorflow", "multiworker", **DOUBLE | changes)]
+    assert [row.knob for row in compare(pair).rows if row.reason] == named
+
+
+@pytest.mark.parametrize(
+    "both", [{}, {"precision": "bfloat16"}, {"workload": {"precision": "float64"}, "precision": "float64"}]
+)
+def test_what_is_chaotic_later_on_is_shown_and_no_reason(both):
+    """In float32 from the third step on, and in float64 after many steps."""
+    evaluations = [Evaluation(epoch=1, step=45, loss=1.5, accuracy=0.5, count=359)]
+    other = result("tensorflow", "multiworker", **both, train_loss=[2.0, 2.0] + [2.5] * 43, evaluations=evaluations)
+    assert compare([result(**both), other]).verdict == "COMPARABLE"
+
+
+def test_what_is_not_known_is_no_reason():
+    unknown = {
+        "optimizer_steps": None,
+        "images": None,
+        "batch_digests": {7: "resumed"},
+        "first_gradient_norm": None,
+        "first_evaluation_loss": None,
+    }
+    for other in (result(computed=unknown), result().model_copy(update={"computed": None})):
+        sheet = compare([result(), other])
+        assert sheet.verdict == "COMPARABLE"
+        assert {row.values[1] for row in sheet.rows if row.knob == "first gradient norm"} == {"not known"}
+
+
+def test_digests_by_another_rule_are_not_compared():
+    pair = [result(), result(dpcompare_version="9.9.1", computed={"batch_digests": {1: "other"}})]
+    assert {row.knob for row in compare(pair).rows if row.reason} == {"dpcompare"}
+
+
+@pytest.mark.parametrize(
+    ("contradiction", "knob", "shown"),
+    [
+        ({"optimizer_steps": 40}, "optimizer steps", "40, 45 asked"),
+        ({"images": 719}, "images computed", "719, 1438 asked, 1438 claimed"),
+    ],
+)
+def test_a_run_that_contradicts_its_claim_is_named_alone(contradiction, knob, shown):
+    (reason,) = compare([result(computed=contradiction)]).reasons
+    assert reason.startswith(f"{knob} differs or is unknown ({shown}): ")
 
 
 def test_the_confounds_of_the_article_are_each_named():

@@ -11,6 +11,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import Evaluated, EventLog
 from dpcompare.results.result import ProcessRecord, RunResult, StepSeconds
 from tests.support.events import trained
@@ -232,3 +233,43 @@ def test_versions_that_differ_between_nodes_are_told(config, tmp_path):
     result = aggregated(config, tmp_path, [*events(0), *events(1)])
     assert [(node.node_rank, node.host) for node in result.nodes] == [(0, "h0"), (1, "h1")]
     assert result.differing_versions == {"torch": ["2.15.0", "2.14.1"]}
+
+
+def computed(**changes):
+    fields = {
+        "optimizer_steps": 4,
+        "images": 16,
+        "batch_digests": {1: "ffffffffffffffff", 4: "0000000000000001"},
+        "first_gradient_squares": 8.0,
+        "first_evaluation_loss_sum": 10.0,
+        "first_evaluation_count": 4,
+    }
+    return ComputedByProcess(**fields | changes)
+
+
+def test_what_was_computed_is_put_together_from_all_processes(config, tmp_path):
+    record(0, computed=computed()).save(tmp_path)
+    record(1, computed=computed(optimizer_steps=3, images=15, batch_digests={1: "2", 4: "3"})).save(tmp_path)
+    found = aggregated(config, tmp_path, [*events(0), *events(1)]).computed
+    assert (found.optimizer_steps, found.optimizer_steps_asked) == (3, 4)
+    assert (found.images, found.images_asked, found.images_claimed) == (31, 32, 32)
+    assert found.batch_digests == {1: "0000000000000001", 4: "0000000000000004"}
+    assert (found.first_gradient_norm, found.first_evaluation_loss) == (4.0, 2.5)
+
+
+@pytest.mark.parametrize(
+    "unknown", ["optimizer_steps", "images", "first_gradient_squares", "first_evaluation_loss_sum"]
+)
+def test_a_figure_that_a_process_does_not_know_is_not_known(config, tmp_path, unknown):
+    record(0, computed=computed()).save(tmp_path)
+    record(1, computed=computed(**{unknown: None})).save(tmp_path)
+    result = aggregated(config, tmp_path, [*events(0), *events(1)])
+    names = {"first_gradient_squares": "first_gradient_norm", "first_evaluation_loss_sum": "first_evaluation_loss"}
+    assert getattr(result.computed, names.get(unknown, unknown)) is None
+    result.save(tmp_path)
+    assert RunResult.load(tmp_path) == result
+
+
+def test_a_process_without_a_record_leaves_unknown_what_was_computed(config, tmp_path):
+    record(0, computed=computed()).save(tmp_path)
+    assert aggregated(config, tmp_path, [*events(0), *events(1)], status="failed").computed is None

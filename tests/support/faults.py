@@ -23,7 +23,7 @@ class Fault:
     caught_by: str
     """The check that must fail."""
     on_sheet: tuple[str, ...] = ()
-    """The knobs of the fairness sheet that it makes unequal; some faults show only later, or only in an evaluation."""
+    """Knobs of the fairness sheet that name it, perhaps among others; none where it names nothing."""
     replicas: int = 1
     regularization: str = "off"
 
@@ -50,6 +50,7 @@ FAULTS = {
         module="tensorflow.optimizer",
         inject="import numpy; module.ADAM_BETAS = tuple(float(numpy.float32(beta)) for beta in module.ADAM_BETAS)",
         caught_by="one step of adam",
+        on_sheet=("first gradient norm",),
     ),
     "learning rate inside SGD's momentum, as Keras has it": Fault(
         framework="tensorflow",
@@ -63,6 +64,7 @@ def update(self, variable, slots, gradient, arguments):
 module.Sgd.update = update
 """,
         caught_by="losses over sgd steps",
+        on_sheet=("first gradient norm",),
     ),
     "SGD's momentum": Fault(
         framework="torch",
@@ -70,6 +72,7 @@ module.Sgd.update = update
         module="torch.optimizer",
         inject="module.SGD_MOMENTUM = 0.8",
         caught_by="losses over sgd steps",
+        on_sheet=("later losses", "evaluation loss"),
     ),
     "BatchNorm's momentum": Fault(
         framework="torch",
@@ -84,6 +87,7 @@ def other(model, workload):
 module._aligned = other
 """,
         caught_by="BatchNorm statistics",
+        on_sheet=("first evaluation loss",),
     ),
     "BatchNorm's epsilon": Fault(
         framework="torch",
@@ -103,6 +107,7 @@ def unconverted(self):
 module.RunningVariance.use_for_evaluation = unconverted
 """,
         caught_by="BatchNorm statistics",
+        on_sheet=("first evaluation loss",),
     ),
     "symmetric padding": Fault(
         framework="torch",
@@ -160,7 +165,7 @@ def blurred(self, batch, rows):
 batches.BatchReader._read = blurred
 """,
         caught_by="pixels and augmentation",
-        on_sheet=LOSSES,
+        on_sheet=("batches", *LOSSES),
     ),
     "normalisation inside the model": Fault(
         framework="tensorflow",
@@ -177,6 +182,7 @@ def normalise_there(self, batch):
 module.TensorFlowBackend._to_device = normalise_there
 """,
         caught_by="pixels and augmentation",
+        on_sheet=("batches",),
     ),
     "augmentation left out": Fault(
         framework="tensorflow",
@@ -187,7 +193,7 @@ from dpcompare.data import augmentation
 augmentation.Augmentation.__call__ = lambda self, *, epoch, indices, means: augmentation.UNCHANGED
 """,
         caught_by="pixels and augmentation",
-        on_sheet=LOSSES,
+        on_sheet=("batches", *LOSSES),
     ),
     "padding rows count": Fault(
         framework="torch",
@@ -200,6 +206,7 @@ module.TorchBackend._to_device = lambda self, batch: place(
     self, batch if batch.global_count == 16 else dataclasses.replace(batch, global_count=16))
 """,
         caught_by="losses over sgd steps",
+        on_sheet=("images computed",),
     ),
     "a sample dropped in evaluation": Fault(
         framework="torch",
@@ -227,7 +234,7 @@ draw = Regularization.__call__
 Regularization.__call__ = lambda self, *, step, indices: draw(self, step=step + 1, indices=indices)
 """,
         caught_by="regularization",
-        on_sheet=LOSSES,
+        on_sheet=("batches", *LOSSES),
     ),
     "dropout that does not scale up what it keeps": Fault(
         framework="tensorflow",
@@ -275,6 +282,7 @@ def mean_of_replica(self, model, batch):
 module.TorchBackend._losses = mean_of_replica
 """,
         caught_by="losses over sgd steps",
+        on_sheet=("later losses",),
     ),
     "evaluation with each replica's own statistics": Fault(
         framework="torch",
@@ -283,5 +291,6 @@ module.TorchBackend._losses = mean_of_replica
         module="torch.ddp",
         inject="module.DistributedDataParallel.broadcast_buffers = lambda self: None",
         caught_by="evaluation loss",
+        on_sheet=("first evaluation loss",),
     ),
 }

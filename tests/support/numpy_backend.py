@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from dpcompare.backends.base import Backend
+from dpcompare.backends.base import Backend, Counted
 from dpcompare.data.batches import DeviceBatch, prefetch
 from dpcompare.models.state import TrainingState
 
@@ -21,6 +21,7 @@ class NumpyBackend(Backend):
         self.weights = np.zeros((features, self.inputs.num_classes))
         self.step = 0
         self.calls = []
+        self.images_computed = 0
 
     def feed(self, reads):
         return prefetch(reads, lambda read: self._to_device(read()))
@@ -48,6 +49,9 @@ class NumpyBackend(Backend):
         probabilities[np.arange(len(probabilities)), batch.labels] -= 1
         gradient = batch.images.T @ (probabilities * batch.weights[:, None]) / batch.global_count
         self.weights -= learning_rate * gradient
+        self.images_computed += int(batch.weights.sum())
+        if self.step == 1:
+            self.first_gradient = gradient
         return losses.sum()
 
     def evaluate_step(self, batch):
@@ -55,6 +59,16 @@ class NumpyBackend(Backend):
         probabilities, losses = self._forward(batch)
         correct = (probabilities.argmax(1) == batch.labels) * batch.weights
         return np.array([losses.sum(), correct.sum(), batch.weights.sum()])
+
+    def to_host(self, batch):
+        self.calls.append("to_host")
+        return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
+
+    def first_gradient_squares(self):
+        return float(np.square(self.first_gradient).sum())
+
+    def counted(self):
+        return Counted(optimizer_steps=self.step, images=self.images_computed)
 
     def read(self, handles):
         self.calls.append("read")

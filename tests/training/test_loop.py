@@ -9,6 +9,8 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
+from dpcompare.data.batches import BatchReader
+from dpcompare.data.digest import combined, digest_of_rows
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.launch.inputs import prepare_inputs
@@ -30,18 +32,24 @@ def train(tmp_path, *, energy=None, steps_per_window=None, backend_class=NumpyBa
     backend = backend_class(prepare_inputs(config))
     backend.setup()
     log = EventLog(tmp_path, 0)
-    digest = loop.train(backend, open_store(backend.inputs.store), log, tmp_path, energy=energy)
+    trained = loop.train(backend, open_store(backend.inputs.store), log, tmp_path, energy=energy)
     log.close()
     events = read_events(tmp_path, 1)
     return (
         backend,
-        digest,
+        trained,
         {kind: [event for event in events if isinstance(event, kind)] for kind in (Ready, StepsTrained, Evaluated)},
     )
 
 
 def series(events, name):
     return list(itertools.chain.from_iterable(getattr(event, name) for event in events[StepsTrained]))
+
+
+def calls_before_the_evaluation(backend):
+    """The first step is evaluated too, when it is inspected."""
+    last_step = max(at for at, call in enumerate(backend.calls) if call == "train")
+    return backend.calls[: backend.calls.index("evaluate", last_step)]
 
 
 def test_an_epoch_counts_every_sample_once_and_ends_with_an_evaluation(tmp_path):
@@ -57,13 +65,13 @@ def test_an_epoch_counts_every_sample_once_and_ends_with_an_evaluation(tmp_path)
 
 
 def test_steps_end_the_run_and_are_followed_by_an_evaluation(tmp_path):
-    backend, digest, events = train(tmp_path, steps=7, learning_rate=0.01)
+    backend, trained, events = train(tmp_path, steps=7, learning_rate=0.01)
     assert backend.calls.count("train") == 7
     assert [event.epoch for event in events[Evaluated]] == [1]
     expected = OrderDigest()
     for batch in training_batches(1438, 32, seed=0, num_steps=7):
         expected.update(batch)
-    assert digest == expected.hexdigest()
+    assert trained.order_sha256 == expected.hexdigest()
 
 
 def test_losses_are_sums_over_the_samples_of_the_step(tmp_path):
@@ -75,8 +83,8 @@ def test_losses_are_sums_over_the_samples_of_the_step(tmp_path):
 def test_losses_are_read_in_bulk_and_steps_end_with_a_synchronisation(tmp_path, monkeypatch):
     monkeypatch.setattr(step_log, "SECONDS_BETWEEN_EVENTS", 1e9)
     backend, _, events = train(tmp_path, steps=20, learning_rate=0.01)
-    training = backend.calls[: backend.calls.index("evaluate")]
-    assert training.count("read") == 2  # after the first step, and before the evaluation
+    training = calls_before_the_evaluation(backend)
+    assert training.count("read") == 3  # after the first step, when it is inspected, and before the evaluation
     assert len(events[StepsTrained]) == 2
     assert training.count("synchronize") == 21
 
@@ -100,7 +108,7 @@ def test_the_host_waits_at_the_ends_of_windows_only(tmp_path):
     backend, _, events = train(
         tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=RunsAhead
     )
-    training = backend.calls[: backend.calls.index("evaluate")]
+    training = calls_before_the_evaluation(backend)
     trained = np.cumsum(np.array(training) == "train")
     waits = [trained[at] for at, call in enumerate(training) if call == "synchronize"]
     assert waits == [0, 1, 6, 8, 16, 20]
@@ -180,3 +188,44 @@ def test_a_step_contains_its_wait_for_data(tmp_path):
     _, _, events = train(tmp_path, steps=20, learning_rate=0.01)
     for step, data in zip(series(events, "step_seconds"), series(events, "data_seconds"), strict=True):
         assert 0 <= data <= step
+
+
+def test_what_the_first_and_the_last_step_received_and_computed_is_recorded(tmp_path):
+    backend, trained, events = train(tmp_path, steps=46, learning_rate=0.01)  # the 45th is not full
+    computed = trained.computed
+    assert (computed.optimizer_steps, computed.images) == (46, 1438 + 32)
+    split = open_store(backend.inputs.store).split("train")
+    reader = BatchReader(split, data_parallel_rank=0, data_parallel_size=1)
+    batches = list(reader.read(training_batches(1438, 32, seed=0, num_steps=46)))
+    expected = [combined([digest_of_rows(backend.to_host(backend._to_device(batches[at])), 32)]) for at in (0, 45)]
+    assert computed.batch_digests == {1: expected[0], 46: expected[1]}
+    assert computed.first_gradient_squares > 0
+    assert computed.first_evaluation_count == 32
+    assert 0 < computed.first_evaluation_loss_sum < series(events, "losses")[0]  # the same batch after one update
+
+
+class SlowToInspect(NumpyBackend):
+    def to_host(self, batch):
+        time.sleep(0.3)
+        return super().to_host(batch)
+
+
+def test_no_clock_runs_while_steps_are_inspected(tmp_path):
+    backend, _, events = train(tmp_path, steps=20, warmup_steps=0, learning_rate=0.01, backend_class=SlowToInspect)
+    assert backend.calls.count("to_host") == 2
+    assert sum(series(events, "step_seconds") + series(events, "host_overhead_seconds")) < 0.3
+
+
+class Resumed(NumpyBackend):
+    """Five steps were made before."""
+
+    def setup(self):
+        super().setup()
+        self.step = 5
+
+
+def test_a_run_that_goes_on_has_no_figures_of_the_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_resume", lambda backend: backend.step)
+    _, trained, _ = train(tmp_path, steps=8, learning_rate=0.01, backend_class=Resumed)
+    assert list(trained.computed.batch_digests) == [6, 8]
+    assert trained.computed.first_gradient_squares is trained.computed.first_evaluation_loss_sum is None

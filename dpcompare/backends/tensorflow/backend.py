@@ -17,7 +17,8 @@ import numpy.typing as npt
 import tensorflow as tf
 from safetensors.numpy import load_file
 
-from dpcompare.backends.base import Inspectable
+from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
@@ -81,6 +82,7 @@ class TensorFlowBackend(Inspectable):
             mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
         ]
         self.optimizer = OPTIMIZERS[self.workload.optimizer](self._parameters)
+        self._images_computed = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._gradient_sums = (
             [tf.Variable(tf.zeros_like(parameter), trainable=False) for parameter in self._parameters]
             if self.workload.accumulate > 1
@@ -327,6 +329,9 @@ class TensorFlowBackend(Inspectable):
         """Logits, and the loss of each row: 0 for padding rows."""
         logits = self._forward(images, drop_masks, training=training)
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        if training:
+            count = tf.cast(tf.reduce_sum(weights), tf.int64)
+            tf.raw_ops.AssignAddVariableOp(resource=self._images_computed.handle, value=count)
         return logits, losses * weights
 
     def _local_sum(self, per_replica: Any) -> tf.Tensor:
@@ -406,6 +411,29 @@ class TensorFlowBackend(Inspectable):
             for slot, values in self.optimizer.slots.items()
             for parameter, value in zip(self._parameters, values, strict=True)
         }
+
+    def first_gradient_squares(self) -> float | None:
+        copies = [
+            copy.numpy().astype(np.float64) / FIRST_MOMENTS[slot]
+            for slot, values in self.optimizer.slots.items()
+            if slot in FIRST_MOMENTS
+            for value in values
+            for copy in self.strategy.experimental_local_results(value)
+        ]
+        return float(sum(np.square(copy).sum() for copy in copies)) / self.num_replicas
+
+    def counted(self) -> Counted:
+        return Counted(
+            optimizer_steps=self._optimizer_steps(), images=sum(self._on_each_replica(self._images_computed))
+        )
+
+    def _optimizer_steps(self) -> int | None:
+        """Of the replica here that has taken the fewest."""
+        return min(self._on_each_replica(self.optimizer.steps_taken))
+
+    def _on_each_replica(self, count: tf.Variable) -> list[int]:
+        """A count of each of this process's replicas."""
+        return [int(copy.numpy()) for copy in self.strategy.experimental_local_results(count)]
 
     def barrier(self) -> None:
         """One process waits for nobody."""

@@ -37,6 +37,8 @@ class KerasFit(TensorFlowBackend):
             name: [variable.value for variable in variables]
             for name, variables in (("exp_avg", self._adam._momentums), ("exp_avg_sq", self._adam._velocities))
         }
+        self._images_computed = self._loss.images
+        self._steps_before, self._steps_loaded = 0, 0
         self._turns = _Turns()
         self._given = _Given()
         self._fitting: threading.Thread | None = None
@@ -72,8 +74,14 @@ class KerasFit(TensorFlowBackend):
             self._turns.fail(error)
 
     def load_state(self, state: TrainingState) -> None:
+        self._steps_before = self._optimizer_steps()
         super().load_state(state)
         self._adam.iterations.assign(state.step)
+        self._steps_loaded = state.step
+
+    def _optimizer_steps(self) -> int:
+        # Keras counts from the state that was loaded last.
+        return self._steps_before + int(self._adam.iterations.numpy()) - self._steps_loaded
 
     def describe(self) -> Description:
         description = super().describe().with_settings(loop="Keras fit", optimizer_kernels="Keras")
@@ -122,6 +130,12 @@ class _WeightedLoss(keras.losses.Loss):
             synchronization=tf.VariableSynchronization.ON_READ,
             aggregation=tf.VariableAggregation.SUM,
         )
+        self.images = tf.Variable(
+            np.int64(0),
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
         self._divisor = tf.Variable(tf.zeros((), dtype), trainable=False)
         self._count = 0
 
@@ -135,8 +149,11 @@ class _WeightedLoss(keras.losses.Loss):
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
             labels=tf.cast(tf.reshape(labels, [-1]), tf.int32), logits=tf.cast(logits, self.total.dtype)
         )
-        total = tf.reduce_sum(losses * tf.reshape(sample_weight, [-1]))
+        weights = tf.reshape(sample_weight, [-1])
+        total = tf.reduce_sum(losses * weights)
         self.total.assign(total)
+        if not tf.distribute.in_cross_replica_context():  # where Keras builds the model and trains nothing
+            self.images.assign_add(tf.math.count_nonzero(weights))
         return total / self._divisor
 
 

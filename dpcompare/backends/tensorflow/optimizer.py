@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import tensorflow as tf
 
 from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
@@ -28,6 +29,7 @@ class Optimizer(ABC):
             name: [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
             for name in self.slot_names
         }
+        self.steps_taken = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def step_constants(self, step: int, learning_rate: float) -> list[float]:
         """What changes from step to step (from 1), computed on the host in float64."""
@@ -40,10 +42,11 @@ class Optimizer(ABC):
             dtype: self.arguments(tf.cast(constants, dtype)) for dtype in dict.fromkeys(v.dtype for v in self.variables)
         }
         slots = zip(*self.slots.values(), strict=True)
-        return [
+        updates = [
             self.update(variable.handle, [slot.handle for slot in of_variable], gradient, arguments[variable.dtype])
             for variable, gradient, of_variable in zip(self.variables, gradients, slots, strict=True)
         ]
+        return [*updates, tf.raw_ops.AssignAddVariableOp(resource=self.steps_taken.handle, value=np.int64(1))]
 
     @abstractmethod
     def arguments(self, constants: tf.Tensor) -> dict[str, tf.Tensor]:

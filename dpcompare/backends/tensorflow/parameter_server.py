@@ -170,6 +170,10 @@ class ParameterServer(TensorFlowBackend):
             arrays["drop_masks"] = batch.drop_masks
         return {name: np.concatenate(parts) for name, parts in arrays.items()}
 
+    def _optimizer_steps(self) -> int | None:
+        # Of several workers each makes an update of its part: as many as parts, not as steps.
+        return super()._optimizer_steps() if self.num_replicas == 1 else None
+
     def _enter(self, *, training: bool) -> None:
         """Wait for the workers, whose updates are all of one copy of the parameters."""
         if training != self._training:

@@ -18,7 +18,8 @@ from timm.layers import convert_sync_batchnorm
 from torch import nn
 from torch.nn import functional
 
-from dpcompare.backends.base import Inspectable
+from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
@@ -159,6 +160,12 @@ class TorchBackend(Inspectable):
         self._local = Computation(placed, self.device.type, enabled=workload.precision == "bfloat16")
         self.replicated = self.replicate(self._compiled(self._local))
         self.optimizer = self.build_optimizer()
+        self._images_computed = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._optimizer_steps = 0
+        self.optimizer.register_step_post_hook(self._count_optimizer_step)
+
+    def _count_optimizer_step(self, *_: Any) -> None:
+        self._optimizer_steps += 1
 
     def _configure_devices(self) -> None:
         torch.set_num_threads(self.config.topology.threads_per_process)
@@ -321,6 +328,8 @@ class TorchBackend(Inspectable):
     def _losses(self, model: nn.Module, batch: DeviceBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits, and the loss of each row: 0 for padding rows."""
         logits = model(batch.images, batch.drop_masks).to(batch.weights.dtype)
+        if self._training:
+            self._images_computed.add_(batch.weights.sum())
         return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
 
     def synchronize(self, *, drain: bool = False) -> None:
@@ -378,6 +387,26 @@ class TorchBackend(Inspectable):
             for slot, value in self.optimizer.state.get(parameter, {}).items()
             if slot in SLOTS
         }
+
+    @property
+    def num_holders(self) -> int:
+        """Processes that hold the same tensors of model and optimizer."""
+        return 1
+
+    def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What this process holds of a tensor of model or optimizer."""
+        return tensor
+
+    def first_gradient_squares(self) -> float | None:
+        squares = [
+            self.held_part(tensor).double().div(FIRST_MOMENTS[slot]).square().sum().item()
+            for name, tensor in self._slots().items()
+            if (slot := name.partition(".")[0]) in FIRST_MOMENTS
+        ]
+        return sum(squares) / self.num_holders if squares else None
+
+    def counted(self) -> Counted:
+        return Counted(optimizer_steps=self._optimizer_steps, images=int(self._images_computed.item()))
 
     def barrier(self) -> None:
         """One process waits for nobody."""

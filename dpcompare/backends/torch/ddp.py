@@ -108,6 +108,10 @@ class DistributedDataParallel(TorchBackend):
         for buffer in self.model.buffers():
             distributed.broadcast(buffer, src=0)
 
+    @property
+    def num_holders(self) -> int:
+        return self.num_replicas
+
     def barrier(self) -> None:
         distributed.barrier()
 

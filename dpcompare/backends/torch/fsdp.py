@@ -48,6 +48,13 @@ class FullyShardedDataParallel(DistributedDataParallel):
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else super().full_tensor(tensor)
 
+    @property
+    def num_holders(self) -> int:
+        return 1
+
+    def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
     def copy_into(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
         if not isinstance(tensor, DTensor):
             return super().copy_into(tensor, values)

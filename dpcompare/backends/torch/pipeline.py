@@ -121,6 +121,7 @@ class Pipeline(DistributedDataParallel):
     def _loss(self, logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         """This micro-batch's part of the mean loss over the global batch."""
         labels, weights = target[:, 0].long(), target[:, 1]
+        self._images_computed.add_(weights.sum())
         loss_sum = (functional.cross_entropy(logits.to(weights.dtype), labels, reduction="none") * weights).sum()
         self._loss_sums.append(loss_sum.detach())
         return loss_sum / self._global_count

@@ -1,0 +1,95 @@
+"""The fairness sheet of runs that compute the same: it must say nothing, whatever mode, precision and replicas.
+
+    python -m stress.check_sheet [--model efficientnet-b0]
+
+Trains each workload with several modes on 1 to 4 replicas, puts all pairs through the sheet, and prints which knobs
+spoke and how much of its tolerance each figure took. Exit code 3 where a knob spoke. About 40 short runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from dpcompare import Cluster, RunConfig, RunResult, Workload, prepare_inputs, run
+from dpcompare.experiments.agreement import TOLERANCES
+from dpcompare.experiments.fairness import KNOBS, compare
+
+TINY = {"dataset": "synthetic-mini", "global_batch_size": 16, "warmup_steps": 1}
+SGD = {"optimizer": "sgd", "learning_rate": 0.01, "augment": ("flip", "brightness", "contrast")}
+WORKLOADS = [
+    *(
+        {"model": "toy-bn", "steps": 6, "precision": precision, **SGD}
+        for precision in ("float32", "bfloat16", "float64")
+    ),
+    {"model": "toy-bn", "steps": 12, "precision": "bfloat16", "regularization": "shared"},
+    {"model": "mlp", "steps": 12, "precision": "float32", "regularization": "shared"},
+]
+"""By their fields; Adam where nothing is said. The fifth step is the last of an epoch, and not full."""
+
+ARMS = [
+    *((framework, "single", 1, 1) for framework in ("torch", "tensorflow")),
+    ("torch", "dp", 1, 2), ("torch", "ddp", 2, 1), ("torch", "ddp", 2, 2),
+    ("tensorflow", "mirrored", 1, 2), ("tensorflow", "multiworker", 2, 1), ("tensorflow", "mirrored", 1, 4),
+]  # fmt: skip
+"""Framework, mode, nodes and devices per node."""
+
+MAY_DIFFER = ("replicas", "batch per replica", "devices", "emulation")
+"""Knobs of what the pairs are about."""
+
+
+def trained(workload: Workload, folder: Path) -> Iterator[RunResult]:
+    """The results of all arms."""
+    for framework, mode, nodes, devices in ARMS:
+        cluster = Cluster.partition(nodes, devices, device="cpu")
+        config = RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster)
+        yield run(prepare_inputs(config), folder / f"{framework}-{mode}-{nodes}x{devices}")
+        print(".", end="", flush=True, file=sys.stderr)
+
+
+def parts_of_tolerance(results: Sequence[RunResult]) -> dict[str, float]:
+    """Knob -> the largest difference of two results with as many replicas, as a part of what is tolerated."""
+    largest = dict.fromkeys(TOLERANCES, 0.0)
+    for one, other in combinations(results, 2):
+        if one.num_replicas != other.num_replicas:
+            continue
+        for name, tolerances in TOLERANCES.items():
+            values = [KNOBS[name].value(result) for result in (one, other)]
+            pairs = zip(*(value if isinstance(value, list) else [value] for value in values), strict=True)
+            if one.precision in tolerances:
+                least = 0.0 if name == "first gradient norm" else 1.0
+                part = max(abs(a - b) / max(least, abs(a), abs(b)) for a, b in pairs) / tolerances[one.precision]
+                largest[name] = max(largest[name], part)
+    return largest
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="in the place of the small ones")
+    model = parser.parse_args().model
+    print(
+        f"| workload | pairs | knobs that spoke | {' | '.join(TOLERANCES)} |\n|---|--:|---|{'--:|' * len(TOLERANCES)}"
+    )
+    false_alarms = 0
+    for fields in WORKLOADS:
+        workload = Workload(**TINY | fields | ({"model": model} if model else {}))
+        with tempfile.TemporaryDirectory(prefix="dpcompare-sheet-") as folder:
+            results = list(trained(workload, Path(folder)))
+        print(file=sys.stderr)
+        pairs = list(combinations(results, 2))
+        spoke = Counter(row.knob for pair in pairs for row in compare(pair, subject=MAY_DIFFER).rows if row.reason)
+        false_alarms += sum(spoke.values())
+        parts = " | ".join(f"{part:.1e}" for part in parts_of_tolerance(results).values())
+        named = ", ".join(f"{knob} {count}" for knob, count in spoke.items()) or "none"
+        described = f"{workload.model}, {workload.optimizer}, {workload.precision}, {workload.regularization}"
+        print(f"| {described} | {len(pairs)} | {named} | {parts} |", flush=True)
+    sys.exit(3 if false_alarms else 0)
+
+
+if __name__ == "__main__":
+    main()
