@@ -54,17 +54,18 @@ def trained(workload: Workload, folder: Path) -> Iterator[RunResult]:
 
 def parts_of_tolerance(results: Sequence[RunResult]) -> dict[str, float]:
     """Knob -> the largest difference of two results with as many replicas, as a part of what is tolerated."""
-    largest = dict.fromkeys(TOLERANCES, 0.0)
-    for one, other in combinations(results, 2):
-        if one.num_replicas != other.num_replicas:
-            continue
-        for name, tolerances in TOLERANCES.items():
-            values = [KNOBS[name].value(result) for result in (one, other)]
-            pairs = zip(*(value if isinstance(value, list) else [value] for value in values), strict=True)
-            if one.precision in tolerances:
-                least = 0.0 if name == "first gradient norm" else 1.0
-                part = max(abs(a - b) / max(least, abs(a), abs(b)) for a, b in pairs) / tolerances[one.precision]
-                largest[name] = max(largest[name], part)
+    precision = results[0].precision
+    largest: dict[str, float] = {}
+    for name, tolerances in TOLERANCES.items():
+        for one, other in combinations(results, 2):
+            if one.num_replicas != other.num_replicas or precision not in tolerances:
+                continue
+            figures = [
+                value if isinstance(value := KNOBS[name].value(each), list) else [value] for each in (one, other)
+            ]
+            least = 0.0 if name == "first gradient norm" else 1.0
+            part = max(abs(a - b) / max(least, abs(a), abs(b)) for a, b in zip(*figures, strict=True))
+            largest[name] = max(largest.get(name, 0.0), part / tolerances[precision])
     return largest
 
 
@@ -84,7 +85,8 @@ def main() -> None:
         pairs = list(combinations(results, 2))
         spoke = Counter(row.knob for pair in pairs for row in compare(pair, subject=MAY_DIFFER).rows if row.reason)
         false_alarms += sum(spoke.values())
-        parts = " | ".join(f"{part:.1e}" for part in parts_of_tolerance(results).values())
+        largest = parts_of_tolerance(results)
+        parts = " | ".join(f"{largest[name]:.1e}" if name in largest else "-" for name in TOLERANCES)
         named = ", ".join(f"{knob} {count}" for knob, count in spoke.items()) or "none"
         described = f"{workload.model}, {workload.optimizer}, {workload.precision}, {workload.regularization}"
         print(f"| {described} | {len(pairs)} | {named} | {parts} |", flush=True)

@@ -36,6 +36,8 @@ FIRST_GRADIENT_DEPENDS_ON = (*FIRST_LOSS_DEPENDS_ON, "optimizer", "gradient sync
 SECOND_LOSS_DEPENDS_ON = (
     *FIRST_GRADIENT_DEPENDS_ON, "learning rate", "schedule", "learning-rate warm-up", "learning-rate scaling",
 )  # fmt: skip
+LATER_LOSSES_DEPEND_ON = (*SECOND_LOSS_DEPENDS_ON, "steps trained")
+"""A schedule ends with them."""
 EVALUATION_DEPENDS_ON = (*SECOND_LOSS_DEPENDS_ON, "BatchNorm momentum")
 
 TOLERANCES: dict[str, dict[str, float]] = {
@@ -168,6 +170,11 @@ def on_cpu(result: RunResult) -> bool:
     return result.device_type == "cpu"
 
 
-def is_short_in_float64(result: RunResult) -> bool:
-    """Later on float32 is chaotic, and after many steps float64 is too."""
-    return on_cpu(result) and result.precision == "float64" and len(result.train_loss) <= FEW_STEPS
+def in_float64(result: RunResult) -> bool:
+    """From the third step on float32 is chaotic."""
+    return on_cpu(result) and result.precision == "float64"
+
+
+def in_few_steps_of_float64(result: RunResult) -> bool:
+    """After many steps float64 is chaotic too."""
+    return in_float64(result) and len(result.train_loss) <= FEW_STEPS

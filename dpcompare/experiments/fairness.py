@@ -17,6 +17,7 @@ from dpcompare.experiments.agreement import (
     EVALUATION_DEPENDS_ON,
     FIRST_GRADIENT_DEPENDS_ON,
     FIRST_LOSS_DEPENDS_ON,
+    LATER_LOSSES_DEPEND_ON,
     SECOND_LOSS_DEPENDS_ON,
     TOLERANCES,
     Agreement,
@@ -27,7 +28,8 @@ from dpcompare.experiments.agreement import (
     computed,
     counted,
     evaluation_loss,
-    is_short_in_float64,
+    in_few_steps_of_float64,
+    in_float64,
     later_losses,
     loss_of_step,
     on_cpu,
@@ -170,9 +172,9 @@ KNOBS: dict[str, Knob] = {
         value=later_losses,
         remedy="the same updates; `dpcompare verify` says where it parts",
         judge=Agreement(
-            depends_on=SECOND_LOSS_DEPENDS_ON,
+            depends_on=LATER_LOSSES_DEPEND_ON,
             agree=ByRounding(TOLERANCES["later losses"]),
-            judges=is_short_in_float64,
+            judges=in_float64,
         ),
     ),
     "evaluation loss": Knob(
@@ -181,7 +183,7 @@ KNOBS: dict[str, Knob] = {
         judge=Agreement(
             depends_on=(*EVALUATION_DEPENDS_ON, "steps trained", "evaluated samples"),
             agree=ByRounding(TOLERANCES["evaluation loss"]),
-            judges=is_short_in_float64,
+            judges=in_few_steps_of_float64,
         ),
     ),
     # With which arithmetic.

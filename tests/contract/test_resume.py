@@ -91,6 +91,8 @@ def same(result, expected):
     assert result.status == "completed"
     assert result.train_loss == expected.train_loss
     assert result.sample_order_sha256 == expected.sample_order_sha256
+    for found in (result.computed, expected.computed):  # of the steps of the last attempt, checkpoints or not
+        assert (found.optimizer_steps, found.images) == (found.optimizer_steps_asked, found.images_asked)
     assert [e.model_dump() for e in result.evaluations] == [e.model_dump() for e in expected.evaluations]
 
 

@@ -180,6 +180,12 @@ def test_the_losses_of_float64_agree_more_closely():
     assert [row.knob for row in compare(pair).rows if row.reason] == ["first loss"]
 
 
+def test_a_schedule_that_ends_elsewhere_has_other_losses_later_on():
+    cosine = {"workload": {"precision": "float64", "schedule": "cosine"}, "precision": "float64"}
+    pair = [result(**cosine), result(**cosine, train_loss=[2.0, 2.0, 2.1, 2.1])]
+    assert "later losses" not in {row.knob for row in compare(pair).rows if row.reason}
+
+
 DOUBLE = {"workload": {"precision": "float64", "steps": 6}, "precision": "float64", "train_loss": [2.0] * 6}
 
 
@@ -199,12 +205,14 @@ def test_in_float64_few_steps_agree_to_their_end(changes, named):
 
 
 @pytest.mark.parametrize(
-    "both", [{}, {"precision": "bfloat16"}, {"workload": {"precision": "float64"}, "precision": "float64"}]
+    ("both", "same_losses"),
+    [({}, 2), ({"precision": "bfloat16"}, 2), ({"workload": {"precision": "float64"}, "precision": "float64"}, 6)],
 )
-def test_what_is_chaotic_later_on_is_shown_and_no_reason(both):
+def test_what_is_chaotic_later_on_is_shown_and_no_reason(both, same_losses):
     """In float32 from the third step on, and in float64 after many steps."""
+    losses = [2.0] * same_losses + [2.5] * (45 - same_losses)
     evaluations = [Evaluation(epoch=1, step=45, loss=1.5, accuracy=0.5, count=359)]
-    other = result("tensorflow", "multiworker", **both, train_loss=[2.0, 2.0] + [2.5] * 43, evaluations=evaluations)
+    other = result("tensorflow", "multiworker", **both, train_loss=losses, evaluations=evaluations)
     assert compare([result(**both), other]).verdict == "COMPARABLE"
 
 
