@@ -34,8 +34,8 @@ class Backend(ABC):
 
     1. `setup`, after which the ranks and counts below hold. A process with `is_server` then only waits for `teardown`.
     2. `load_state` where training resumes.
-    3. Any number of `train_step`, each followed by `synchronize`, and of `evaluate_step`, on batches that came through
-       `feed`; `read` turns what they return into numbers.
+    3. Any number of `train_step`, each followed by `synchronize`, and of `evaluate_step`, which takes
+       `rows_evaluated_at_once`, on batches that came through `feed`; `read` turns what they return into numbers.
     4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace,
        `reset_peak_memory` before the first step that counts, `to_host` for batches that a step has had, and
        `first_gradient_squares` after the very first one.

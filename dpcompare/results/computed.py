@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.data.digest import combined
+from dpcompare.results.quantities import Count, Finite, Measured
 
 
 class ComputedByProcess(BaseModel):
@@ -15,9 +16,9 @@ class ComputedByProcess(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    optimizer_steps: int | None
+    optimizer_steps: Count | None
     """Counted by the optimizer; None where its updates are not steps."""
-    images: int | None
+    images: Count | None
     """Samples whose losses were computed for training."""
     batch_digests: dict[int, str]
     """Step -> digest of the rows that it received, in hexadecimal."""
@@ -34,19 +35,19 @@ class Computed(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    optimizer_steps: int | None
+    optimizer_steps: Count | None
     """Updates that the optimizer counted itself."""
-    optimizer_steps_asked: int
-    images: int | None
+    optimizer_steps_asked: Count
+    images: Count | None
     """Samples whose losses were computed for training, as the loss saw them."""
-    images_asked: int
-    images_claimed: int
+    images_asked: Count
+    images_claimed: Count
     """Samples that the speed and the mean losses are over."""
     batch_digests: dict[int, str]
     """Step -> digest of all rows that the training step received; of the first and of the last step."""
-    first_gradient_norm: float | None
+    first_gradient_norm: Measured | None
     """L2 norm over all parameters of the synchronized gradient of step 1."""
-    first_evaluation_loss: float | None
+    first_evaluation_loss: Finite | None
     """Mean loss of the batch of step 1, evaluated after that step."""
 
     @classmethod
