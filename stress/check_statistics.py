@@ -96,8 +96,9 @@ def _correlated(draws: Array, correlation: float) -> Array:
 
 
 Speed = Callable[[Array], float]
-Claims = Callable[[Array, Plan], list[bool]]
-"""Which pairs of a study, as `combinations` has them, are claimed to differ, by the speeds (round, arm) of its runs."""
+Claims = Callable[[Array, Plan, bool], list[bool]]
+"""Which pairs of a study, as `combinations` has them, are claimed to differ, by the speeds (round, arm) of its runs and
+by whether the first of them was named beforehand."""
 
 
 def mean_speed(seconds: Array) -> float:
@@ -108,15 +109,23 @@ def steady_speed(seconds: Array) -> float:
     return steady_images_per_second([1] * len(seconds), seconds.tolist())
 
 
-def claims_before(speeds: Array, plan: Plan) -> list[bool]:
+def claims_before(speeds: Array, plan: Plan, named: bool = False) -> list[bool]:
     """Those of 0.1.0: every pair is judged alone, whatever was looked at before."""
     found = [paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist()) for a, b in _pairs(speeds)]
     return [ratio is not None and ratio.p_value < FALSE_CLAIMS for ratio in found]
 
 
-def claims_now(speeds: Array, plan: Plan) -> list[bool]:
-    ratios = [(a, b, paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist())) for a, b in _pairs(speeds)]
-    made = claims_of([Pair(first=str(a), second=str(b), ratio=ratio) for a, b, ratio in ratios], plan)
+def claims_now(speeds: Array, plan: Plan, named: bool = False) -> list[bool]:
+    pairs = [
+        Pair(
+            first=str(a),
+            second=str(b),
+            ratio=paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist()),
+            exploratory=named and (a, b) != (0, 1),
+        )
+        for a, b in _pairs(speeds)
+    ]
+    made = claims_of(pairs, plan)
     return [claim.outcome in ("faster", "slower") for claim in made]
 
 
@@ -127,7 +136,7 @@ def _pairs(speeds: Array) -> list[tuple[int, int]]:
 def by_hand(claims: Claims, speeds: Array) -> bool:
     """Whether somebody who adds a round until a claim appears gets one."""
     return any(
-        claims(speeds[:rounds], Plan(rounds=rounds, looks=rounds - ROUNDS_FOR_CLAIM))[0]
+        claims(speeds[:rounds], Plan(rounds=rounds, looks=rounds - ROUNDS_FOR_CLAIM), False)[0]
         for rounds in range(ROUNDS_FOR_CLAIM, len(speeds) + 1)
     )
 
@@ -138,7 +147,7 @@ def until_narrow(claims: Claims, speeds: Array, level: float) -> bool:
         ratio = paired_ratio(speeds[:rounds, 0].tolist(), speeds[:rounds, 1].tolist())
         if ratio is not None and math.expm1(ratio.half_width(level) or 0.0) <= WIDTH:
             break
-    return claims(speeds[:rounds], Plan(rounds=rounds))[0]
+    return claims(speeds[:rounds], Plan(rounds=rounds, until=True), False)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +165,7 @@ class Rule:
 
 
 BEFORE = Rule(speed=mean_speed, claims=claims_before, level=FALSE_CLAIMS)
-NOW = Rule(speed=steady_speed, claims=claims_now, level=Plan().level)
+NOW = Rule(speed=steady_speed, claims=claims_now, level=Plan(until=True).level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,12 +179,21 @@ class Found:
     """A true 10%, two arms alone."""
     true_of_six_arms: tuple[float, float]
     """The same for one pair of 15."""
+    false_of_named: tuple[float, float]
+    """Of six equal arms, the pair that was named beforehand."""
+    true_of_named: tuple[float, float]
     false_by_hand: float
     false_until_narrow: float
 
     @property
     def false(self) -> list[float]:
-        return [*self.false_of_pair, *self.false_of_six_arms, self.false_by_hand, self.false_until_narrow]
+        return [
+            *self.false_of_pair,
+            *self.false_of_six_arms,
+            *self.false_of_named,
+            self.false_by_hand,
+            self.false_until_narrow,
+        ]
 
 
 def measured(noise: Noise, studies: int, seed: int) -> dict[str, Found]:
@@ -192,19 +210,30 @@ def measured(noise: Noise, studies: int, seed: int) -> dict[str, Found]:
 def _found(rule: Rule, draws: dict[tuple[int, float], Array]) -> Found:
     speeds = {key: rule.speeds(seconds) for key, seconds in draws.items()}
 
-    def part(arms: int, slower: float, holds: Callable[[list[bool]], bool]) -> tuple[float, float]:
+    def part(
+        arms: int, slower: float, holds: Callable[[list[bool]], bool], *, named: bool = False
+    ) -> tuple[float, float]:
         few, many = (
-            float(np.mean([holds(rule.claims(each[:rounds], Plan(rounds=rounds))) for each in speeds[arms, slower]]))
+            float(
+                np.mean(
+                    [holds(rule.claims(each[:rounds], Plan(rounds=rounds), named)) for each in speeds[arms, slower]]
+                )
+            )
             for rounds in (ROUNDS_FOR_CLAIM, MOST_ROUNDS)
         )
         return few, many
+
+    def first(claimed: list[bool]) -> bool:
+        return claimed[0]
 
     equal = speeds[2, 0.0]
     return Found(
         false_of_pair=part(2, 0.0, any),
         false_of_six_arms=part(NUM_ARMS, 0.0, any),
         true_of_pair=part(2, SLOWER, any),
-        true_of_six_arms=part(NUM_ARMS, SLOWER, lambda claimed: claimed[0]),
+        true_of_six_arms=part(NUM_ARMS, SLOWER, first),
+        false_of_named=part(NUM_ARMS, 0.0, first, named=True),
+        true_of_named=part(NUM_ARMS, SLOWER, first, named=True),
         false_by_hand=float(np.mean([by_hand(rule.claims, each) for each in equal])),
         false_until_narrow=float(np.mean([until_narrow(rule.claims, each, rule.level) for each in equal])),
     )
@@ -217,12 +246,20 @@ def main() -> None:
     arguments = parser.parse_args()
     print(f"{arguments.studies} studies each; 6 rounds / 12 rounds.\n")
     print("| noise | rule | false, 2 arms | false, 6 equal arms | true 10%, 2 arms | true 10%, 1 pair of 15 |", end="")
-    print(" false, a round added until a claim | false, --until 2% |\n|---|---|--:|--:|--:|--:|--:|--:|")
+    print(" false, named pair of 15 | true 10%, named pair of 15 | false, a round added until a claim |", end="")
+    print(" false, --until 2% |\n|---|---|--:|--:|--:|--:|--:|--:|--:|--:|")
     allowed = FALSE_CLAIMS + 3 * math.sqrt(FALSE_CLAIMS * (1 - FALSE_CLAIMS) / arguments.studies)
     too_many = False
     for name, noise in NOISES.items():
         for rule, found in measured(noise, arguments.studies, arguments.seed).items():
-            pairs = (found.false_of_pair, found.false_of_six_arms, found.true_of_pair, found.true_of_six_arms)
+            pairs = (
+                found.false_of_pair,
+                found.false_of_six_arms,
+                found.true_of_pair,
+                found.true_of_six_arms,
+                found.false_of_named,
+                found.true_of_named,
+            )
             cells = [f"{few:.1%} / {many:.1%}" for few, many in pairs]
             cells += [f"{part:.1%}" for part in (found.false_by_hand, found.false_until_narrow)]
             print(f"| {name} | {rule} | " + " | ".join(cells) + " |", flush=True)

@@ -49,6 +49,11 @@ class StudyOptions:
     subject: tuple[str, ...] = option(
         multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ."
     )
+    pair: tuple[str, ...] = option(
+        multiple=True,
+        metavar="ARM",
+        help="Twice: the two arms that the study is to judge, alone; all other pairs are exploratory.",
+    )
     out: Path | None = option(
         type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
     )
@@ -90,6 +95,7 @@ def compare(context: click.Context, /, **values: Any) -> int:
     dpcompare compare --repeats 6
     dpcompare compare --arm torch:ddp --arm tensorflow:multiworker --nodes 2 --repeats 8
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
+    dpcompare compare --repeats 6 --pair torch:ddp --pair tensorflow:multiworker
     """
     from dpcompare.cli.resume_study import resumed_study
     from dpcompare.experiments.study import refuse_other_files
@@ -126,13 +132,43 @@ def _study(options: StudyOptions, run_options: RunOptions) -> Study:
         )
     if options.ablate:
         arms += tuple(filter(None, map(ablated, arms)))
+    pair = _pair(options.pair, arms, run_options)
     return Study(
         arms=arms,
+        pair=pair,
         repeats=repeats,
         order_seed=options.order_seed,
         subject=options.subject,
         adding=options.until is not None,
     )
+
+
+def _pair(texts: tuple[str, ...], arms: tuple[Arm, ...], run_options: RunOptions) -> tuple[str, ...] | None:
+    """The names of the two arms that were named beforehand, each as for --arm or by its name."""
+    if not texts:
+        return None
+    if len(texts) != 2:
+        raise RequestError(f"--pair: received {', '.join(texts)}, expected two arms: --pair torch:ddp --pair torch:dp")
+    return tuple(_named_arm(text, arms, run_options) for text in texts)
+
+
+def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str:
+    names = [arm.name for arm in arms]
+    if text in names:
+        return text
+    expected = f"expected one of {', '.join(names)}"
+    if ":" not in text:
+        raise RequestError(f"--pair: received {text!r}, {expected}")
+    wanted = _arm_request(text, run_options)
+    found = [
+        arm.name
+        for arm in arms
+        if arm.name == wanted.name_on(arm.config.cluster.num_nodes, arm.config.cluster.devices_per_node)
+    ]
+    if len(found) != 1:
+        several = f"which are {len(found)} arms" if found else "which is none of the arms"
+        raise RequestError(f"--pair: received {text!r}, {several}; {expected}")
+    return found[0]
 
 
 def _refuse_unknown_knobs(subject: tuple[str, ...]) -> None:

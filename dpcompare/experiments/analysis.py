@@ -102,7 +102,7 @@ def widest_interval(comparison: Comparison) -> float | None:
     what they show. None where there are no two such arms.
     """
     failed = {row.name for row in comparison.arms if row.failures}
-    comparable = [made for made in comparison.claims if made.outcome != "NOT COMPARABLE"]
+    comparable = [made for made in comparison.claims if made.outcome not in ("NOT COMPARABLE", "exploratory")]
     widths = [
         _half_width(made, comparison.look_level / len(comparable))
         for made in comparable
@@ -156,7 +156,13 @@ def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> Pair:
     rounds = max(len(first.steady_speeds), len(second.steady_speeds))
     speeds = [arm.steady_speeds + [None] * (rounds - len(arm.steady_speeds)) for arm in (first, second)]
     unequal = [row.knob for row in sheet.rows if row.reason]
-    return Pair(first=first.name, second=second.name, ratio=paired_ratio(*speeds), unequal=unequal)
+    return Pair(
+        first=first.name,
+        second=second.name,
+        ratio=paired_ratio(*speeds),
+        unequal=unequal,
+        exploratory=False in (first.is_named, second.is_named),
+    )
 
 
 def _claim_row(made: Claim, first: ArmRuns, second: ArmRuns) -> ClaimRow:
@@ -223,6 +229,11 @@ def _headline(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int
         if not claims:
             return f"One arm alone: {next(row.name for row in rows if row.rounds)}."
         return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
+    judged = [made for made in comparable if made.outcome != "exploratory"]
+    if not judged:
+        return "The pair that was named beforehand is not among those that may be compared; nothing is claimed."
+    if len(judged) == 1 and len(comparable) > 1:
+        return f"{judged[0].sentence} All other pairs are exploratory, since one was named beforehand."
     decided = [made for made in comparable if made.outcome in ("faster", "slower")]
     if decided:
         best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))

@@ -34,6 +34,10 @@ class ArmRequest:
     build: Callable[[int, int, Sequence[RunConfig]], RunConfig]
     """From (nodes, devices per node, configs of all arms once they are known) to the config; raises RequestError."""
 
+    def name_on(self, num_nodes: int, devices_per_node: int) -> str:
+        """Of its arm on a topology."""
+        return f"{self.framework} {self.mode} {num_nodes}x{devices_per_node}{self.changes}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
@@ -138,8 +142,7 @@ def _arm(request: ArmRequest, num_nodes: int, devices_per_node: int) -> Arm:
     require_mode(request.framework, request.mode, config.python)
     if config.cluster.simulated and config.cluster.device_type == "gpu":  # of other machines nothing is known here
         require_cuda(request.framework, config.python)
-    name = f"{request.framework} {request.mode} {num_nodes}x{devices_per_node}{request.changes}"
-    return Arm(name=name, config=config)
+    return Arm(name=request.name_on(num_nodes, devices_per_node), config=config)
 
 
 def _topologies(

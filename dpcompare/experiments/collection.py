@@ -33,6 +33,8 @@ class ArmRuns:
     """What that study is about."""
     plan: Plan = field(default_factory=Plan)
     """When that study may claim something."""
+    is_named: bool | None = None
+    """Whether it is one of the two that the study named beforehand; None where it named none."""
     runs: list[RunResult | None] = field(default_factory=list)
     """Per round; None where it did not complete."""
     run_dirs: list[str] = field(default_factory=list)
@@ -181,9 +183,21 @@ def _name(result: RunResult) -> str:
 
 
 def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
-    plan = Plan(rounds=max(study.repeats, ROUNDS_FOR_CLAIM), looks=len(study.looks), adding=study.adding)
+    plan = Plan(
+        rounds=max(study.repeats, ROUNDS_FOR_CLAIM),
+        looks=len(study.looks),
+        adding=study.adding,
+        until=study.adding or study.stopped_by is not None,
+    )
     arms = {
-        arm.name: ArmRuns(name=arm.name, config=arm.config, source=str(study_dir), subject=study.subject, plan=plan)
+        arm.name: ArmRuns(
+            name=arm.name,
+            config=arm.config,
+            source=str(study_dir),
+            subject=study.subject,
+            plan=plan,
+            is_named=None if study.pair is None else arm.name in study.pair,
+        )
         for arm in study.arms
     }
     for number in range(1, study.repeats + 1):

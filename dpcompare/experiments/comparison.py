@@ -129,7 +129,7 @@ class KnobRow(_Shown):
 
 
 class ClaimRow(_Shown):
-    """One of the five sentences, and its figures."""
+    """One of the six sentences, and its figures."""
 
     first: str
     second: str

@@ -1,4 +1,4 @@
-"""The statistics of repeated runs: ratios of paired rounds, which of them may be claimed, and five fixed sentences."""
+"""The statistics of repeated runs: ratios of paired rounds, which of them may be claimed, and fixed sentences."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ FALSE_CLAIMS = 0.05
 """How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""
 SPENT_PER_LOOK = 0.8
 """Of what is left of FALSE_CLAIMS: a study that never gets more rounds loses little, and some is always left."""
+NARROW_WHEN_LUCKY = 0.7
+"""Factor of the level where rounds are added until intervals are narrow: they end where noise happens to look small,
+which raises false claims to 1.6 times the level under autocorrelation (`stress/check_statistics.py`)."""
 ROUNDS_FOR_INTERVAL = 5
 ROUNDS_FOR_CLAIM = 6
 """A sign test of 5 rounds cannot reach two-sided p < 0.05 (its least is 2 / 2^5 = 0.0625); one of 6 can."""
 SUSPICIOUS_EFFICIENCY = 1.05
 
-Outcome = Literal["faster", "slower", "no difference shown", "too few rounds", "NOT COMPARABLE"]
+Outcome = Literal["faster", "slower", "no difference shown", "too few rounds", "exploratory", "NOT COMPARABLE"]
 
 
 def jitter(values: Sequence[float]) -> float:
@@ -39,11 +42,14 @@ class Plan:
     """How often its claims could be read before rounds were added."""
     adding: bool = False
     """Whether rounds are being added, so that how many there will be is not known."""
+    until: bool = False
+    """Whether rounds are, or were, added until intervals are narrow."""
 
     @property
     def level(self) -> float:
         """The probability of a false claim that this look at the study may have."""
-        return FALSE_CLAIMS * SPENT_PER_LOOK * (1 - SPENT_PER_LOOK) ** self.looks
+        spent = FALSE_CLAIMS * SPENT_PER_LOOK * (1 - SPENT_PER_LOOK) ** self.looks
+        return spent * NARROW_WHEN_LUCKY if self.until else spent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,6 +127,8 @@ class Pair:
     ratio: Ratio | None
     unequal: Sequence[str] = ()
     """Knobs of the fairness sheet that make them not comparable."""
+    exploratory: bool = False
+    """Whether their study named another pair beforehand: shown, and never claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,14 +146,22 @@ class Claim:
 
 
 def claims_of(pairs: Sequence[Pair], plan: Plan) -> list[Claim]:
-    """What a study says of its pairs, which are judged together: one of five fixed sentences for each.
+    """What a study says of its pairs, which are judged together: one of six fixed sentences for each.
 
-    A pair with too few rounds counts among those that are judged, so that it may be looked at later.
+    A pair with too few rounds counts among those that are judged, so that it may be looked at later. The one that was
+    named beforehand is judged alone.
     """
-    comparable = [pair for pair in pairs if not pair.unequal]
+    comparable = [pair for pair in pairs if not (pair.unequal or pair.exploratory)]
     p_values = [pair.ratio.p_value if pair.ratio and _is_judged(pair.ratio, plan) else 1.0 for pair in comparable]
     levels = iter(holm(p_values, plan.level))
-    return [_not_comparable(pair) if pair.unequal else _claim(pair, next(levels), plan) for pair in pairs]
+    return [
+        _not_comparable(pair)
+        if pair.unequal
+        else _exploratory(pair, plan)
+        if pair.exploratory
+        else _claim(pair, next(levels), plan)
+        for pair in pairs
+    ]
 
 
 def _is_judged(ratio: Ratio, plan: Plan) -> bool:
@@ -165,11 +181,31 @@ def _not_comparable(pair: Pair) -> Claim:
     )
 
 
+def _exploratory(pair: Pair, plan: Plan) -> Claim:
+    ratio = pair.ratio
+    interval = ratio.interval(plan.level) if ratio else None
+    figures = "never measured in one round"
+    if ratio is not None:
+        width = f"{confidence(plan.level)} interval {interval[0]:.3f} to {interval[1]:.3f}, " if interval else ""
+        figures = f"measured ratio {ratio.value:.3f} of steady speed ({width}{_counted(ratio.rounds)})"
+    return Claim(
+        first=pair.first,
+        second=pair.second,
+        outcome="exploratory",
+        ratio=ratio,
+        level=plan.level if interval else None,
+        interval=interval,
+        sentence=(
+            f"{pair.first} against {pair.second}: exploratory, since another pair was named beforehand; nothing is "
+            f"claimed, {figures}."
+        ),
+    )
+
+
 def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
     ratio = pair.ratio
     interval = ratio.interval(level) if ratio else None
-    rounds = ratio.rounds if ratio else 0
-    counted = f"{rounds} round{'' if rounds == 1 else 's'}"
+    counted = _counted(ratio.rounds if ratio else 0)
     outcome: Outcome = "too few rounds"
     if ratio is None or interval is None or not _is_judged(ratio, plan):
         needed = ", and more are being added" if plan.adding else f" of {max(plan.rounds, ROUNDS_FOR_CLAIM)}"
@@ -199,6 +235,10 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
         interval=interval,
         sentence=sentence,
     )
+
+
+def _counted(rounds: int) -> str:
+    return f"{rounds} round{'' if rounds == 1 else 's'}"
 
 
 def confidence(level: float) -> str:

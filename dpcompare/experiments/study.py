@@ -81,6 +81,8 @@ class Study(Config):
     order_seed: int = Field(default=0, ge=0)
     subject: tuple[str, ...] = ()
     """Knobs of the fairness sheet that the study is about, which may therefore differ."""
+    pair: tuple[str, str] | None = None
+    """Names of the two arms that the study is to judge, named before its first round: all others are exploratory."""
     tried: dict[str, list[Tried]] = Field(default_factory=dict)
     """Arm -> the short runs that found its settings, where it was autotuned."""
     looks: tuple[int, ...] = ()
@@ -96,6 +98,8 @@ class Study(Config):
         names = [arm.name for arm in self.arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"arms need names of their own, received {', '.join(twice)} more than once")
+        if self.pair is not None and (set(self.pair) - set(names) or self.pair[0] == self.pair[1]):
+            raise ValueError(f"pair: received {', '.join(self.pair)}, expected two of the arms {', '.join(names)}")
         return self
 
     def extended(self, repeats: int) -> Study:
@@ -144,7 +148,8 @@ def refuse_other_files(study_dir: Path) -> None:
 def open_study(study: Study, study_dir: Path) -> Study:
     """Start a study in a new directory, or resume the one that is there.
 
-    A resumed study may have more rounds than before; nothing else may differ.
+    A resumed study may have more rounds than before; nothing else may differ, its pair neither: one that is named when
+    rounds have been seen was not named beforehand.
 
     Raises:
         RequestError: the directory holds other files, or another study.

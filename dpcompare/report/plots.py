@@ -251,8 +251,8 @@ def _intervals(alt: Any, data: list[dict[str, Any]]) -> Any:
     colours = alt.Color(
         "outcome:N",
         scale=alt.Scale(
-            domain=["faster", "slower", "no difference shown", "too few rounds"],
-            range=[COLOURS[2], COLOURS[1], COLOURS[0], "#888888"],
+            domain=["faster", "slower", "no difference shown", "too few rounds", "exploratory"],
+            range=[COLOURS[2], COLOURS[1], COLOURS[0], "#888888", "#bbbbbb"],
         ),
         legend=alt.Legend(title=None, orient="top", columns=2),
     )

@@ -339,6 +339,22 @@ def test_the_pairs_of_a_study_are_judged_together():
     assert together.claims[0].confidence == pytest.approx(1 - 0.04 / 15)
 
 
+def test_a_pair_that_was_named_beforehand_is_judged_alone():
+    arms = [slightly_faster("b"), *(renamed(name, runs("torch", "ddp", SLOW)) for name in "acdef")]
+    for arm in arms:
+        arm.is_named = arm.name in "ab"
+    shown = compared(*arms)
+    assert shown.headline.startswith(f"{shown.claims[0].sentence} All other pairs are exploratory")
+    assert shown.claims[0].outcome == "faster"
+    assert {made.outcome for made in shown.claims[1:]} == {"exploratory"}
+    alone = compared(slightly_faster("b"), renamed("a", runs("torch", "ddp", SLOW)))
+    assert widest_interval(shown) == widest_interval(alone)
+    assert list(parse_condition("ratio>1").where_it_holds(shown)) == ["ratio>1 holds for b / a: 1.009"]
+    assert "exploratory, since another pair" in as_markdown(shown)
+    arms[0].runs = [None] * 6
+    assert "The pair that was named beforehand is not among those" in compared(*arms).headline
+
+
 def test_the_pairs_of_another_study_do_not_count():
     of_two = [slightly_faster("b"), renamed("a", runs("torch", "ddp", SLOW))]
     others = [renamed(name, runs("torch", "ddp", SLOW[::-1])) for name in "cdef"]

@@ -161,6 +161,32 @@ def test_a_round_added_until_a_claim_appears_does_not_make_one(calibrated):
     assert calibrated[0]["before"].false_by_hand > 0.1
 
 
+def test_a_pair_that_was_named_beforehand_is_found_among_six_arms(calibrated):
+    for found in calibrated:
+        assert min(found["now"].true_of_named) > 0.97
+        assert max(found["now"].false_of_named) < 0.12
+        assert found["now"].true_of_six_arms[0] < found["now"].true_of_named[0]
+
+
+def test_the_other_pairs_of_a_named_one_are_shown_and_not_claimed():
+    ratio = paired_ratio(FASTER, SIX)
+    pairs = [
+        Pair(first="a", second="b", ratio=ratio),
+        Pair(first="a", second="c", ratio=ratio, exploratory=True),
+        Pair(first="b", second="c", ratio=paired_ratio(FASTER[:2], SIX[:2]), exploratory=True),
+        Pair(first="a", second="d", ratio=ratio, exploratory=True, unequal=["precision"]),
+    ]
+    named, shown, few, unequal = claims_of(pairs, Plan())
+    assert (named.outcome, named.level) == ("faster", Plan().level)  # as if it were alone
+    assert shown.outcome == few.outcome == "exploratory"
+    assert shown.sentence == (
+        "a against c: exploratory, since another pair was named beforehand; nothing is claimed, measured ratio 1.300 "
+        "of steady speed (96% interval 1.283 to 1.316, 6 rounds)."
+    )
+    assert few.sentence.endswith("nothing is claimed, measured ratio 1.289 of steady speed (2 rounds).")
+    assert unequal.outcome == "NOT COMPARABLE"
+
+
 def test_stalls_do_not_hide_ten_percent(calibrated):
     stalls = calibrated[1]
     assert min(stalls["now"].true_of_pair) > 0.95

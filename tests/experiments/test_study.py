@@ -285,6 +285,7 @@ def test_a_dry_run_counts_images_without_preparing_them(tmp_path, photos, monkey
 def test_a_study_file_gives_options_by_their_names(tmp_path):
     (tmp_path / "study.toml").write_text(
         'arm = ["torch:single", "torch:ddp,profile=native"]\nnodes = [1, 2]\nrepeats = 2\nmodel = "mlp"\n'
+        'pair = ["torch:single", "torch ddp 2x1 profile=native"]\n'
         'image_size = 8\nsteps = 4\nwarmup_steps = 1\ndevice = "cpu"\n'
     )
     done = invoke("compare", tmp_path / "study.toml", "--dry-run", "--json")
@@ -307,6 +308,15 @@ REFUSED = {
     "no second arm to be compared with": (
         ["--arm", "torch:single", "--until", "2%"],
         "expected at least 2, whose ratio",
+    ),
+    "a pair of one": (["--arm", "torch:single", "--pair", "torch:single"], "--pair: received .*expected two arms"),
+    "a pair that is none of the arms": (
+        ["--arm", "torch:single", "--arm", "torch:ddp", "--pair", "torch:single", "--pair", "torch:dp"],
+        "--pair: received 'torch:dp', which is none of the arms; expected one of torch single 1x1, torch ddp 2x1",
+    ),
+    "a pair of which one is several arms": (
+        ["--arm=torch:single", "--arm=torch:ddp", "--nodes=1,2", "--pair=torch:single", "--pair=torch:ddp"],
+        "--pair: received 'torch:ddp', which are 2 arms",
     ),
     "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
     "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
@@ -398,6 +408,32 @@ def test_another_terminal_can_watch(finished):
     assert "every run has ended" in shown.stdout
     assert "torch single 1x1 seed=0" in shown.stdout
     assert dpcompare("watch", folder.parent).code == 2
+
+
+def test_a_pair_is_named_at_the_start_of_a_study_or_never(tmp_path):
+    two = (arm(), arm("torch ddp 2x1", "ddp", nodes=2))
+    open_study(study(arms=two, pair=("torch single 1x1", "torch ddp 2x1")), tmp_path)
+    assert [each.is_named for each in _collected(Study.load(tmp_path), tmp_path)] == [True, True]
+    with pytest.raises(RequestError, match="holds another study: its pair differ"):
+        open_study(study(arms=two), tmp_path)
+    open_study(study(arms=two), tmp_path / "unnamed")
+    with pytest.raises(RequestError, match="holds another study: its pair differ"):
+        open_study(study(arms=two, pair=("torch single 1x1", "torch ddp 2x1")), tmp_path / "unnamed")
+
+
+def _collected(begun, folder):
+    for each in begun.arms:
+        begun.run_dir(folder, 1, each).mkdir(parents=True)
+        result().save(begun.run_dir(folder, 1, each))
+    return collect([folder]).arms
+
+
+def test_intervals_that_ended_the_rounds_are_judged_more_strictly(tmp_path):
+    begun = study(repeats=8, stopped_by="every interval is within 2%")
+    begun.save(tmp_path)
+    plan = _collected(begun, tmp_path)[0].plan
+    assert plan == Plan(rounds=8, until=True)
+    assert plan.level < Plan(rounds=8).level
 
 
 def test_more_rounds_by_hand_are_another_look(tmp_path):
