@@ -18,6 +18,7 @@ from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import stdtrit
 
 from dpcompare.experiments.statistics import FALSE_CLAIMS, ROUNDS_FOR_CLAIM, Pair, Plan, claims_of, paired_ratio
 from dpcompare.results.steadiness import steady_images_per_second
@@ -111,8 +112,18 @@ def steady_speed(seconds: Array) -> float:
 
 def claims_before(speeds: Array, plan: Plan, named: bool = False) -> list[bool]:
     """Those of 0.1.0: every pair is judged alone, whatever was looked at before."""
-    found = [paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist()) for a, b in _pairs(speeds)]
-    return [ratio is not None and ratio.p_value < FALSE_CLAIMS for ratio in found]
+    logs = [np.log(speeds[:, a] / speeds[:, b]) for a, b in _pairs(speeds)]
+    return [bool(abs(each.mean()) > half_width_before(each, FALSE_CLAIMS)) for each in logs]
+
+
+def half_width_before(logs: Array, level: float) -> float:
+    """Of Student's interval of all rounds."""
+    return float(-stdtrit(len(logs) - 1, level / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
+
+
+def half_width_now(logs: Array, level: float) -> float:
+    ratio = paired_ratio(np.exp(logs).tolist(), [1.0] * len(logs))
+    return (ratio.half_width(level) if ratio else None) or 0.0
 
 
 def claims_now(speeds: Array, plan: Plan, named: bool = False) -> list[bool]:
@@ -141,13 +152,13 @@ def by_hand(claims: Claims, speeds: Array) -> bool:
     )
 
 
-def until_narrow(claims: Claims, speeds: Array, level: float) -> bool:
+def until_narrow(rule: Rule, speeds: Array) -> bool:
     """Whether rounds that are added until the interval is narrow end in a claim."""
     for rounds in range(ROUNDS_FOR_CLAIM, len(speeds) + 1):
-        ratio = paired_ratio(speeds[:rounds, 0].tolist(), speeds[:rounds, 1].tolist())
-        if ratio is not None and math.expm1(ratio.half_width(level) or 0.0) <= WIDTH:
+        logs = np.log(speeds[:rounds, 0] / speeds[:rounds, 1])
+        if math.expm1(rule.half_width(logs, rule.level)) <= WIDTH:
             break
-    return claims(speeds[:rounds], Plan(rounds=rounds, until=True), False)[0]
+    return rule.claims(speeds[:rounds], Plan(rounds=rounds, until=True), False)[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +167,8 @@ class Rule:
 
     speed: Speed
     claims: Claims
+    half_width: Callable[[Array, float], float]
+    """From the log-ratios of the rounds and a level to that of an interval."""
     level: float
     """Of the interval that rounds are added for."""
 
@@ -164,8 +177,8 @@ class Rule:
         return np.apply_along_axis(self.speed, -1, seconds)
 
 
-BEFORE = Rule(speed=mean_speed, claims=claims_before, level=FALSE_CLAIMS)
-NOW = Rule(speed=steady_speed, claims=claims_now, level=Plan(until=True).level)
+BEFORE = Rule(speed=mean_speed, claims=claims_before, half_width=half_width_before, level=FALSE_CLAIMS)
+NOW = Rule(speed=steady_speed, claims=claims_now, half_width=half_width_now, level=Plan(until=True).level)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,7 +248,7 @@ def _found(rule: Rule, draws: dict[tuple[int, float], Array]) -> Found:
         false_of_named=part(NUM_ARMS, 0.0, first, named=True),
         true_of_named=part(NUM_ARMS, SLOWER, first, named=True),
         false_by_hand=float(np.mean([by_hand(rule.claims, each) for each in equal])),
-        false_until_narrow=float(np.mean([until_narrow(rule.claims, each, rule.level) for each in equal])),
+        false_until_narrow=float(np.mean([until_narrow(rule, each) for each in equal])),
     )
 
 

@@ -74,7 +74,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "input_threads": config.input_threads,
         "steps_per_window": config.window,
         "allocator": _allocator(),
-        "environment": speed_variables(),
+        "environment": speed_variables(threads=config.topology.threads_per_process),
     }
 
 

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 
 PREFIXES = (
-    "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_GPU_", "TF_XLA_",
-    "TORCHINDUCTOR_",
+    "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_",
+    "TORCHINDUCTOR_", "TORCH_",
 )  # fmt: skip
 NAMES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -15,31 +15,51 @@ NAMES = (
     "NVIDIA_TF32_OVERRIDE",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
-    "TF_CUDNN_USE_AUTOTUNE",
-    "TF_ENABLE_ONEDNN_OPTS",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "XLA_FLAGS",
 )
+THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
+"""Set by the plan of a run; recorded where a process has another number after all."""
 SET_BY_US = (
     "CUBLAS_WORKSPACE_CONFIG",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
-    "MKL_NUM_THREADS",
     "NCCL_HOSTID",
     "NCCL_IB_DISABLE",
     "NCCL_NET",
     "NCCL_SOCKET_IFNAME",
-    "OMP_NUM_THREADS",
+    "TF_CONFIG",
     "TORCHINDUCTOR_CACHE_DIR",
     "TORCHINDUCTOR_COMPILE_THREADS",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_WARM_POOL",
 )
-"""By the plan of a run, or by a library when it is imported: known already, and different between the frameworks."""
+"""By the plan of a run, by torchrun, or by a library that is imported: known already, and different between modes."""
+WITHOUT_EFFECT = (
+    "NCCL_DEBUG_FILE",
+    "OMP_DISPLAY_ENV",
+    "TF_CPP_MIN_LOG_LEVEL",
+    "TORCH_CPP_LOG_LEVEL",
+    "TORCH_CUDA_ARCH_LIST",
+    "TORCH_EXTENSIONS_DIR",
+    "TORCH_HOME",
+    "TORCH_SHOW_CPP_STACKTRACES",
+)
+"""On speed or numbers: where files are, and what is written to a log when something goes wrong."""
+OF_ONE_FRAMEWORK = {"torch": ("PYTORCH_", "TORCH"), "tensorflow": ("TF_", "XLA_FLAGS")}
+"""Beginnings of the names that only this framework reads."""
 
 
-def speed_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that a user has set, by name."""
+def speed_variables(environ: Mapping[str, str] = os.environ, *, threads: int) -> dict[str, str]:
+    """The variables that a user has set, by name; `threads` are those that the plan gave the process."""
+    ours = {*SET_BY_US, *WITHOUT_EFFECT, *(name for name in THREADS if environ.get(name) == str(threads))}
     return {
         name: environ[name]
         for name in sorted(environ)
-        if (name in NAMES or name.startswith(PREFIXES)) and name not in SET_BY_US
+        if (name in NAMES or name.startswith(PREFIXES)) and name not in ours
     }
+
+
+def acting_on(framework: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that a framework reads: one that slows down TensorFlow alone is not the same for torch beside it."""
+    others = tuple(start for name, starts in OF_ONE_FRAMEWORK.items() if name != framework for start in starts)
+    return {name: value for name, value in variables.items() if not name.startswith(others)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpcompare._version import major_minor
+from dpcompare.backends.environment import acting_on
 from dpcompare.experiments.agreement import (
     BATCHES_DEPEND_ON,
     EVALUATION_DEPENDS_ON,
@@ -64,7 +65,7 @@ def _setting(name: str) -> Callable[[RunResult], Any]:
 
 
 def _environment(result: RunResult) -> str:
-    variables = result.settings.get("environment") or {}
+    variables = acting_on(result.framework, result.settings.get("environment") or {})
     return ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
 
 
@@ -86,6 +87,8 @@ def _no_clock_problem(results: Sequence[RunResult]) -> Judgement:
     """One run whose clock is wrong is enough; a run that nobody watched is none."""
     problem = any(result.clock_problem for result in results)
     return Judgement(equal=not problem, is_reason=problem)
+
+
 def _gpu_links(result: RunResult) -> str:
     links = {link or "unknown" for gpu in result.gpus for link in gpu.links.values()}
     return "; ".join(sorted(links)) or "none"
@@ -212,7 +215,10 @@ KNOBS: dict[str, Knob] = {
     "links between GPUs": Knob(value=_gpu_links, remedy="GPUs that are connected in the same way: --gpus"),
     "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
     "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
-    "environment variables": Knob(value=_environment, remedy="the same values, or none"),
+    "environment variables": Knob(
+        value=_environment,
+        remedy="unset them, or set the same for both; what one framework alone reads can only be unset",
+    ),
     "input threads per replica": Knob(value=_setting("input_threads"), remedy="same --input-threads"),
     "steps per window of the clock": Knob(value=_setting("steps_per_window"), remedy="same --steps-per-window"),
     "checkpoints": Knob(

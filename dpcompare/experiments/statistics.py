@@ -21,6 +21,9 @@ which raises false claims to 1.6 times the level under autocorrelation (`stress/
 ROUNDS_FOR_INTERVAL = 5
 ROUNDS_FOR_CLAIM = 6
 """A sign test of 5 rounds cannot reach two-sided p < 0.05 (its least is 2 / 2^5 = 0.0625); one of 6 can."""
+ROUNDS_TO_TRIM = 12
+"""From which on the largest and the smallest sixth of the rounds' ratios are left out, so that runs that were slow as a
+whole do not hide a difference. Of fewer rounds too little would be left to see small differences by."""
 SUSPICIOUS_EFFICIENCY = 1.05
 
 Outcome = Literal["faster", "slower", "no difference shown", "too few rounds", "exploratory", "NOT COMPARABLE"]
@@ -57,10 +60,15 @@ class Ratio:
     """How many times faster one arm is than another, over the rounds in which both ran."""
 
     value: float
-    """exp of the mean log-ratio: the geometric mean over the rounds."""
+    """exp of the mean log-ratio, a trimmed one from ROUNDS_TO_TRIM on: the geometric mean over the rounds."""
     standard_error: float | None
     """Of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
+
+    @property
+    def degrees(self) -> int:
+        """Of freedom, of Student's distribution."""
+        return self.rounds - 2 * _num_trimmed(self.rounds) - 1
 
     def half_width(self, level: float) -> float | None:
         """Of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
@@ -68,7 +76,7 @@ class Ratio:
 
         if self.standard_error is None:
             return None
-        return float(-stdtrit(self.rounds - 1, level / 2)) * self.standard_error
+        return float(-stdtrit(self.degrees, level / 2)) * self.standard_error
 
     def interval(self, level: float) -> tuple[float, float] | None:
         """Ends of the interval of the ratio."""
@@ -85,21 +93,32 @@ class Ratio:
             return 1.0
         if self.standard_error == 0:
             return 0.0
-        return float(2 * stdtr(self.rounds - 1, -distance / self.standard_error))
+        return float(2 * stdtr(self.degrees, -distance / self.standard_error))
 
 
 def paired_ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
     """The ratio first / second of two speeds, one per round; rounds that lack one of them are left out.
 
     The logarithms of the rounds' ratios are taken as normal, and the interval is Student's (a percentile bootstrap of 5
-    rounds covers 85%, not 95%). What drifts from round to round cancels, since both ran in each.
+    rounds covers 85%, not 95%). What drifts from round to round cancels, since both ran in each. Many rounds
+    are trimmed, by Yuen's test (Biometrika 61, 1974): the nearest that is kept takes the place of what is left out in
+    their variance.
     """
-    logs = np.log([a / b for a, b in zip(first, second, strict=True) if a and b])
+    logs = np.sort(np.log([a / b for a, b in zip(first, second, strict=True) if a and b]))
     if not len(logs):
         return None
-    known = len(logs) >= ROUNDS_FOR_INTERVAL
-    error = float(logs.std(ddof=1) / math.sqrt(len(logs))) if known else None
-    return Ratio(value=math.exp(float(logs.mean())), standard_error=error, rounds=len(logs))
+    trimmed = _num_trimmed(len(logs))
+    kept = logs[trimmed : len(logs) - trimmed]
+    error = None
+    if len(logs) >= ROUNDS_FOR_INTERVAL:
+        replaced = np.clip(logs, kept[0], kept[-1])
+        error = math.sqrt(float(((replaced - replaced.mean()) ** 2).sum()) / (len(kept) * (len(kept) - 1)))
+    return Ratio(value=math.exp(float(kept.mean())), standard_error=error, rounds=len(logs))
+
+
+def _num_trimmed(rounds: int) -> int:
+    """Ratios that are left out at each end."""
+    return rounds // 6 if rounds >= ROUNDS_TO_TRIM else 0
 
 
 def holm(p_values: Sequence[float], level: float) -> list[float]:

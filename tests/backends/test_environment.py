@@ -1,6 +1,8 @@
 """Variables of the environment that change speed, told apart from those that we set."""
 
-from dpcompare.backends.environment import speed_variables
+import pytest
+
+from dpcompare.backends.environment import acting_on, speed_variables
 
 
 def test_what_a_user_has_set_is_recorded_and_what_we_set_is_not():
@@ -10,6 +12,41 @@ def test_what_a_user_has_set_is_recorded_and_what_we_set_is_not():
         "NCCL_P2P_DISABLE": "1",
         "XLA_FLAGS": "--xla_gpu_autotune_level=0",
         "KMP_DUPLICATE_LIB_OK": "True",
+        "OMP_NUM_THREADS": "2",
+        "TF_CONFIG": "{}",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "TORCH_HOME": "/data/torch",
         "SECRET_TOKEN": "x",
     }
-    assert speed_variables(environ) == {"NCCL_P2P_DISABLE": "1", "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+    assert speed_variables(environ, threads=2) == {"NCCL_P2P_DISABLE": "1", "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TF_ENABLE_ONEDNN_OPTS",
+        "TF_NUM_INTRAOP_THREADS",
+        "ONEDNN_MAX_CPU_ISA",
+        "DNNL_DEFAULT_FPMATH_MODE",
+        "XLA_FLAGS",
+        "NVIDIA_TF32_OVERRIDE",
+        "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+        "NCCL_ALGO",
+        "OMP_DYNAMIC",
+        "KMP_AFFINITY",
+        "MKL_DYNAMIC",
+    ],
+)
+def test_what_changes_speed_or_rounding_is_recorded(name):
+    assert speed_variables({name: "1"}, threads=1) == {name: "1"}
+
+
+def test_threads_are_recorded_where_they_are_not_those_of_the_plan():
+    environ = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "4"}
+    assert speed_variables(environ, threads=4) == {"OMP_NUM_THREADS": "1"}
+
+
+def test_a_variable_of_one_framework_acts_on_that_one_alone():
+    variables = {"OMP_DYNAMIC": "1", "TF_ENABLE_ONEDNN_OPTS": "0", "TORCH_COMPILE_DEBUG": "1"}
+    assert acting_on("torch", variables).keys() == {"OMP_DYNAMIC", "TORCH_COMPILE_DEBUG"}
+    assert acting_on("tensorflow", variables).keys() == {"OMP_DYNAMIC", "TF_ENABLE_ONEDNN_OPTS"}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from dpcompare.backends.environment import speed_variables
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
@@ -158,6 +159,38 @@ def test_one_knob_that_differs_is_named(changes, named):
     for knob, reason in zip([row.knob for row in sheet.rows if row.reason], sheet.reasons, strict=True):
         assert reason.startswith(f"{knob} differs or is unknown")
         assert KNOBS[knob].remedy in reason
+
+
+def inherited(**variables):
+    """The settings of a process that was started from a shell with these variables."""
+    return {"environment": speed_variables(variables | {"OMP_NUM_THREADS": "1", "PATH": "/bin"}, threads=1)}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        result("tensorflow", "multiworker"),
+        result(),
+        # One shell for both: it slows down TensorFlow alone.
+        result(settings=inherited(TF_ENABLE_ONEDNN_OPTS="0")),
+    ],
+)
+def test_a_variable_inherited_from_the_shell_is_named(other):
+    slowed = result("tensorflow", "multiworker", settings=inherited(TF_ENABLE_ONEDNN_OPTS="0"))
+    sheet = compare([other, slowed])
+    assert sheet.reasons == [
+        "environment variables differs or is unknown (none, TF_ENABLE_ONEDNN_OPTS=0): unset them, or set the same for "
+        "both; what one framework alone reads can only be unset"
+    ]
+
+
+def test_variables_that_both_sides_have_or_that_change_no_speed_are_no_reason():
+    both = inherited(OMP_DYNAMIC="FALSE")
+    quiet = inherited(OMP_DYNAMIC="FALSE", TF_CPP_MIN_LOG_LEVEL="3", TORCH_HOME="/data")
+    assert compare([result(settings=both), result("tensorflow", "multiworker", settings=quiet)]).reasons == []
+    slowed = inherited(TF_ENABLE_ONEDNN_OPTS="0")
+    alike = [result("tensorflow", "multiworker", settings=slowed) for _ in range(2)]
+    assert compare(alike).reasons == []
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def claim(first, second, speeds, *, unequal=(), plan=Plan()):  # noqa: B008 (it 
     return claims_of([Pair(first=first, second=second, ratio=paired_ratio(*speeds), unequal=unequal)], plan)[0]
 
 
-@pytest.mark.parametrize("rounds", [5, 8])
+@pytest.mark.parametrize("rounds", [5, 8, 12])
 def test_the_interval_covers_the_truth_in_95_of_100_studies(rounds):
     covered = 0
     for seed in range(2000):
@@ -38,6 +38,16 @@ def test_an_arm_against_itself_is_rarely_called_different():
 def test_what_drifts_from_round_to_round_cancels():
     found = paired_ratio([100.0, 50.0, 200.0, 80.0, 120.0], [80.0, 40.0, 160.0, 64.0, 96.0])
     assert (found.value, *found.interval(0.05)) == pytest.approx((1.25, 1.25, 1.25))
+
+
+def test_two_runs_of_twelve_that_were_slow_hide_no_difference():
+    first, second = simulated(12, ratio=1.1)
+    first[3] /= 5
+    second[8] /= 5
+    low, high = paired_ratio(first, second).interval(0.04)
+    assert 1 < low < 1.1 < high < 1.2
+    too_few = paired_ratio(first[:11], second[:11])
+    assert too_few.interval(0.04)[0] < 0.7
 
 
 def test_rounds_that_lack_an_arm_are_left_out():
