@@ -190,7 +190,7 @@ class RunOptions:
         multiple=True,
         metavar="NAME=VALUE",
         parse=parse_tuning,
-        help="A setting of the native profile, such as compilation=none; `modes --json` lists them.",
+        help="A setting of the native profile, such as compilation=torch.compile; `modes --json` lists them.",
     )
     seed: int | None = _workload(
         type=int, help="Of initial weights, sample order, augmentation and regularization.  [default: 0]"

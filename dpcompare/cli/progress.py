@@ -17,6 +17,7 @@ from rich.table import Table
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.study import Arm, Study, Watcher, estimate_seconds, finished_run
+from dpcompare.launch.remembered import remembered_first_step
 from dpcompare.results.events import Event, EventTail, Ready, Started, StepsTrained
 from dpcompare.results.progress import RunState
 from dpcompare.results.result import RunResult
@@ -50,6 +51,7 @@ class RunProgress:
         self._console = self._bar.console if self._bar else stderr_console()
         self._state = RunState(config.topology.num_trainers)
         self._line_at = float("-inf")
+        self._compiling = _compiling(config)
 
     def __enter__(self) -> RunProgress:
         return self
@@ -82,6 +84,8 @@ class RunProgress:
 
     def _begin(self, num_steps: int) -> None:
         self.say(f"{self._name}: training {num_steps} steps; logs and result in {self._run_dir}")
+        if self._compiling:
+            self.say(self._compiling)
         if self._bar:
             self._bar.start()
             self._task = self._bar.add_task(self._name, total=num_steps, figures="")
@@ -93,6 +97,18 @@ class RunProgress:
         elif time.monotonic() - self._line_at > SECONDS_BETWEEN_LINES or state.step == state.num_steps:
             self._line_at = time.monotonic()
             self.say(f"step {state.step}/{state.num_steps}: {state.figures}")
+
+
+def _compiling(config: RunConfig) -> str:
+    """How long the first step may take; empty where nothing is compiled."""
+    if not config.compiles:
+        return ""
+    seconds = remembered_first_step(config)
+    return (
+        "compiling: the first step takes some minutes"
+        if seconds is None
+        else f"compiling: the first step takes about {seconds:.0f} s, as the last time here"
+    )
 
 
 @contextmanager

@@ -128,6 +128,11 @@ class RunConfig(Config):
         return tuning_of(self.framework, self.mode, self.cluster.device_type, self.workload, self.tune)
 
     @property
+    def compiles(self) -> bool:
+        """Whether the first step takes as long as a compiler does."""
+        return self.tuning.get("compilation", "none") != "none"
+
+    @property
     def allows_tf32(self) -> bool:
         """Whether a GPU may round what it multiplies in float32 to TF32."""
         return self.tuning.get("tf32", "on" if self.workload.profile == "native" else "off") == "on"

@@ -71,11 +71,12 @@ SETTINGS: dict[str, dict[str, Setting]] = {
             native={"cpu": "views", "gpu": "views"},
             modes=("ddp",),
         ),
-        # A minute or more before the first step, then 1.2 to 1.3 times as fast (docs/performance.md); GPUs: unmeasured.
+        # Minutes before the first step, then 0.9 to 1.3 times as fast (docs/performance.md): where it pays, autotune
+        # finds and remembers it. GPUs: unmeasured.
         "compilation": Setting(
             values=("none", "torch.compile"),
             gpu_values=("reduce-overhead",),
-            native={"cpu": "torch.compile", "gpu": "none"},
+            native={"cpu": "none", "gpu": "none"},
             modes=("single", "ddp"),
         ),
     },

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.config.tuning import Setting, settings_of
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.study import Arm, Study, Tried, is_study
+from dpcompare.launch.remembered import Settings, remember_settings
 from dpcompare.launch.run import run
+from dpcompare.results.result import RunResult
 
 STEPS, WARMUP_STEPS = 16, 6
 LEAST_GAIN = 0.03
@@ -42,9 +44,20 @@ def tuned(study: Study, study_dir: Path, report: Callable[[str], None]) -> Study
             )
     else:
         tried = {arm.name: list(_tries(arm, study_dir, report)) for arm in native if arm.ablation_of is None}
+        for arm in native:
+            if arm.name in tried and not arm.config.tune:
+                remember_settings(arm.config, list(_kept(tried[arm.name])))
     best = {name: [one for one in made if one.kept][-1].tune for name, made in tried.items()}
     arms = tuple(_with(arm, best.get(arm.ablation_of or arm.name)) for arm in study.arms)
     return study.model_copy(update={"arms": arms, "tried": tried})
+
+
+def _kept(tried: Sequence[Tried]) -> Iterator[Settings]:
+    for one in tried:
+        if one.kept and one.images_per_second and one.first_step_seconds is not None:
+            yield Settings(
+                tune=one.tune, images_per_second=one.images_per_second, first_step_seconds=one.first_step_seconds
+            )
 
 
 def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
@@ -65,10 +78,12 @@ def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator
     best, best_speed = dict(arm.config.tune), 0.0
     for change in [{}, *_changes(arm.config)]:
         tune = best | change
-        speed = _speed(arm.config, tune, study_dir, report)
+        made = _short_run(arm.config, tune, study_dir, report)
+        speed = made.images_per_second if made else None
         least = best_speed * (1 + LEAST_GAIN)
         if change and speed is not None and speed > least:  # a single short run may be lucky
-            again = _speed(arm.config, tune, study_dir, report)
+            made = _short_run(arm.config, tune, study_dir, report)
+            again = made.images_per_second if made else None
             speed = None if again is None else min(speed, again)
         kept = not change or (speed is not None and speed > least)
         what = ", ".join(f"{name}={value}" for name, value in change.items()) or "native profile"
@@ -76,7 +91,8 @@ def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator
         report(f"autotune: {arm.name}: {what}: {figure}{', kept' if kept and change else ''}")
         if kept:
             best, best_speed = tune, speed or 0.0
-        yield Tried(tune=tune, images_per_second=speed, kept=kept)
+        first_step_seconds = made.first_step_seconds if made else None  # what compiles has been compiled once by then
+        yield Tried(tune=tune, images_per_second=speed, first_step_seconds=first_step_seconds, kept=kept)
 
 
 def _open_settings(config: RunConfig) -> dict[str, Setting]:
@@ -93,8 +109,10 @@ def _changes(config: RunConfig) -> Iterator[dict[str, str]]:
             yield from ({name: value} for value in values if value != config.tuning[name])
 
 
-def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Callable[[str], None]) -> float | None:
-    """Images per second of a short run; None where it fails."""
+def _short_run(
+    config: RunConfig, tune: dict[str, str], study_dir: Path, report: Callable[[str], None]
+) -> RunResult | None:
+    """The result of a short run; None where it fails."""
     workload = config.workload.model_copy(update={"epochs": None, "steps": STEPS, "warmup_steps": WARMUP_STEPS})
     changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
     study_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +120,7 @@ def _speed(config: RunConfig, tune: dict[str, str], study_dir: Path, report: Cal
     with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
         try:
             short = RunConfig(**dict(config) | changes)
-            return run(short, Path(folder) / "run", report=report).images_per_second
+            return run(short, Path(folder) / "run", report=report)
         except RunFailedError:
             return None
         except RequestError as error:

@@ -478,4 +478,5 @@ class Tried(BaseModel):
     """What was changed of the native profile."""
     images_per_second: float | None
     """None where it failed."""
+    first_step_seconds: float | None = None
     kept: bool

@@ -24,7 +24,8 @@ from dpcompare.launch.inputs import prepare_inputs, remarks_on
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
-from dpcompare.launch.supervise import followed
+from dpcompare.launch.remembered import remember_first_step
+from dpcompare.launch.supervise import follow, followed
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
 from dpcompare.results.events import Event
@@ -167,6 +168,8 @@ def _train(
                 f"{config.framework} {config.mode} failed.\nno restart: {refused}", str(run_dir)
             ) from None
         if result.status == "completed":
+            if config.compiles and result.first_step_seconds is not None:
+                remember_first_step(config, result.first_step_seconds)
             return result
         # A port that was free when it was chosen can be taken by anybody before it is used; that is no restart.
         if _lost_a_port(result) and ports_lost < MOST_LOST_PORTS:

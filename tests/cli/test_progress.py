@@ -4,8 +4,10 @@ import threading
 
 import pytest
 
-from dpcompare.cli.progress import StudyView
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.cli.progress import RunProgress, StudyView
 from dpcompare.experiments.study import Study, open_study
+from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.events import EventLog, EventTail, Failed
 from dpcompare.results.progress import RunState
 from dpcompare.system.locks import only_one
@@ -31,6 +33,23 @@ def test_a_step_counts_when_every_process_has_made_it():
     assert state.figures == "loss 2.0000, 80.0 images/s"
     state.add(train(1, [2.0], step=2))
     assert (state.step, state.loss) == (2, 0.75)
+
+
+def test_a_first_step_that_compiles_says_so_and_for_how_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path))
+    workload = Workload(model="mlp", image_size=8, steps=10, profile="native")
+    cluster = Cluster.partition(1, 1, device="cpu")
+
+    def said(**tune):
+        config = RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster, tune=tune)
+        with RunProgress(config, tmp_path) as progress:
+            progress.observe(begin(0))
+        remember_first_step(config, 141.6)
+        return capsys.readouterr().err
+
+    assert "compiling" not in said()
+    assert "compiling: the first step takes some minutes" in said(compilation="torch.compile")
+    assert "compiling: the first step takes about 142 s, as the last time here" in said(compilation="torch.compile")
 
 
 def test_processes_that_begin_again_forget_what_was_half_told():

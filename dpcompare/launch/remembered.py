@@ -1,0 +1,109 @@
+"""What is remembered of this machine, in the cache: settings that autotune found, and how long first steps compiled."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare._version import __version__, major_minor
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.system.cache import cache_dir
+from dpcompare.system.json_files import read_document, write_document
+
+D = TypeVar("D", bound=BaseModel)
+
+WORKLOAD = (
+    "model", "image_size", "global_batch_size", "accumulate", "batchnorm", "regularization", "precision", "optimizer",
+)  # fmt: skip
+"""What decides how long a step takes and how long it compiles."""
+
+
+class Settings(BaseModel):
+    """How fast settings of the native profile were."""
+
+    model_config = ConfigDict(frozen=True)
+
+    tune: dict[str, str]
+    """What was changed of it."""
+    images_per_second: float
+    first_step_seconds: float
+    """Compiling included, where they compile."""
+
+    def seconds(self, num_images: int) -> float:
+        """Of the training of so many images."""
+        return self.first_step_seconds + num_images / self.images_per_second
+
+
+class Found(BaseModel):
+    """What autotune has kept, one setting after another: the native profile as it is comes first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kept: tuple[Settings, ...]
+
+
+class FirstStep(BaseModel):
+    """How long the last first step took that compiled."""
+
+    model_config = ConfigDict(frozen=True)
+
+    seconds: float
+
+
+def remember_settings(config: RunConfig, kept: Sequence[Settings]) -> None:
+    """For later runs like this one."""
+    _remember(Found(kept=tuple(kept)), "autotuned", config)
+
+
+def remembered_settings(config: RunConfig) -> tuple[Settings, ...]:
+    """What autotune has kept for runs like this one, the native profile as it is first; nothing where it never ran."""
+    found = _remembered(Found, "autotuned", config)
+    return found.kept if found else ()
+
+
+def remember_first_step(config: RunConfig, seconds: float) -> None:
+    """Of a run that compiles."""
+    _remember(FirstStep(seconds=seconds), "first-steps", config, tuning=config.tuning)
+
+
+def remembered_first_step(config: RunConfig) -> float | None:
+    """Seconds of the last first step of a run like this one."""
+    found = _remembered(FirstStep, "first-steps", config, tuning=config.tuning)
+    return found.seconds if found else None
+
+
+def _path(folder: str, config: RunConfig, **more: Any) -> Path:
+    """By all that decides speed: a cache may be on a disk that several machines share."""
+    known = {
+        "host": socket.gethostname(),
+        "dpcompare": major_minor(__version__),
+        "python": config.python,
+        "mode": [config.framework, config.mode, config.stages],
+        "cluster": config.cluster.model_dump(mode="json"),
+        "workload": {name: getattr(config.workload, name) for name in WORKLOAD},
+        **more,
+    }
+    digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
+    return cache_dir() / folder / f"{digest[:32]}.json"
+
+
+def _remember(document: BaseModel, folder: str, config: RunConfig, **more: Any) -> None:
+    path = _path(folder, config, **more)
+    with suppress(OSError):  # a disk that is full or not writable: what was measured is in the result all the same
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_document(document, path)
+
+
+def _remembered(kind: type[D], folder: str, config: RunConfig, **more: Any) -> D | None:
+    try:
+        return read_document(kind, _path(folder, config, **more), kind="remembered", expected="the cache")
+    except RequestError:  # never written, or damaged: then it is measured again
+        return None
