@@ -128,6 +128,8 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
         for remark in row.remarks:
             console.print(f"{remark.kind} {row.name}: {remark.sentence}", soft_wrap=True)
+        for outlier in row.outliers:
+            console.print(f"OUTLIERS {row.name}: {outlier}", soft_wrap=True)
         for why in row.repeated:
             console.print(f"MADE AGAIN {row.name}: {why}", soft_wrap=True)
         for failure in row.all_failures:
@@ -183,6 +185,19 @@ def print_sheet(comparison: Comparison) -> None:
         console.print(f"- {reason}", soft_wrap=True)
 
 
+def _evaluation_rows(result: RunResult) -> dict[str, str]:
+    from dpcompare.report.formats import figure
+
+    rows = {
+        f"after step {evaluation.step}": f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, "
+        f"loss {figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
+        for evaluation in result.evaluations
+    }
+    if result.evaluations and (outlier := result.evaluations[-1].outlier):
+        rows["outliers"] = outlier
+    return rows
+
+
 def print_summary(result: RunResult, run_dir: Path) -> None:
     """One run, a line per figure."""
     from rich.table import Table
@@ -219,11 +234,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     if result.train_loss:
         first, last = (figure(result.train_loss[step], "{:.4f}") for step in (0, -1))
         rows["train loss"] = f"{first} -> {last}"
-    for evaluation in result.evaluations:
-        rows[f"after step {evaluation.step}"] = (
-            f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, loss {figure(evaluation.loss, '{:.4f}')}, "
-            f"{evaluation.count} samples"
-        )
+    rows |= _evaluation_rows(result)
     if result.skipped_images:
         rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"
     for package, versions in result.differing_versions.items():

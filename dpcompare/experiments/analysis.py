@@ -55,7 +55,7 @@ def analyse(collection: Collection) -> Comparison:
         subject=list(subject),
         measured=_measured([run for arm in present for run in arm.completed]),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
-        agreement=_agreement(claims),
+        agreement=_agreement(claims, present),
         verdict=sheet.verdict,
         summary=sheet.summary,
         reasons=[printable(reason) for reason in sheet.reasons],
@@ -201,7 +201,7 @@ def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
     return abs(first.evaluations[-1].accuracy - second.evaluations[-1].accuracy)
 
 
-def _agreement(claims: Sequence[ClaimRow]) -> str | None:
+def _agreement(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
     """How closely the arms that may be compared have trained; None where there are no two."""
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
@@ -212,12 +212,35 @@ def _agreement(claims: Sequence[ClaimRow]) -> str | None:
             f"the accuracies {'' if losses else 'differ '}by at most {max(accuracies):.1%} of the validation samples"
         )
     sentences = [f"Between arms that may be compared {', '.join(figures)}."] if figures else []
+    if accuracies:
+        sentences.append(_accuracy_floor(max(accuracies), arms))
     sentences += [
         f"{made.first} and {made.second} diverge: from step {made.diverged_at} the loss of one is not finite."
         for made in comparable
         if made.diverged_at is not None
     ]
     return " ".join(sentences) or None
+
+
+def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
+    """What moves an accuracy where the arms do not: rounding, as far as rounds of an arm show it, and the samples."""
+    last = [[run.evaluations[-1] for run in arm.completed if run.evaluations] for arm in arms]
+    spread = max(
+        (max(each.accuracy for each in of) - min(each.accuracy for each in of) for of in last if of), default=0
+    )
+    first = next(of[0] for of in last if of)
+    share = min(
+        max(first.accuracy, 1 / first.count), 1 - 1 / first.count
+    )  # none or all right still leaves one in doubt
+    error = math.sqrt(share * (1 - share) / first.count)
+    if spread > 0:
+        rounds = f"rounds of one arm, which differ in rounding alone, differ by up to {spread:.1%}"
+    else:
+        rounds = (
+            "all rounds repeat one training, so they do not show how far rounding alone moves it (docs/measuring.md)"
+        )
+    judged = "no arm is more accurate by this" if difference <= max(spread, 2 * error) else "look for the reason"
+    return f"An accuracy on {first.count} samples has a standard error of {error:.1%}, and {rounds}: {judged}."
 
 
 def _headline(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int) -> str:
@@ -339,6 +362,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         scaling=scaling_of(arm, all_arms),
         rounds_shown=_rounds_shown(arm),
         loss_curve=_curve(shown),
+        outliers=_outliers(runs),
         remarks=[
             Remark(kind=remark.kind, sentence=printable(f"round {number}: {remark.sentence}"))
             for number, run in enumerate(arm.runs, start=1)
@@ -349,6 +373,11 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         failures=arm.failures,
         ablation_failures=arm.ablation_failures,
     )
+
+
+def _outliers(runs: Sequence[RunResult]) -> list[str]:
+    said = (run.evaluations[-1].outlier for run in runs if run.evaluations)
+    return list(dict.fromkeys(sentence for sentence in said if sentence))
 
 
 def _rounds_shown(arm: ArmRuns) -> list[Round]:

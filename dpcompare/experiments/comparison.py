@@ -107,6 +107,9 @@ class ArmRow(_Shown):
     loss_curve: Curve
     remarks: list[Remark]
     """What is said aloud of its runs, with the round."""
+    outliers: list[str]
+    """A sentence per run of whose last evaluation a few samples make much of the loss; the same in all rounds is said
+    once."""
     repeated: list[str]
     """Why runs were made again that something had disturbed: a sentence for each, which is kept and counts no more."""
     failures: list[str]

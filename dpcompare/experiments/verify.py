@@ -279,23 +279,26 @@ def run_side(contender: Contender, config: RunConfig, run_dir: Path) -> Side:
     return Side(contender=contender, config=config, result=result, arrays=left)
 
 
+def disturbed(config: RunConfig, folder: Path, seed: int) -> RunConfig:
+    """The same run from initial weights that differ by about a rounding; `folder` gets them."""
+    assert config.inputs is not None
+    generator = np.random.default_rng(seed)
+    weights = {
+        name: (array * (1 + FLOOR_PERTURBATION * generator.standard_normal(array.shape))).astype(np.float32)
+        for name, array in load_file(config.inputs.weights).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"disturbed-{seed}.safetensors"
+    save_file(weights, path)
+    return config.model_copy(update={"inputs": config.inputs.model_copy(update={"weights": path})})
+
+
 def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], None]) -> dict[str, float]:
     """How far the reference drifts from itself when its initial weights are disturbed by rounding."""
-    assert reference.config.inputs is not None
-    weights = load_file(reference.config.inputs.weights)
     largest: dict[str, float] = {}
     for seed in range(FLOOR_SEEDS):
         say(f"{reference.contender}: floor of float32, weights disturbed by {FLOOR_PERTURBATION:g} (seed {seed})")
-        generator = np.random.default_rng(seed)
-        disturbed = {
-            name: (array * (1 + FLOOR_PERTURBATION * generator.standard_normal(array.shape))).astype(np.float32)
-            for name, array in weights.items()
-        }
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"disturbed-{seed}.safetensors"
-        save_file(disturbed, path)
-        inputs = reference.config.inputs.model_copy(update={"weights": path})
-        config = reference.config.model_copy(update={"inputs": inputs})
+        config = disturbed(reference.config, folder, seed)
         other = run_side(reference.contender, config, folder / str(seed))
         found = differences(group.workload)
         for template in CHECKED_WITH_FLOOR:

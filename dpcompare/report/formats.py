@@ -169,6 +169,7 @@ def as_markdown(comparison: Comparison) -> str:
         lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
         lines += [f"- {each.kind} {_escaped(row.name)}: {_escaped(each.sentence)}" for each in row.remarks]
+        lines += [f"- OUTLIERS {_escaped(row.name)}: {_escaped(outlier)}" for outlier in row.outliers]
         lines += [f"- MADE AGAIN {_escaped(row.name)}: {_escaped(why)}" for why in row.repeated]
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from dpcompare.config.run import RunConfig
-from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.data.order import samples_trained
+from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.computed import Computed
-from dpcompare.results.events import Event, read_events
+from dpcompare.results.events import Evaluated, Event, read_events
 from dpcompare.results.load import MachineLoad
 from dpcompare.results.result import (
     Evaluation,
@@ -202,9 +202,20 @@ def _evaluations(processes: Sequence[ProcessSeries]) -> list[Evaluation]:
                 loss=_finite(sum(part.loss_sum for part in parts) / count),
                 accuracy=sum(part.correct for part in parts) / count,
                 count=count,
+                **_batch_losses(parts),
             )
         )
     return combined
+
+
+def _batch_losses(parts: Sequence[Evaluated]) -> dict[str, float | None]:
+    """The median and the largest of the mean losses of the global batches of an evaluation."""
+    sums = zip(*(part.batch_loss_sums for part in parts), strict=False)
+    counts = zip(*(part.batch_counts for part in parts), strict=False)
+    losses = [sum(of) / sum(count) for of, count in zip(sums, counts, strict=False) if sum(count)]
+    if not losses:
+        return {}
+    return {"median_batch_loss": _finite(float(np.median(losses))), "largest_batch_loss": _finite(max(losses))}
 
 
 def _first_step(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:

@@ -99,6 +99,10 @@ class Evaluated(Event):
     correct: int
     count: int
     """Samples that `loss_sum` and `correct` are over."""
+    batch_loss_sums: Sequence[float] = ()
+    """`loss_sum` of each batch."""
+    batch_counts: Sequence[int] = ()
+    """`count` of each batch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,6 +24,9 @@ from dpcompare.system.json_files import read_document, write_document
 FORMAT = 2
 """Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
 
+LARGEST_MEAN, LARGEST_BATCH = 1.25, 3.0
+"""Times the loss of the median batch that the mean and the worst batch of an evaluation may have unmentioned."""
+
 Status = Literal["completed", "failed", "interrupted"]
 
 
@@ -121,6 +124,22 @@ class Evaluation(BaseModel):
     """None where it is not finite."""
     accuracy: Share
     count: Number
+    median_batch_loss: Finite | None = None
+    """The median of the mean losses of its global batches, which a few samples do not move."""
+    largest_batch_loss: Finite | None = None
+
+    @property
+    def outlier(self) -> str | None:
+        """A sentence about a few samples that make much of the loss; None where there are none."""
+        mean, median, largest = self.loss, self.median_batch_loss, self.largest_batch_loss
+        if mean is None or not median or largest is None:
+            return None
+        if mean <= LARGEST_MEAN * median or largest <= LARGEST_BATCH * median:
+            return None
+        return (
+            f"the evaluation loss of {mean:.4f} is that of a few samples: {median:.4f} in the median batch, "
+            f"{largest:.4g} in the worst; BatchNorm's running statistics may be too young for them"
+        )
 
 
 class Attempt(BaseModel):

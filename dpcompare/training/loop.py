@@ -148,10 +148,18 @@ class Trainer:
             if len(handles) % self._config.window == 0:  # or the host would fill the device with batches
                 self._backend.synchronize()
             self._log.alive()
-        loss_sum, correct, count = self._backend.read(handles).sum(axis=0)
-        epoch = -(-step // self._epoch_steps)
+        batches = self._backend.read(handles)
+        loss_sum, correct, count = batches.sum(axis=0)
         self._events.append(
-            Evaluated(step=step, epoch=epoch, loss_sum=float(loss_sum), correct=int(correct), count=int(count))
+            Evaluated(
+                step=step,
+                epoch=-(-step // self._epoch_steps),
+                loss_sum=float(loss_sum),
+                correct=int(correct),
+                count=int(count),
+                batch_loss_sums=batches[:, 0].tolist(),
+                batch_counts=batches[:, 2].astype(int).tolist(),
+            )
         )
         self._window.leave_out()
 

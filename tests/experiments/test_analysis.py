@@ -17,7 +17,7 @@ from dpcompare.experiments.collection import ArmRuns, Collection, collect
 from dpcompare.experiments.statistics import Plan
 from dpcompare.report.formats import as_csv, as_json, as_markdown, parse_condition
 from dpcompare.report.page import as_html
-from dpcompare.results.result import NodeRecord, StepSeconds
+from dpcompare.results.result import Evaluation, NodeRecord, StepSeconds
 from dpcompare.results.steadiness import SlowSteps
 from dpcompare.system.gpu_state import GpuReading, GpuState
 from tests.experiments.test_fairness import gpu, on_gpus, result
@@ -144,12 +144,27 @@ def test_communication_is_what_gradient_sync_adds_to_a_step():
     assert "communication" not in alone.step_parts_ms
 
 
+def evaluation(accuracy):
+    return Evaluation(epoch=1, step=45, loss=1.0, accuracy=accuracy, count=359)
+
+
 def test_how_closely_comparable_arms_have_trained_is_said():
     first = runs("torch", "ddp", FAST, train_loss=[2.0, 1.5, 1.2, None])
     second = runs("tensorflow", "multiworker", SLOW, train_loss=[2.0, 1.5, 1.23, 1.0])
     shown = compared(first, second)
     assert "the training losses of a step differ by at most 0.03, the accuracies by at most 0.0%" in shown.agreement
     assert shown.agreement in as_markdown(shown)
+    assert (
+        "An accuracy on 359 samples has a standard error of 2.6%, and all rounds repeat one training, so they do not "
+        "show how far rounding alone moves it (docs/measuring.md): no arm is more accurate by this." in shown.agreement
+    )
+    first.runs[3] = runs(
+        "torch", "ddp", FAST[:1], train_loss=[2.0, 1.5, 1.2, 1.0], evaluations=[evaluation(0.52)]
+    ).runs[0]
+    moved = compared(first, second).agreement
+    assert "rounds of one arm, which differ in rounding alone, differ by up to 2.0%: no arm" in moved
+    better = runs("tensorflow", "multiworker", SLOW, train_loss=[2.0, 1.5, 1.2, 1.0], evaluations=[evaluation(0.7)])
+    assert "differ by up to 2.0%: look for the reason." in compared(first, better).agreement
     assert "diverge: from step 4 the loss of one is not finite" in shown.agreement
     at_once = compared(runs("torch", "ddp", FAST, train_loss=[None] * 4), second)
     assert at_once.agreement is None  # they have not computed the same

@@ -99,6 +99,30 @@ def test_losses_and_evaluations_are_sums_over_the_processes(config, tmp_path):
     assert result.train_loss == [4.0, 2.0, 1.0, 0.5]
     (evaluation,) = result.evaluations
     assert (evaluation.count, evaluation.loss, evaluation.accuracy) == (359, 2.0, 180 / 359)
+    assert (evaluation.median_batch_loss, evaluation.outlier) == (None, None)  # events of an earlier release
+
+
+@pytest.mark.parametrize(("worst", "is_told"), [(184.0, True), (8.0, False)])
+def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path, worst, is_told):
+    """Twelve batches of a loss of about 1; in one of them is a sample that has the worst."""
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    sums = [16.0, 14.0, 15.0, 17.0, 16.0, 15.0, 16.0, 15.0, 16.0, 14.0, 16.0, 3.0]
+    with_worst = [15.0 + worst, *sums[1:]]
+    counts = [15] * 11 + [3]
+    found = []
+    for rank, batches in enumerate((sums, with_worst)):
+        trained_steps, evaluated = events(rank, evaluated=(168, 191))
+        found += [
+            trained_steps,
+            replace(evaluated, loss_sum=sum(batches), batch_loss_sums=batches, batch_counts=counts),
+        ]
+    (evaluation,) = aggregated(config, tmp_path, found).evaluations
+    assert evaluation.median_batch_loss == pytest.approx(1.05, abs=0.05)
+    assert evaluation.largest_batch_loss == pytest.approx((31 + worst) / 30)
+    assert (evaluation.outlier is not None) == is_told
+    if is_told:
+        assert "is that of a few samples: 1.0333 in the median batch, 7.167 in the worst" in evaluation.outlier
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,10 @@ def test_an_epoch_counts_every_sample_once_and_ends_with_an_evaluation(tmp_path)
     assert events[Ready][0].steps == 90
     assert sum(series(events, "global_counts")) == 2 * 1438
     assert [(event.epoch, event.count) for event in events[Evaluated]] == [(1, 359), (2, 359)]
-    assert events[Evaluated][-1].correct / 359 > 0.8
+    last = events[Evaluated][-1]
+    assert last.correct / 359 > 0.8
+    assert (len(last.batch_counts), sum(last.batch_counts)) == (12, 359)
+    assert sum(last.batch_loss_sums) == pytest.approx(last.loss_sum)
     assert [
         len(series(events, name)) for name in ("losses", "step_seconds", "data_seconds", "host_overhead_seconds")
     ] == [90] * 4
