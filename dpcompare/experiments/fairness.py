@@ -83,7 +83,7 @@ def _gpu_settings(result: RunResult) -> str | None:
     return "; ".join(sorted({gpu.settings for gpu in result.gpus}))
 
 
-def _no_clock_problem(results: Sequence[RunResult]) -> Judgement:
+def _no_clock_problem(results: Sequence[RunResult], values: Sequence[Any], of_all: Values) -> Judgement:
     """One run whose clock is wrong is enough; a run that nobody watched is none."""
     problem = any(result.clock_problem for result in results)
     return Judgement(equal=not problem, is_reason=problem)

@@ -25,7 +25,7 @@ from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.remembered import remember_first_step
-from dpcompare.launch.supervise import follow, followed
+from dpcompare.launch.supervise import followed
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
 from dpcompare.results.events import Event

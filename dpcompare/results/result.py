@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from dpcompare._version import __version__
 from dpcompare.results.clock import ClockCheck, much_between_steps
-from dpcompare.results.load import MachineLoad
 from dpcompare.results.computed import Computed, ComputedByProcess
+from dpcompare.results.load import MachineLoad
 from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
 from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
