@@ -77,7 +77,7 @@ def _children() -> set[int]:
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rpartition(")")[2].split()
-            if "resource_tracker" in (status.parent / "cmdline").read_text():
+            if b"resource_tracker" in (status.parent / "cmdline").read_bytes():
                 continue  # multiprocessing's own, one per interpreter until it ends
         except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
             continue

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from dpcompare.cli.option_values import WarmupSteps
 from dpcompare.errors import RequestError, closest
 
 
@@ -86,6 +87,7 @@ def _type_problem(option: click.Option, value: Any, context: click.Context) -> s
         "integer range": ((int,), "an integer"),
         "float": ((int, float), "a number"),
         "boolean": ((bool,), "true or false"),
+        WarmupSteps.name: ((int, str), "a number of steps or auto"),
     }
     if isinstance(option.type, Numbers):
         kinds["numbers"] = ((int, str, list), "a number, or a list of them")

@@ -123,6 +123,14 @@ class Workload(Config):
     skip_corrupt: bool = False
     """Leave out images that cannot be decoded, and count them, instead of refusing the dataset."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_a_step_to_measure(cls, values: Any) -> Any:
+        steps = values.get("steps") if isinstance(values, dict) else None
+        if type(steps) is int and 0 < steps <= DEFAULT_WARMUP_STEPS and "warmup_steps" not in values:
+            return values | {"warmup_steps": steps - 1}
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> Workload:
         problems = []

@@ -245,10 +245,7 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
             )
         else:
             outcome = "faster" if low > 1 else "slower"
-            sentence = (
-                f"{pair.first} is {ratio.value:.3f} times as fast as {pair.second} in steady speed: "
-                f"{outcome} ({shown})."
-            )
+            sentence = _faster_first(pair, ratio.value, interval, f"{confidence(level)} interval", counted)
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -258,6 +255,15 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
         interval=interval,
         sentence=sentence,
     )
+
+
+def _faster_first(pair: Pair, ratio: float, interval: tuple[float, float], name: str, counted: str) -> str:
+    low, high = interval
+    faster, slower = pair.first, pair.second
+    if ratio < 1:
+        faster, slower, ratio, low, high = slower, faster, 1 / ratio, 1 / high, 1 / low
+    shown = f"{name} {low:.3f} to {high:.3f}, {counted}"
+    return f"{faster} is {ratio:.3f} times as fast as {slower} in steady speed ({shown})."
 
 
 def _counted(rounds: int) -> str:

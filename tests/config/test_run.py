@@ -37,6 +37,10 @@ def test_a_program_reads_what_the_command_line_says():
         RunConfig(framework="torch")
 
 
+def test_a_short_run_has_a_step_to_measure():
+    assert [Workload(steps=steps).warmup_steps for steps in (1, 5, 6)] == [0, 4, 5]
+
+
 def test_a_config_survives_its_file(tmp_path):
     run = config(augment=("flip",), steps=20, learning_rate=0.1)
     run.save(tmp_path / "config.json")
@@ -64,7 +68,7 @@ def test_a_config_survives_its_file(tmp_path):
         ({"image_size": "big"}, "image_size: input should be a valid integer, received 'big'"),
         ({"model": "efficientnet-b8"}, "unknown model 'efficientnet-b8'"),
         ({"epochs": 1, "steps": 1}, "received both epochs=1 and steps=1"),
-        ({"steps": 5}, "warmup_steps: received 5 of 5 steps"),
+        ({"steps": 5, "warmup_steps": 5}, "warmup_steps: received 5 of 5 steps"),
         ({"steps": 5, "warmup_steps": "auto"}, "warmup_steps: received 5 or more of 5 steps"),
         ({"warmup_steps": "soon"}, "warmup_steps: received 'soon', expected a number of steps from 0 on, or auto"),
         ({"learning_rate": float("nan")}, "learning_rate: input should be a finite number"),

@@ -74,19 +74,19 @@ SLIGHTLY_OFF = [101.0, 99.5, 100.0, 99.0, 101.5, 100.0]
             (FASTER, SIX),
             [],
             Plan(),
-            "a is 1.300 times as fast as b in steady speed: faster (96% interval 1.283 to 1.316, 6 rounds).",
+            "a is 1.300 times as fast as b in steady speed (96% interval 1.283 to 1.316, 6 rounds).",
         ),
         (
             (SIX, FASTER),
             [],
             Plan(),
-            "a is 0.769 times as fast as b in steady speed: slower (96% interval 0.760 to 0.779, 6 rounds).",
+            "b is 1.300 times as fast as a in steady speed (96% interval 1.283 to 1.316, 6 rounds).",
         ),
         (
             (FASTER, SIX),
             [],
             Plan(looks=1),
-            "a is 1.300 times as fast as b in steady speed: faster (99.2% interval 1.274 to 1.325, 6 rounds).",
+            "a is 1.300 times as fast as b in steady speed (99.2% interval 1.274 to 1.325, 6 rounds).",
         ),
         (
             (SLIGHTLY_OFF, SIX),

@@ -556,7 +556,7 @@ def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     assert [row.repeated for row in shown.arms] == [[f"round 2: {OTHERS}"], [f"round 3: {OTHERS}"]]
     assert [[remark.kind for remark in row.remarks] for row in shown.arms] == [[], ["DISTURBED"]]
     assert "- MADE AGAIN a: round 2: DISTURBED" in as_markdown(shown)
-    assert "<strong>a</strong> was made again: round 2: DISTURBED" in as_html(shown)
+    assert "MADE AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
     again, _ = made(request, tmp_path / "s", {})
     assert again == []
 
