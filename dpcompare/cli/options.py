@@ -151,7 +151,8 @@ class RunOptions:
         type=WarmupSteps(),
         resumable=True,
         help="First steps left out of the measured speed, all but one of fewer. auto: 5, and of the others as many as "
-        "were made before the steps had settled, a third at most.  [default: 5; on GPUs without --epochs 30, at most a quarter of --steps]",
+        "were made before the steps had settled, a third at most.  [default: 5; on GPUs without --epochs 30, "
+        "at most a quarter of --steps]",
     )
     optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
     learning_rate: float | None = _workload(flags=("--learning-rate", "--lr"), type=float, help="[default: 0.001]")
