@@ -1,12 +1,14 @@
-"""Faults to put into one side of a verification: each breaks just one alignment, in worker processes only.
+"""Faults to put into one side of a comparison: each breaks just one alignment, in worker processes only.
 
 They travel as stress/injection.py says.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from stress.injection import write_sitecustomize
 
@@ -15,17 +17,25 @@ from stress.injection import write_sitecustomize
 class Fault:
     framework: str
     """The side that is broken."""
-    optimizer: str
+    optimizer: str = "sgd"
     """With which it shows."""
-    module: str
+    module: str = ""
     """Below dpcompare.backends."""
-    inject: str
-    caught_by: str
-    """The check that must fail."""
+    inject: str = ""
+    """Body of `inject(module)`."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What the side inherits from the shell instead."""
+    changes_numbers: bool = True
+    """Whether other numbers are computed, beyond rounding; where not, only the sheet can see it."""
+    caught_by: str | None = None
+    """The check of verify that must fail; "run" where the run itself does. None for what changes no number."""
     on_sheet: tuple[str, ...] = ()
     """Knobs of the fairness sheet that name it, perhaps among others; none where it names nothing."""
     replicas: int = 1
-    regularization: str = "off"
+    workload: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the workload without which it does not show, beside those of verify's small groups."""
+    resumed: bool = False
+    """Whether it shows in a run that is resumed only."""
 
     def install(self, folder: Path) -> None:
         """Write the sitecustomize module into a folder that PYTHONPATH will name."""
@@ -226,7 +236,7 @@ loop.evaluation_batches = dropping
     "dropout of another step": Fault(
         framework="torch",
         optimizer="adam",
-        regularization="shared",
+        workload={"regularization": "shared"},
         module="torch.backend",
         inject="""
 from dpcompare.data.regularization import Regularization
@@ -239,7 +249,7 @@ Regularization.__call__ = lambda self, *, step, indices: draw(self, step=step + 
     "dropout that does not scale up what it keeps": Fault(
         framework="tensorflow",
         optimizer="adam",
-        regularization="shared",
+        workload={"regularization": "shared"},
         module="tensorflow.model",
         inject="""
 apply = module.SharedDrop.call
@@ -252,7 +262,7 @@ module.SharedDrop.call = lambda self, features, factors, training=False: apply(
     "stochastic depth of other samples": Fault(
         framework="torch",
         optimizer="adam",
-        regularization="shared",
+        workload={"regularization": "shared"},
         module="torch.model",
         inject="""
 apply = module.SharedDrop.forward
@@ -292,5 +302,172 @@ module.TorchBackend._losses = mean_of_replica
         inject="module.DistributedDataParallel.broadcast_buffers = lambda self: None",
         caught_by="evaluation loss",
         on_sheet=("first evaluation loss",),
+    ),
+    "wrong padding at odd sizes": Fault(
+        framework="torch",
+        module="torch.model",
+        inject="""
+from torch.nn import functional
+def forward(self, images):
+    height, width = (
+        max((-(-side // stride) - 1) * stride + kernel - side, 0)
+        for side, stride, kernel in zip(images.shape[2:], self.stride, self.kernel_size, strict=True)
+    )
+    return module.nn.Conv2d.forward(self, functional.pad(images, (0, width, 0, height)))
+module.Conv2dSame.forward = forward
+""",
+        caught_by="evaluation logits",
+        on_sheet=LOSSES,
+    ),
+    "BatchNorm's momentum 0.9 whatever is asked for": Fault(
+        framework="tensorflow",
+        module="tensorflow.model",
+        inject="""
+shared = module._aligned
+module._aligned = lambda model, workload: shared(model, workload.model_copy(update={"batchnorm_momentum": 0.9}))
+""",
+        caught_by="BatchNorm statistics",
+    ),
+    "synchronized BatchNorm that averages the replicas' variances": Fault(
+        framework="torch",
+        optimizer="adam",
+        replicas=2,
+        workload={"regularization": "shared", "batchnorm": "sync"},
+        module="torch.batchnorm",
+        inject="""
+def moments(self, x):
+    own = torch.cat([x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False)])
+    return (self._all_reduce_sum(own) / self._num_replicas).chunk(2)
+import torch
+module.GlobalBatchNorm._moments = moments
+""",
+        caught_by="training logits",
+        on_sheet=LOSSES,
+    ),
+    "accumulation that exchanges no gradients": Fault(
+        framework="torch",
+        replicas=2,
+        workload={"model": "mlp", "accumulate": 2},
+        module="torch.ddp",
+        inject="""
+sync = module.DistributedDataParallel.gradient_sync
+module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
+    self, enabled=enabled and self.workload.accumulate == 1)
+""",
+        caught_by="accumulation = replicas = one batch",
+        on_sheet=("second loss",),
+    ),
+    "augmentation's seed ignored": Fault(
+        framework="torch",
+        module="torch.backend",
+        inject="""
+from dpcompare.training import reader
+seeded = reader.Augmentation
+reader.Augmentation = lambda names, *, seed, num_samples: seeded(names, seed=0, num_samples=num_samples)
+""",
+        caught_by="pixels and augmentation",
+        on_sheet=LOSSES,
+    ),
+    "a layer frozen in the native profile": Fault(
+        framework="tensorflow",
+        replicas=2,
+        workload={"profile": "native"},
+        module="tensorflow.backend",
+        inject="""
+update = module.TensorFlowBackend._update
+def frozen(self, gradients, constants):
+    if self.workload.profile == "native":
+        gradients = [module.tf.zeros_like(gradients[0]), *gradients[1:]]
+    update(self, gradients, constants)
+module.TensorFlowBackend._update = frozen
+""",
+        caught_by="gradient of each tensor",
+        on_sheet=("second loss",),
+    ),
+    "clipped gradients": Fault(
+        framework="tensorflow",
+        module="tensorflow.optimizer",
+        inject="""
+apply = module.Optimizer.apply
+module.Optimizer.apply = lambda self, gradients, constants: apply(
+    self, module.tf.clip_by_global_norm(gradients, 0.5)[0], constants)
+""",
+        caught_by="gradient",
+        on_sheet=("second loss",),
+    ),
+    "Adam's steps lost by a resume": Fault(
+        framework="torch",
+        optimizer="adam",
+        resumed=True,
+        workload={"regularization": "shared"},
+        module="torch.backend",
+        inject="""
+from dpcompare.training import loop
+resume = loop._resume
+def forgetful(backend):
+    step = resume(backend)
+    if step:
+        backend.optimizer.steps_taken = 0
+        for memory in backend.optimizer.state.values():
+            memory["step"].zero_()
+    return step
+loop._resume = forgetful
+""",
+        caught_by="losses over adam steps",
+    ),
+    "half of the rows never computed": Fault(
+        framework="torch",
+        module="torch.backend",
+        inject="""
+losses = module.TorchBackend._losses
+def of_half(self, model, batch):
+    if model is not self.replicated or not self.model.training:
+        return losses(self, model, batch)
+    half = len(batch.labels) // 2
+    drop_masks = None if batch.drop_masks is None else batch.drop_masks[:half]
+    logits, per_row = losses(self, model, module.replace(
+        batch, images=batch.images[:half], labels=batch.labels[:half], weights=batch.weights[:half],
+        drop_masks=drop_masks))
+    return logits.repeat(2, 1), per_row.repeat(2)
+module.TorchBackend._losses = of_half
+""",
+        caught_by="first loss",
+        on_sheet=LOSSES,
+    ),
+    "a clock at half speed": Fault(
+        framework="torch",
+        changes_numbers=False,
+        module="torch.backend",
+        inject="""
+import time
+real = time.perf_counter
+time.perf_counter = lambda: real() / 2
+""",
+    ),
+    "a timer that starts after the forward pass": Fault(
+        framework="torch",
+        changes_numbers=False,
+        module="torch.backend",
+        inject="""
+import time
+from dpcompare.training import window
+begun, begin = [], window.Window.begin_step
+def remembered(self):
+    begun[:] = [self]
+    return begin(self)
+window.Window.begin_step = remembered
+losses = module.TorchBackend._losses
+def late(self, model, batch):
+    computed = losses(self, model, batch)
+    if model is self.replicated and begun:
+        begun[0]._start = time.perf_counter()
+    return computed
+module.TorchBackend._losses = late
+""",
+    ),
+    "oneDNN switched off by the shell": Fault(
+        framework="tensorflow",
+        changes_numbers=False,
+        environment={"TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
 }
