@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from dpcompare.experiments.checks import (
 )
 from dpcompare.experiments.verify_groups import Contender, Group
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.launch.run import run
+from dpcompare.launch.run import resume, run
 from dpcompare.results import arrays
+from dpcompare.results.run_dir import checkpoint_paths
 
 # What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
 # see docs/fairness.md. None: nothing absolute, see FLOOR_MULTIPLE.
@@ -58,9 +59,9 @@ FLOOR_MULTIPLE = 10.0
 itself when its weights are disturbed by rounding. That floor is measured in the same run, and this multiple is the
 tolerance."""
 FLOOR_SEEDS = 3
-FLOOR_PERTURBATION = 1e-7
-"""Relative size of the disturbance: about the rounding of a float32 (6e-8)."""
-LEAST_OF_FLOOR = 1e-5
+FLOOR_PERTURBATION = {"float32": 1e-7, "bfloat16": 4e-3}
+"""Relative size of the disturbance: about the rounding of a float32 (6e-8) or of a bfloat16 (4e-3)."""
+LEAST_OF_FLOOR = {"float32": 1e-5, "bfloat16": 4e-2}
 """No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is no difference."""
 
 GPU_TOLERANCES: dict[str, dict[str, float]] = {
@@ -86,8 +87,6 @@ REPEAT_MULTIPLE = 4.0
 differs more from itself, is measured in the same run, and no tolerance is smaller than this multiple of it."""
 MOST_WIDENING = 20.0
 """How many times wider that may make a tolerance: what is further from itself is broken, and not to be excused."""
-
-CHECKED_WITH_FLOOR = ("losses over 2 steps", "losses over {optimizer} steps", "BatchNorm statistics", "evaluation loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +129,10 @@ def verify(
     """
     # All of them before the first run: a topology that this machine lacks is refused with nothing started.
     configs = [
-        [config_of(contender, group.workload, device, interpreters or {}) for contender in group.contenders]
+        [
+            prepare_inputs(config_of(contender, group.workload, device, interpreters or {}, group.checkpoint_every))
+            for contender in group.to_run
+        ]
         for group in groups
     ]
     folder = Path(tempfile.mkdtemp(prefix="dpcompare-verify-"))
@@ -145,21 +147,28 @@ def verify(
 def _verify_group(
     group: Group, configs: Sequence[RunConfig], folder: Path, say: Callable[[str], None]
 ) -> Iterator[Check]:
-    sides: list[Side] = []
-    for number, (contender, config) in enumerate(zip(group.contenders, configs, strict=True)):
+    left: dict[Contender, Side] = {}
+    for contender, config in zip(group.to_run, configs, strict=True):
         say(f"{contender}: {group.described}, {group.workload.precision}")
+        whole = replace(contender, resumed=False)
+        run_dir = folder / str(group.to_run.index(whole))
         try:
-            sides.append(run_side(contender, config, folder / str(number)))
+            if not contender.resumed:
+                left[contender] = run_side(contender, config, run_dir)
+            elif whole in left:
+                left[contender] = resume_side(contender, left[whole], run_dir)
         except RunFailedError as error:
             yield _did_not_run("run", group, str(contender), str(error))
+    baseline = left.pop(group.baseline, None) if group.baseline else None
+    sides = list(left.values())
     if not sides:
         return
     floor: dict[str, float] = {}
-    if group.kind == "modes" and group.workload.precision == "float32" and len(sides) > 1:
+    if group.kind == "modes" and group.workload.precision in FLOOR_PERTURBATION and len(sides) > 1:
         try:
             floor = _floor(group, sides[0], folder / "floor", say)
         except RunFailedError as error:
-            yield _did_not_run("floor of float32", group, str(sides[0].contender), str(error))
+            yield _did_not_run(f"floor of {group.workload.precision}", group, str(sides[0].contender), str(error))
     again: list[tuple[Side, Side]] = []
     if len(sides) > 1 and _any_on_gpu(sides):
         # The first of each framework: their kernels are others, and may differ from themselves by more.
@@ -170,7 +179,7 @@ def _verify_group(
                 again.append((reference, run_side(reference.contender, reference.config, run_dir)))
             except RunFailedError as error:
                 yield _did_not_run("floor of the GPU", group, str(reference.contender), str(error))
-    yield from compare_sides(group, sides, floor, again)
+    yield from compare_sides(group, sides, floor, again, baseline)
 
 
 def _any_on_gpu(sides: Sequence[Side]) -> bool:
@@ -192,7 +201,11 @@ def _did_not_run(name: str, group: Group, pair: str, detail: str) -> Check:
 
 
 def compare_sides(
-    group: Group, sides: Sequence[Side], floor: dict[str, float], again: Sequence[tuple[Side, Side]] = ()
+    group: Group,
+    sides: Sequence[Side],
+    floor: dict[str, float],
+    again: Sequence[tuple[Side, Side]] = (),
+    baseline: Side | None = None,
 ) -> Iterator[Check]:
     """The checks of a group whose contenders have run.
 
@@ -201,14 +214,17 @@ def compare_sides(
         sides: at least one; the first is the reference. Where only one of several ran, what compares them has failed.
         floor: check -> how far the reference drifts from itself; only needed in float32.
         again: a side of each framework, and the same run once more; only on GPUs.
+        baseline: what the group's baseline left, where it has one; its losses are compared too.
     """
     checks = (
         {"accumulation = replicas = one batch": loss_difference}
         if group.kind == "accumulation"
         else differences(group.workload)
     )
+    losses = ("first loss", "losses over 2 steps", f"losses over {group.workload.optimizer} steps")
     for name, difference in checks.items():
-        if name not in EACH_ALONE and len(sides) < 2:
+        compared = [*sides, baseline] if baseline and name in losses else sides
+        if name not in EACH_ALONE and len(compared) < 2:
             if len(group.contenders) > 1:
                 yield _did_not_run(name, group, str(sides[0].contender), "there is no other side to compare with")
             continue
@@ -220,7 +236,7 @@ def compare_sides(
         if tolerance is None:
             yield _did_not_run(name, group, str(sides[0].contender), "the floor could not be measured")
             continue
-        yield _compared(name, group, sides, difference, tolerance, repeated)
+        yield _compared(name, group, compared, difference, tolerance, repeated)
 
 
 def tolerance_of(
@@ -237,11 +253,11 @@ def tolerance_of(
     """
     if not all(np.isfinite(floor) for floor in (drift, repeated) if floor is not None):
         return None  # nothing would exceed it
-    tolerance = TOLERANCES[name][precision]
+    tolerance = stated_tolerance(name, precision)
     if tolerance is None:
         if drift is None:
             return None
-        tolerance = max(FLOOR_MULTIPLE * drift, LEAST_OF_FLOOR)
+        tolerance = max(FLOOR_MULTIPLE * drift, LEAST_OF_FLOOR[precision])
     elif on_gpu:
         tolerance = GPU_TOLERANCES.get(name, {}).get(precision, tolerance)
     if repeated is None:
@@ -251,8 +267,20 @@ def tolerance_of(
     return max(tolerance, min(REPEAT_MULTIPLE * repeated, widest))
 
 
-def config_of(contender: Contender, workload: Workload, device: str, interpreters: dict[str, str]) -> RunConfig:
-    """The run of one contender."""
+def stated_tolerance(name: str, precision: str) -> float | None:
+    """What TOLERANCES promises; in bfloat16, which each framework rounds to in other places, only what is exact."""
+    exact = TOLERANCES[name]["float32"] == 0.0
+    return TOLERANCES[name].get(precision, 0.0 if exact else None)
+
+
+def config_of(
+    contender: Contender,
+    workload: Workload,
+    device: str,
+    interpreters: dict[str, str],
+    checkpoint_every: int | None = None,
+) -> RunConfig:
+    """The run of one contender, which keeps all of its checkpoints."""
     interpreter = interpreters.get(contender.framework)
     chosen: dict[str, Any] = {"python": interpreter} if interpreter else {}
     nodes, devices = contender.num_nodes, contender.devices_per_node
@@ -265,6 +293,10 @@ def config_of(contender: Contender, workload: Workload, device: str, interpreter
         task="probe",
         stages=contender.stages,
         launcher=contender.launcher,
+        pipeline_schedule=contender.pipeline_schedule,
+        tune=dict(contender.tune),
+        checkpoint_every=checkpoint_every,
+        keep_checkpoints=workload.steps or 1,
         **chosen,
     )
     require_mode(config.framework, config.mode, config.python)
@@ -279,12 +311,19 @@ def run_side(contender: Contender, config: RunConfig, run_dir: Path) -> Side:
     return Side(contender=contender, config=config, result=result, arrays=left)
 
 
-def disturbed(config: RunConfig, folder: Path, seed: int) -> RunConfig:
-    """The same run from initial weights that differ by about a rounding; `folder` gets them."""
+def disturbed(config: RunConfig, folder: Path, seed: int, perturbation: float) -> RunConfig:
+    """The same run from initial weights that differ by about a rounding; `folder` gets them.
+
+    Args:
+        config: of the run.
+        folder: for the weights.
+        seed: of the disturbance.
+        perturbation: its standard deviation, relative to each weight.
+    """
     assert config.inputs is not None
     generator = np.random.default_rng(seed)
     weights = {
-        name: (array * (1 + FLOOR_PERTURBATION * generator.standard_normal(array.shape))).astype(np.float32)
+        name: (array * (1 + perturbation * generator.standard_normal(array.shape))).astype(np.float32)
         for name, array in load_file(config.inputs.weights).items()
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -293,17 +332,31 @@ def disturbed(config: RunConfig, folder: Path, seed: int) -> RunConfig:
     return config.model_copy(update={"inputs": config.inputs.model_copy(update={"weights": path})})
 
 
+def resume_side(contender: Contender, whole: Side, run_dir: Path) -> Side:
+    """Go on with the run of a contender from its first checkpoint, as if it had been interrupted there.
+
+    Of the arrays only those at the end are new: the others are of the first step.
+    """
+    for later in checkpoint_paths(run_dir)[:-1]:
+        later.unlink()
+    result = resume(run_dir, whole.config)
+    left = arrays.load(run_dir, whole.config.topology.num_trainers)
+    trained = {name: array for name, array in left.items() if name.startswith("trained.")}
+    return Side(contender=contender, config=whole.config, result=result, arrays=whole.arrays | trained)
+
+
 def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], None]) -> dict[str, float]:
     """How far the reference drifts from itself when its initial weights are disturbed by rounding."""
+    precision = group.workload.precision
+    perturbation = FLOOR_PERTURBATION[precision]
     largest: dict[str, float] = {}
     for seed in range(FLOOR_SEEDS):
-        say(f"{reference.contender}: floor of float32, weights disturbed by {FLOOR_PERTURBATION:g} (seed {seed})")
-        config = disturbed(reference.config, folder, seed)
+        say(f"{reference.contender}: floor of {precision}, weights disturbed by {perturbation:g} (seed {seed})")
+        config = disturbed(reference.config, folder, seed, perturbation)
         other = run_side(reference.contender, config, folder / str(seed))
-        found = differences(group.workload)
-        for template in CHECKED_WITH_FLOOR:
-            name = template.format(optimizer=group.workload.optimizer)
-            largest[name] = max(largest.get(name, 0.0), found[name](reference, other))
+        for name, difference in differences(group.workload).items():
+            if stated_tolerance(name, precision) is None:
+                largest[name] = max(largest.get(name, 0.0), difference(reference, other))
     return largest
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from dpcompare.backends.availability import require_compiler
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.modes import MODES
 from dpcompare.config.workload import Workload
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import model_of
+from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.import_path import is_custom
 
 BATCH = 16
@@ -29,13 +31,18 @@ class Contender:
     accumulate: int = 1
     stages: int = 1
     launcher: Literal["torchrun", "spawn"] | None = None
+    pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
+    tune: Mapping[str, str] = field(default_factory=dict, hash=False)
+    resumed: bool = False
+    """Whether it is the same contender without this, resumed from a checkpoint that it wrote on its way."""
 
     def __str__(self) -> str:
         topology = "" if self.mode == "single" else f" on {topology_in_words(self.num_nodes, self.devices_per_node)}"
         stages = f" in {self.stages} stages" if self.stages > 1 else ""
         launcher = f" by {self.launcher}" if self.launcher else ""
         parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
-        return f"{self.framework} {self.mode}{topology}{stages}{launcher}{parts}"
+        resumed = " resumed" if self.resumed else ""
+        return f"{self.framework} {self.mode}{topology}{stages}{launcher}{parts}{resumed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +53,29 @@ class Group:
     contenders: tuple[Contender, ...]
     kind: Literal["modes", "accumulation"] = "modes"
     """`modes`: every check. `accumulation`: only losses, over contenders that divide the batch differently."""
+    baseline: Contender | None = None
+    """One device in the place of the replicas of `modes`: it has their losses, and not all else."""
+
+    @property
+    def to_run(self) -> tuple[Contender, ...]:
+        """All contenders, the baseline last."""
+        return self.contenders if self.baseline is None else (*self.contenders, self.baseline)
 
     @property
     def described(self) -> str:
-        regularized = ", regularization" if self.workload.regularization == "shared" else ""
-        return f"{self.workload.model}, {self.workload.optimizer}{regularized}"
+        workload = self.workload
+        has = {
+            "regularization": workload.regularization == "shared",
+            "synchronized BatchNorm": workload.batchnorm == "sync",
+            "native": workload.profile == "native",
+        }
+        return ", ".join([workload.model, workload.optimizer, *(name for name, value in has.items() if value)])
+
+    @property
+    def checkpoint_every(self) -> int | None:
+        """Steps, such that the first checkpoint is in the middle of an epoch; None where nobody is resumed."""
+        assert self.workload.steps is not None
+        return self.workload.steps * 2 // 5 if any(contender.resumed for contender in self.contenders) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,34 +109,42 @@ def plan_groups(
     replicas: Sequence[int],
     precisions: Sequence[str],
     quick: bool,
+    device: str = "cpu",
+    asked: dict[str, Any] | None = None,
 ) -> list[Group]:
     """What to run. Quick: `model` on one device only and few steps; tiny models on several replicas.
 
     Regularization is checked where differences show, in float64, with Adam: `model` on one device, toy-bn elsewhere.
+    What else a workload can have is spread over the groups of small models, since it takes no group of its own.
+
+    Args:
+        device: as for `verify`.
+        asked: fields of a workload, which all groups take.
 
     Raises:
         RequestError: see `check_request`.
     """
-    check_request(modes, replicas)
+    asked = asked or {}
+    accumulate = asked.get("accumulate", 1)
+    check_request(modes, replicas, accumulate)
     groups: list[Group] = []
     for precision in precisions:
-        groups += [
-            Group(workload=workload, contenders=contenders)
-            for num_replicas in replicas
-            if (contenders := usable_contenders(frameworks, modes, num_replicas))
-            for workload in _workloads(model, num_replicas, precision, quick=quick)
-        ]
+        for num_replicas in replicas:
+            usable = usable_contenders(frameworks, modes, num_replicas)
+            if contenders := tuple(replace(contender, accumulate=accumulate) for contender in usable):
+                groups += _groups(contenders, model, num_replicas, precision, quick=quick, device=device, asked=asked)
         if precision == "float64" or not quick:
-            accumulation = _accumulation(frameworks, modes, replicas, precision)
+            accumulation = _accumulation(frameworks, modes, replicas, precision, asked)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
     return groups
 
 
-def check_request(modes: Sequence[str], replicas: Sequence[int]) -> None:
+def check_request(modes: Sequence[str], replicas: Sequence[int], accumulate: int = 1) -> None:
     """Refuse what cannot be verified.
 
     Raises:
-        RequestError: an unknown mode, one that cannot be verified, or a number of replicas that does not divide BATCH.
+        RequestError: an unknown mode, one that cannot be verified, or a number of replicas or of their micro-batches
+            that does not divide BATCH.
     """
     known = [*dict.fromkeys(mode for _, mode in MODES), *VARIANTS]
     if unknown := [mode for mode in modes if mode not in known]:
@@ -120,11 +153,18 @@ def check_request(modes: Sequence[str], replicas: Sequence[int]) -> None:
         )
     if not replicas:
         raise RequestError("--replicas: received none, expected numbers such as 1,2,4")
-    possible = [count for count in range(1, BATCH // 2 + 1) if BATCH % (2 * count) == 0]
+    divisors = [count for count in range(1, BATCH // 2 + 1) if BATCH % (2 * count) == 0]
+    if accumulate not in divisors:
+        raise RequestError(
+            f"--accumulate: received {accumulate}, but the batch of {BATCH} images must divide into micro-batches with "
+            f"at least 2 each; expected one of {', '.join(map(str, divisors))}"
+        )
+    possible = [count for count in divisors if count * accumulate in divisors]
     if impossible := [count for count in replicas if count not in possible]:
         raise RequestError(
             f"--replicas: received {', '.join(map(str, impossible))}, but the batch of {BATCH} images must divide "
-            f"among the replicas with at least 2 each; expected some of {', '.join(map(str, possible))}"
+            "among the replicas and their micro-batches with at least 2 each; expected some of "
+            f"{', '.join(map(str, possible))}"
         )
     reasons = [f"{mode}: {row.unverifiable}" for (_, mode), row in MODES.items() if mode in modes and row.unverifiable]
     if reasons:
@@ -194,19 +234,62 @@ OPTIMIZERS = {
 """Size of the model and precision -> what it is trained with, one group each."""
 
 
-def _workloads(model: str, num_replicas: int, precision: str, *, quick: bool) -> Iterator[Workload]:
+WIDENED = {"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97}
+"""Of small models: an odd size, which pads otherwise than an even one, and values that are nobody's default."""
+
+
+def _groups(
+    contenders: tuple[Contender, ...],
+    model: str,
+    num_replicas: int,
+    precision: str,
+    *,
+    quick: bool,
+    device: str,
+    asked: dict[str, Any],
+) -> Iterator[Group]:
     """What the modes train with this many replicas."""
     few = num_replicas <= BIG_MODEL_REPLICAS["quick" if quick else "full"]
     trained = model if few or model not in BIG_MODELS else "toy-bn"
     size = "tiny" if trained not in BIG_MODELS else "big, quick" if quick else "big"
     for optimizer in OPTIMIZERS[size, precision]:
-        yield _workload(trained, optimizer, precision, quick=quick)
-    regularized = model if num_replicas == 1 and not (quick and model in BIG_MODELS) else "toy-bn"
-    if precision == "float64" and model_of(regularized).drops:
-        yield _workload(regularized, "adam", precision, quick=quick, regularization="shared")
+        yield Group(workload=_workload(trained, optimizer, precision, quick=quick, asked=asked), contenders=contenders)
+    if precision != "float64":
+        return
+    if num_replicas > 1:
+        widened = {"regularization": "shared", "batchnorm": "sync"} | asked
+        able = tuple(contender for contender in contenders if "batchnorm" in asked or _synchronizes(contender, device))
+        yield Group(workload=_workload("toy-bn", "adam", precision, quick=quick, asked=widened), contenders=able)
+        return
+    if model in BIG_MODELS and not quick:
+        regularized = _workload(model, "adam", precision, quick=quick, asked={"regularization": "shared"} | asked)
+        yield Group(workload=regularized, contenders=contenders)
+    small = "toy-bn" if model in BIG_MODELS else model
+    widened = {"regularization": "shared" if model_of(small).drops else "off", "profile": _native_or_strict()} | asked
+    resumed = tuple(replace(contender, resumed=True) for contender in contenders if contender.mode == "single")
+    yield Group(
+        workload=_workload(small, "adam", precision, quick=quick, asked=widened), contenders=(*contenders, *resumed)
+    )
 
 
-def _workload(model: str, optimizer: str, precision: str, *, quick: bool, regularization: str = "off") -> Workload:
+def _synchronizes(contender: Contender, device: str) -> bool:
+    """Whether a mode has BatchNorm over all replicas on these devices."""
+    on_gpus = device == "auto" and visible_gpus(installed_gpus())
+    return ("gpu" if on_gpus else "cpu") in MODES[contender.framework, contender.mode].sync_batchnorm_on
+
+
+def _native_or_strict() -> str:
+    """The profile of the group that is to be native: on the CPU that takes a C++ compiler."""
+    try:
+        require_compiler({"compilation": "torch.compile"})
+    except RequestError:
+        return "strict"
+    return "native"
+
+
+def _workload(
+    model: str, optimizer: str, precision: str, *, quick: bool, asked: dict[str, Any] | None = None
+) -> Workload:
     # The 5th step is the last of the first epoch and half empty, so that padding rows must not count.
     steps = {"sgd": 6, "adam": 20}[optimizer]
     fields: dict[str, Any] = {
@@ -221,16 +304,26 @@ def _workload(model: str, optimizer: str, precision: str, *, quick: bool, regula
         "learning_rate": {"sgd": 0.01, "adam": 1e-3}[optimizer],
         "precision": precision,
         "augment": AUGMENTATIONS,
-        "regularization": regularization,
     }
-    return Workload(**fields)
+    if is_custom(model):  # which may need its own size, and has its own BatchNorm
+        fields["seed"] = WIDENED["seed"]
+    elif model not in BIG_MODELS:
+        fields |= WIDENED
+    return Workload(**fields | (asked or {}))
 
 
-def _accumulation(frameworks: Sequence[str], modes: Sequence[str], replicas: Sequence[int], precision: str) -> Group:
-    """One batch, the same in 2 micro-batches, and on 2 replicas, with a model without BatchNorm."""
-    workload = _workload("mlp", "sgd", precision, quick=False)
+def _accumulation(
+    frameworks: Sequence[str],
+    modes: Sequence[str],
+    replicas: Sequence[int],
+    precision: str,
+    asked: dict[str, Any],
+) -> Group:
+    """One batch, the same in 2 micro-batches, and on 2 replicas in 2 each, with a model without BatchNorm."""
+    asked = {name: value for name, value in asked.items() if name not in ("accumulate", "batchnorm")}
+    workload = _workload("mlp", "sgd", precision, quick=False, asked=asked)
     singles = usable_contenders(frameworks, modes, 1)
     accumulating = [one for one in singles if "accumulate" not in MODES[one.framework, one.mode].supported_values]
-    in_parts = tuple(replace(one, accumulate=2) for one in accumulating)
     several = usable_contenders(frameworks, modes, 2) if 2 in replicas else ()
-    return Group(workload=workload, contenders=(*singles, *in_parts, *several), kind="accumulation")
+    in_parts = tuple(replace(one, accumulate=2) for one in (*accumulating, *several))
+    return Group(workload=workload, contenders=(*singles, *in_parts), kind="accumulation")

@@ -52,7 +52,6 @@ FAULTS = {
         module="torch.optimizer",
         inject="import torch; module.Adam.step = torch.optim.Adam.step",
         caught_by="one step of adam",
-        on_sheet=("second loss",),
     ),
     "Adam's betas rounded to float32": Fault(
         framework="tensorflow",
@@ -388,9 +387,9 @@ module.TensorFlowBackend._update = frozen
         framework="tensorflow",
         module="tensorflow.optimizer",
         inject="""
-apply = module.Optimizer.apply
+tf, apply = module.tf, module.Optimizer.apply
 module.Optimizer.apply = lambda self, gradients, constants: apply(
-    self, module.tf.clip_by_global_norm(gradients, 0.5)[0], constants)
+    self, tf.clip_by_global_norm(gradients, 0.1)[0], constants)
 """,
         caught_by="gradient",
         on_sheet=("second loss",),
