@@ -3,15 +3,53 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from dpcompare.cli.option_values import interpreters, listed
+from dpcompare.cli.option_values import interpreters, listed, named_interpreters
+from dpcompare.cli.options import OPTIONS, RunOptions, add_options, values_of
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
+from dpcompare.errors import RequestError
+
+if TYPE_CHECKING:
+    from dpcompare.experiments.verify_groups import Group
+
+OF_THE_WORKLOAD = (
+    "image_size",
+    "dataset",
+    "batchnorm",
+    "batchnorm_momentum",
+    "accumulate",
+    "augment",
+    "seed",
+    "profile",
+)
+"""What may be asked for of what is verified, as of a run."""
+
+PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
+"""What --like decides."""
+
+
+def _of_the_workload() -> list[Any]:
+    """The rows of these options; their defaults are those of verify or of the run."""
+    rows = [row for row in OPTIONS if row.name in OF_THE_WORKLOAD]
+    return [
+        replace(row, settings={**row.settings, "help": row.settings["help"].partition("  [default")[0]}) for row in rows
+    ]
 
 
 @click.command()
+@click.option(
+    "--like",
+    type=click.Path(path_type=Path),
+    metavar="RUN_DIR",
+    help="Verify what this run trained, by its mode, by the other framework's and by one device.",
+)
 @click.option("--frameworks", default="torch,tensorflow", show_default=True, help="By commas.")
 @click.option(
     "--modes",
@@ -21,42 +59,61 @@ from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdo
 )
 @click.option("--model", default="efficientnet-b2", show_default=True)
 @click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
-@click.option("--precision", default="float32,float64", show_default=True, help="By commas.")
+@click.option("--precision", help="By commas.  [default: float32,float64; with --like the run's]")
+@add_options(_of_the_workload())
 @click.option("--quick", is_flag=True, help="The model on one device only and few steps; tiny models elsewhere.")
-@click.option("--device", type=click.Choice(["cpu", "auto"]), default="cpu", show_default=True)
+@click.option("--device", type=click.Choice(["cpu", "auto"]), help="[default: cpu; with --like the run's]")
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
 def verify(
+    context: click.Context,
+    /,
+    like: Path | None,
     frameworks: str,
     modes: str,
     model: str,
     replicas: str | None,
-    precision: str,
+    precision: str | None,
     quick: bool,
-    device: str,
+    device: str | None,
     python: tuple[str, ...],
     as_json: bool,
+    **of_the_workload: Any,
 ) -> int:
-    """Run every mode on the same work and compare what they compute, array by array. Exit code 3: a check failed."""
+    """Run every mode on the same work and compare what they compute, array by array. Exit code 3: a check failed.
+
+    \b
+    dpcompare verify --quick
+    dpcompare verify --like runs/a
+    dpcompare verify --like runs/a --precision float64
+    """
     from dpcompare.experiments.verify import verify as run_checks
     from dpcompare.experiments.verify_groups import known_modes, plan_groups
 
-    chosen = interpreters(python)
-    replicas = replicas or ("1,2" if quick else "1,2,4")
-    present = _usable(listed(frameworks), chosen)
-    groups = plan_groups(
-        present,
-        known_modes(model) if modes == "all" else listed(modes),
-        model=_known_model(model),
-        replicas=_numbers(replicas),
-        precisions=_known_precisions(listed(precision)),
-        quick=quick,
-    )
-    if not groups:
-        raise click.UsageError(
-            f"nothing to compare: {', '.join(present) or 'no framework'} with modes {modes} and replicas {replicas} "
-            "leaves fewer than two sides; expected at least two"
+    asked = values_of("workload", RunOptions(**of_the_workload), OF_THE_WORKLOAD)
+    if like is not None:
+        _refuse_beside_like(context)
+        groups, chosen, device = _like(like, asked, precision, device, python)
+    else:
+        chosen, device = interpreters(python), device or "cpu"
+        replicas = replicas or ("1,2" if quick else "1,2,4")
+        present = _usable(listed(frameworks), chosen)
+        groups = plan_groups(
+            present,
+            known_modes(model) if modes == "all" else listed(modes),
+            model=_known_model(model),
+            replicas=_numbers(replicas),
+            precisions=_known_precisions(listed("float32,float64" if precision is None else precision)),
+            quick=quick,
+            device=device,
+            asked=asked,
         )
+        if not groups:
+            raise click.UsageError(
+                f"nothing to compare: {', '.join(present) or 'no framework'} with modes {modes} and replicas "
+                f"{replicas} leaves fewer than two sides; expected at least two"
+            )
     console = stderr_console()
     checks = []
     for check in run_checks(
@@ -91,11 +148,39 @@ def verify(
     return 0 if passed else EXIT_NEGATIVE
 
 
+def _refuse_beside_like(context: click.Context) -> None:
+    given = [name for name in PLANNED_BY_A_RUN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
+    if given:
+        raise RequestError(
+            f"--like: received with {', '.join('--' + name for name in given)}, which the run decides; expected one of "
+            "them alone"
+        )
+
+
+def _like(
+    run_dir: Path, asked: dict[str, Any], precision: str | None, device: str | None, python: tuple[str, ...]
+) -> tuple[list[Group], dict[str, str], str]:
+    """The groups that prove a run, the interpreters, which are its own unless others are named, and the devices."""
+    from dpcompare.experiments.verify_like import group_like, run_to_prove
+
+    config = run_to_prove(run_dir, other_data="dataset" in asked)
+    precisions = (
+        [None] if precision is None else _known_precisions(listed(precision), ("float32", "bfloat16", "float64"))
+    )
+    own = {config.framework: config.python} if Path(config.python).exists() else {}
+    chosen = interpreters(()) | own | named_interpreters(python)
+    return (
+        [group_like(config, each, asked) for each in precisions],
+        chosen,
+        device or ("cpu" if config.cluster.device_type == "cpu" else "auto"),
+    )
+
+
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
     """The asked frameworks that are installed; says which are not."""
     from dpcompare.backends.availability import require_framework
     from dpcompare.config.modes import FRAMEWORKS
-    from dpcompare.errors import RequestError, did_you_mean
+    from dpcompare.errors import did_you_mean
 
     usable = []
     for framework in frameworks:
@@ -119,10 +204,10 @@ def _known_model(model: str) -> str:
     return str(checked.model)
 
 
-def _known_precisions(precisions: list[str]) -> list[str]:
-    if not precisions or (wrong := [name for name in precisions if name not in ("float32", "float64")]):
+def _known_precisions(precisions: list[str], known: Sequence[str] = ("float32", "float64")) -> list[str]:
+    if not precisions or (wrong := [name for name in precisions if name not in known]):
         raise click.BadParameter(
-            f"received {precisions and wrong}, expected float32 and/or float64", param_hint="--precision"
+            f"received {precisions and wrong}, expected {' and/or '.join(known)}", param_hint="--precision"
         )
     return precisions
 

@@ -277,6 +277,11 @@ def num_synthetic(largest_batch: int) -> int:
     return max(1024, 16 * largest_batch)
 
 
+def batch_of_synthetic(num_train: int) -> int:
+    """A largest batch for which `synthetic` has so many training images."""
+    return num_train // 16
+
+
 def synthetic(largest_batch: int) -> ImageArrays:
     """Images of noise to measure throughput without a dataset: `num_synthetic` for training and 256 for validation."""
     return _noise(train=num_synthetic(largest_batch), validation=256)

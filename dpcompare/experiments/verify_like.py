@@ -1,0 +1,167 @@
+"""The plan of `dpcompare verify --like`: the workload of a run, by its mode, the other framework's and one device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dpcompare._version import __version__, major_minor
+from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.run import RunConfig
+from dpcompare.config.validation import request
+from dpcompare.config.workload import Workload
+from dpcompare.data.sources import batch_of_synthetic
+from dpcompare.errors import RequestError
+from dpcompare.experiments.verify_groups import BIG_MODELS, OPTIMIZERS, Contender, Group
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.models.architectures import model_of
+from dpcompare.models.custom import custom_model, source_sha256
+from dpcompare.results.result import RunResult
+from dpcompare.results.run_dir import CONFIG_FILE
+from dpcompare.system.import_path import is_custom
+
+STEPS = 6
+"""Of every contender; the learning rate follows the schedule of the run over so many."""
+
+
+def run_to_prove(run_dir: Path, *, other_data: bool) -> RunConfig:
+    """The config of a completed run whose model and data are still what they were.
+
+    Args:
+        run_dir: of the run.
+        other_data: whether another dataset is asked for, so that the run's own need not be there.
+
+    Raises:
+        RequestError: there is no such run; what is trained would not be what it trained.
+    """
+    result = RunResult.load(run_dir)
+    if major_minor(result.dpcompare_version) != major_minor(__version__):
+        raise RequestError(
+            f"--like: {str(run_dir)!r} is a run of dpcompare {result.dpcompare_version}, whose figures are not those "
+            f"of {__version__}; expected a run of {major_minor(__version__)}: run it again, or verify with that version"
+        )
+    if result.status != "completed":
+        raise RequestError(
+            f"--like: the run {str(run_dir)!r} {'was' if result.status == 'interrupted' else 'has'} {result.status}; "
+            "expected one that completed"
+        )
+    config = RunConfig.load(run_dir / CONFIG_FILE)
+    _require_verifiable(config)
+    _require_same_model(config, result)
+    if not other_data:
+        _require_same_inputs(config, result)
+    return config
+
+
+def _require_verifiable(config: RunConfig) -> None:
+    reason = config.mode_row.unverifiable
+    if config.mode_row.roles and config.topology.num_replicas > 1:
+        reason = "its workers are asynchronous, so that no two runs train alike"
+    if not config.sync_gradients:
+        reason = "it was made without gradient sync, so that its replicas trained each a model of their own"
+    if reason:
+        raise RequestError(
+            f"--like: a run of {config.framework} {config.mode} cannot be verified: {reason}; expected another run"
+        )
+
+
+def _require_same_model(config: RunConfig, result: RunResult) -> None:
+    model = config.workload.model
+    if not is_custom(model):
+        return
+    custom_model(model)  # refuses one that is not there any more
+    recorded, found = result.settings.get("model_source"), source_sha256(model)
+    if recorded != found:
+        raise RequestError(
+            f"--like: the file of the model {model} has changed since the run (sha256 {str(recorded)[:12]}, now "
+            f"{found[:12]}); run it again, or bring the old file back"
+        )
+
+
+def _require_same_inputs(config: RunConfig, result: RunResult) -> None:
+    largest_batch = batch_of_synthetic(config.inputs.num_train) if config.inputs else None
+    inputs = prepare_inputs(config.model_copy(update={"inputs": None}), largest_batch=largest_batch).inputs
+    assert inputs is not None
+    for what, recorded, found in (
+        (f"the dataset {config.workload.dataset}", result.store_sha256, inputs.store_sha256),
+        (f"the initial weights ({config.workload.weights})", result.weights_sha256, inputs.weights_sha256),
+    ):
+        if recorded != found:
+            raise RequestError(
+                f"--like: {what} changed since the run (sha256 {str(recorded)[:12]}, now {found[:12]}); run it again, "
+                "or bring the old ones back"
+            )
+
+
+def group_like(config: RunConfig, precision: str | None, asked: dict[str, Any]) -> Group:
+    """What the run trained, for a few steps: by its mode, by the other framework's, and by one device.
+
+    Args:
+        config: of the run.
+        precision: default: that of the run, but float64 where OPTIMIZERS of verify_groups has no Adam in float32.
+        asked: fields of the workload that are to be others.
+
+    Raises:
+        RequestError: they make no workload.
+    """
+    fields = config.workload.model_dump() | {"precision": precision or _precision(config.workload)} | asked
+    fields |= {
+        "epochs": None,
+        "steps": STEPS,
+        "warmup_steps": 0,
+        "lr_warmup_steps": min(fields["lr_warmup_steps"], STEPS),
+    }
+    workload: Workload = request(Workload, **fields)
+    own = Contender(
+        framework=config.framework,
+        mode=config.mode,
+        num_nodes=config.cluster.num_nodes,
+        devices_per_node=config.cluster.devices_per_node,
+        accumulate=workload.accumulate,
+        stages=config.stages,
+        launcher=config.launcher,
+        pipeline_schedule=config.pipeline_schedule,
+        tune=config.tune if workload.profile == config.workload.profile else {},
+    )
+    return Group(
+        workload=workload, contenders=(own, _counterpart(config, workload)), baseline=_one_device(config, workload)
+    )
+
+
+def _precision(workload: Workload) -> str:
+    is_small = workload.model not in BIG_MODELS
+    if is_small and workload.precision == "float32" and workload.optimizer not in OPTIMIZERS["tiny", "float32"]:
+        return "float64"
+    return workload.precision
+
+
+def _counterpart(config: RunConfig, workload: Workload) -> Contender:
+    """The mode of the other framework that has as many replicas on as many nodes."""
+    (framework,) = [other for other in FRAMEWORKS if other != config.framework]
+    num_replicas, num_nodes = config.topology.num_replicas, config.cluster.num_nodes
+    if num_replicas == 1:
+        mode, num_nodes = "single", 1
+    elif framework == "torch":
+        mode = "ddp"
+    else:
+        mode = "mirrored" if num_nodes == 1 else "multiworker"
+    return Contender(
+        framework=framework,
+        mode=mode,
+        num_nodes=num_nodes,
+        devices_per_node=num_replicas // num_nodes,
+        accumulate=workload.accumulate,
+    )
+
+
+def _one_device(config: RunConfig, workload: Workload) -> Contender | None:
+    """One device that normalises by the same images as the replicas; None where there is but one, or no such way."""
+    parts = config.topology.num_replicas * workload.accumulate
+    has_batchnorm = is_custom(workload.model) or model_of(workload.model).batchnorm_stride is not None
+    if workload.batchnorm == "sync" and has_batchnorm:
+        if workload.accumulate > 1:  # a micro-batch of all replicas is not a part of consecutive images
+            return None
+        parts = 1
+    if config.topology.num_replicas == 1:
+        return None
+    return Contender(framework=config.framework, mode="single", num_nodes=1, devices_per_node=1, accumulate=parts)
