@@ -261,15 +261,19 @@ def _groups(
         able = tuple(contender for contender in contenders if "batchnorm" in asked or _synchronizes(contender, device))
         yield Group(workload=_workload("toy-bn", "adam", precision, quick=quick, asked=widened), contenders=able)
         return
-    if model in BIG_MODELS and not quick:
-        regularized = _workload(model, "adam", precision, quick=quick, asked={"regularization": "shared"} | asked)
-        yield Group(workload=regularized, contenders=contenders)
     small = "toy-bn" if model in BIG_MODELS else model
-    widened = {"regularization": "shared" if model_of(small).drops else "off", "profile": _native_or_strict()} | asked
-    resumed = tuple(replace(contender, resumed=True) for contender in contenders if contender.mode == "single")
-    yield Group(
-        workload=_workload(small, "adam", precision, quick=quick, asked=widened), contenders=(*contenders, *resumed)
-    )
+    if not model_of(small).drops:
+        return
+    widened = {"regularization": "shared"} | asked
+    singles = tuple(contender for contender in contenders if contender.mode == "single")
+    if model in BIG_MODELS and not quick:
+        yield Group(workload=_workload(model, "adam", precision, quick=quick, asked=widened), contenders=contenders)
+    elif len(singles) < len(contenders):
+        yield Group(workload=_workload(small, "adam", precision, quick=quick, asked=widened), contenders=contenders)
+    if singles:
+        native = _workload(small, "adam", precision, quick=quick, asked={"profile": _native_or_strict()} | widened)
+        resumed = tuple(replace(contender, resumed=True) for contender in singles)
+        yield Group(workload=native, contenders=(*singles, *resumed))
 
 
 def _synchronizes(contender: Contender, device: str) -> bool:
