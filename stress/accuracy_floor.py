@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
-from dpcompare.experiments.verify import disturbed
+from dpcompare.experiments.verify import FLOOR_PERTURBATION, disturbed
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dpcompare-floor-") as temporary:
         folder = Path(temporary)
         for seed in range(arguments.twins + 1):
-            config_of = disturbed(config, folder, seed) if seed else config
+            config_of = disturbed(config, folder, seed, FLOOR_PERTURBATION["float32"]) if seed else config
             last = run(config_of, folder / f"run-{seed}").evaluations[-1]
             accuracies.append(last.accuracy)
             name = f"twin {seed}" if seed else "the run"

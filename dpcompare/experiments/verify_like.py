@@ -8,7 +8,6 @@ from typing import Any
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.config.run import RunConfig
-from dpcompare.config.validation import request
 from dpcompare.config.workload import Workload
 from dpcompare.data.sources import batch_of_synthetic
 from dpcompare.errors import RequestError
@@ -111,7 +110,7 @@ def group_like(config: RunConfig, precision: str | None, asked: dict[str, Any]) 
         "warmup_steps": 0,
         "lr_warmup_steps": min(fields["lr_warmup_steps"], STEPS),
     }
-    workload: Workload = request(Workload, **fields)
+    workload = Workload(**fields)
     own = Contender(
         framework=config.framework,
         mode=config.mode,

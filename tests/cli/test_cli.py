@@ -55,7 +55,7 @@ REFUSED = {
     "two devices of single": ([*TORCH, "--devices-per-node", "2"], "trains on one device, received 2"),
     "GPU twice": (
         ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,0"],
-        "GPUs 0 of 0,1,0 .* more than once",
+        "GPUs 0,1,0, which name a physical GPU more than once",
     ),
     "GPUs that do not divide": (
         ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,2", "--nodes", "2"],

@@ -55,8 +55,8 @@ def test_gpu_kernels_are_compiled_by_the_cores_of_a_process_and_those_of_the_cpu
 
     assert compilers({"compilation": compilation}, gpus=EIGHT_GPUS) == "4"
     assert compilers({}, gpus=EIGHT_GPUS) is None
-    assert compilers({}, device="cpu") == "1"
-    assert compilers({"compilation": "none"}, device="cpu") is None
+    assert compilers({"compilation": "torch.compile"}, device="cpu") == "1"
+    assert compilers({}, device="cpu") is None
 
 
 def test_eight_gpus_as_four_by_two():

@@ -52,6 +52,7 @@ FAULTS = {
         module="torch.optimizer",
         inject="import torch; module.Adam.step = torch.optim.Adam.step",
         caught_by="one step of adam",
+        on_sheet=("later losses",),
     ),
     "Adam's betas rounded to float32": Fault(
         framework="tensorflow",
@@ -326,6 +327,7 @@ shared = module._aligned
 module._aligned = lambda model, workload: shared(model, workload.model_copy(update={"batchnorm_momentum": 0.9}))
 """,
         caught_by="BatchNorm statistics",
+        on_sheet=("first evaluation loss",),
     ),
     "synchronized BatchNorm that averages the replicas' variances": Fault(
         framework="torch",
@@ -354,7 +356,7 @@ module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
     self, enabled=enabled and self.workload.accumulate == 1)
 """,
         caught_by="accumulation = replicas = one batch",
-        on_sheet=("second loss",),
+        on_sheet=("first gradient norm",),
     ),
     "augmentation's seed ignored": Fault(
         framework="torch",
@@ -365,7 +367,7 @@ seeded = reader.Augmentation
 reader.Augmentation = lambda names, *, seed, num_samples: seeded(names, seed=0, num_samples=num_samples)
 """,
         caught_by="pixels and augmentation",
-        on_sheet=LOSSES,
+        on_sheet=("batches", *LOSSES),
     ),
     "a layer frozen in the native profile": Fault(
         framework="tensorflow",
@@ -381,7 +383,7 @@ def frozen(self, gradients, constants):
 module.TensorFlowBackend._update = frozen
 """,
         caught_by="gradient of each tensor",
-        on_sheet=("second loss",),
+        on_sheet=("first gradient norm",),
     ),
     "clipped gradients": Fault(
         framework="tensorflow",
@@ -392,7 +394,7 @@ module.Optimizer.apply = lambda self, gradients, constants: apply(
     self, tf.clip_by_global_norm(gradients, 0.1)[0], constants)
 """,
         caught_by="gradient",
-        on_sheet=("second loss",),
+        on_sheet=("later losses",),
     ),
     "Adam's steps lost by a resume": Fault(
         framework="torch",
@@ -413,6 +415,7 @@ def forgetful(backend):
 loop._resume = forgetful
 """,
         caught_by="losses over adam steps",
+        on_sheet=("evaluation loss",),
     ),
     "half of the rows never computed": Fault(
         framework="torch",
@@ -431,7 +434,7 @@ def of_half(self, model, batch):
 module.TorchBackend._losses = of_half
 """,
         caught_by="first loss",
-        on_sheet=LOSSES,
+        on_sheet=("images computed", *LOSSES),
     ),
     "a clock at half speed": Fault(
         framework="torch",
@@ -442,6 +445,7 @@ import time
 real = time.perf_counter
 time.perf_counter = lambda: real() / 2
 """,
+        on_sheet=("clock",),
     ),
     "a timer that starts after the forward pass": Fault(
         framework="torch",
@@ -463,10 +467,12 @@ def late(self, model, batch):
     return computed
 module.TorchBackend._losses = late
 """,
+        on_sheet=("clock",),
     ),
     "oneDNN switched off by the shell": Fault(
         framework="tensorflow",
         changes_numbers=False,
         environment={"TF_ENABLE_ONEDNN_OPTS": "0"},
+        on_sheet=("environment variables",),
     ),
 }
