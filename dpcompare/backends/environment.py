@@ -45,6 +45,11 @@ WITHOUT_EFFECT = (
     "TORCH_SHOW_CPP_STACKTRACES",
 )
 """On speed or numbers: where files are, and what is written to a log when something goes wrong."""
+OF_TERRAFORM = (
+    "TF_CLI_", "TF_DATA_DIR", "TF_IGNORE", "TF_INPUT", "TF_IN_AUTOMATION", "TF_LOG", "TF_PLUGIN_CACHE_", "TF_REGISTRY_",
+    "TF_STATE_", "TF_TOKEN_", "TF_VAR_", "TF_WORKSPACE",
+)  # fmt: skip
+"""Beginnings of names that Terraform reads, which has TensorFlow's prefix."""
 OF_ONE_FRAMEWORK = {"torch": ("PYTORCH_", "TORCH"), "tensorflow": ("TF_", "XLA_FLAGS")}
 """Beginnings of the names that only this framework reads."""
 
@@ -55,7 +60,7 @@ def speed_variables(environ: Mapping[str, str] = os.environ, *, threads: int) ->
     return {
         name: environ[name]
         for name in sorted(environ)
-        if (name in NAMES or name.startswith(PREFIXES)) and name not in ours
+        if (name in NAMES or name.startswith(PREFIXES)) and not name.startswith(OF_TERRAFORM) and name not in ours
     }
 
 

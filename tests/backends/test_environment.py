@@ -16,6 +16,8 @@ def test_what_a_user_has_set_is_recorded_and_what_we_set_is_not():
         "TF_CONFIG": "{}",
         "TF_CPP_MIN_LOG_LEVEL": "3",
         "TORCH_HOME": "/data/torch",
+        "TF_CLI_CONFIG_FILE": "/root/.terraformrc",
+        "TF_VAR_region": "eu",
         "SECRET_TOKEN": "x",
     }
     assert speed_variables(environ, threads=2) == {"NCCL_P2P_DISABLE": "1", "XLA_FLAGS": "--xla_gpu_autotune_level=0"}
