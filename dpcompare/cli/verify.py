@@ -89,8 +89,9 @@ def verify(
     dpcompare verify --like runs/a --precision float64
     """
     from dpcompare.experiments.verify import verify as run_checks
-    from dpcompare.experiments.verify_groups import known_modes, plan_groups
+    from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups
 
+    left_out: list[str] = []
     asked = values_of("workload", RunOptions(**of_the_workload), OF_THE_WORKLOAD)
     if like is not None:
         _refuse_beside_like(context)
@@ -99,9 +100,10 @@ def verify(
         chosen, device = interpreters(python), device or "cpu"
         replicas = replicas or ("1,2" if quick else "1,2,4")
         present = _usable(listed(frameworks), chosen)
+        named = known_modes(model) if modes == "all" else listed(modes)
         groups = plan_groups(
             present,
-            known_modes(model) if modes == "all" else listed(modes),
+            named,
             model=_known_model(model),
             replicas=_numbers(replicas),
             precisions=_known_precisions(listed("float32,float64" if precision is None else precision)),
@@ -114,7 +116,10 @@ def verify(
                 f"nothing to compare: {', '.join(present) or 'no framework'} with modes {modes} and replicas "
                 f"{replicas} leaves fewer than two sides; expected at least two"
             )
+        left_out = not_compared(groups, present, named)
     console = stderr_console()
+    for line in left_out:
+        console.print(f"not compared: {line}", soft_wrap=True)
     checks = []
     for check in run_checks(
         groups, device=device, interpreters=chosen, say=lambda line: console.print(line, soft_wrap=True)
@@ -140,11 +145,13 @@ def verify(
         for row in rows:
             if row["measured"] is not None and not math.isfinite(row["measured"]):
                 row |= {"measured": None, "detail": "the difference is not a finite number"}  # JSON has no infinity
-        print_json({"passed": passed, "checks": rows})
+        print_json({"passed": passed, "checks": rows, "not_compared": left_out})
     else:
         _print_table(checks)
         failed = sum(not check.passed for check in checks)
         click.echo(f"{len(checks) - failed} of {len(checks)} checks passed")
+        for line in left_out:
+            click.echo(f"not compared: {line}")
     return 0 if passed else EXIT_NEGATIVE
 
 

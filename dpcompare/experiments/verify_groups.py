@@ -36,6 +36,11 @@ class Contender:
     resumed: bool = False
     """Whether it is the same contender without this, resumed from a checkpoint that it wrote on its way."""
 
+    @property
+    def compared_as(self) -> tuple[str, str, str | None, bool]:
+        """What is compared with others: a mode, run in one of its ways."""
+        return self.framework, self.mode, self.launcher, self.stages > 1
+
     def __str__(self) -> str:
         topology = "" if self.mode == "single" else f" on {topology_in_words(self.num_nodes, self.devices_per_node)}"
         stages = f" in {self.stages} stages" if self.stages > 1 else ""
@@ -85,6 +90,11 @@ class Variant:
     mode: str
     stages: int = 1
     launcher: Literal["torchrun", "spawn"] | None = None
+
+    @property
+    def compared_as(self) -> tuple[str, str | None, bool]:
+        """As for a Contender, without its framework."""
+        return self.mode, self.launcher, self.stages > 1
 
 
 VARIANTS = {"ddp-spawn": Variant(mode="ddp", launcher="spawn"), "ddp-stages": Variant(mode="ddp", stages=2)}
@@ -136,7 +146,22 @@ def plan_groups(
         if precision == "float64" or not quick:
             accumulation = _accumulation(frameworks, modes, replicas, precision, asked)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
-    return groups
+    return [group for group in groups if len(group.to_run) > 1]
+
+
+def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequence[str]) -> list[str]:
+    """The modes and variants that were asked for and stand beside no other one, with what to do about it."""
+    compared = {
+        contender.compared_as
+        for group in groups
+        if group.kind == "modes" and len({each.compared_as for each in group.to_run}) > 1
+        for contender in group.to_run
+    }
+    return [
+        f"{framework} {name}: no other mode that was asked for trains with as many replicas; add one to --modes"
+        for framework, name, variant in _variants()
+        if framework in frameworks and name in modes and (framework, *variant.compared_as) not in compared
+    ]
 
 
 def check_request(modes: Sequence[str], replicas: Sequence[int], accumulate: int = 1) -> None:

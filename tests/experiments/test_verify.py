@@ -26,7 +26,7 @@ from dpcompare.experiments.verify import (
     tolerance_of,
     verify,
 )
-from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, usable_contenders
+from dpcompare.experiments.verify_groups import Group, _workload, not_compared, plan_groups, usable_contenders
 from dpcompare.models.architectures import MODELS
 from dpcompare.results import arrays
 from dpcompare.results.run_dir import CONFIG_FILE
@@ -373,6 +373,27 @@ def test_the_zero_gradients_of_every_efficientnet(scale, first_stage):
     assert blocks
     assert len(zero) == num_blocks - first_stage + 1
     assert f"blocks.0.{first_stage - 1}.bn2.bias" in zero
+
+
+@pytest.mark.parametrize(
+    ("frameworks", "modes", "named"),
+    [
+        (["torch", "tensorflow"], ["single", "ddp"], ["torch ddp"]),
+        (["torch", "tensorflow"], ["single", "dp", "ddp"], []),
+        (["torch"], ["single", "dp", "ddp"], ["torch single"]),
+        (["torch"], ["ddp", "ddp-spawn"], []),
+    ],
+)
+def test_a_mode_that_stands_beside_no_other_is_told(frameworks, modes, named):
+    groups = plan_groups(frameworks, modes, model="toy-bn", replicas=[1, 2], precisions=["float64"], quick=True)
+    assert [line.split(":")[0] for line in not_compared(groups, frameworks, modes)] == named
+    assert all(len(group.to_run) > 1 for group in groups)
+
+
+def test_one_mode_alone_is_refused():
+    refused = invoke("verify", "--modes", "ddp", "--model", "toy-bn")
+    assert refused.code == 2
+    assert "nothing to compare" in refused.stderr
 
 
 def test_every_check_has_a_fault_or_a_change_that_it_catches():
