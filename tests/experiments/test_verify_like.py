@@ -179,7 +179,13 @@ def test_options_that_contradict_a_run_are_refused(run_dir, arguments, message):
 @pytest.mark.usefixtures("warm")
 def test_replicas_are_proved_with_the_other_framework_and_one_device(train_once):
     run = config(
-        dataset="synthetic-mini", global_batch_size=16, image_size=75, seed=5, precision="float64", optimizer="sgd"
+        dataset="synthetic-mini",
+        global_batch_size=16,
+        lr_warmup_steps=3,
+        image_size=75,
+        seed=5,
+        precision="float64",
+        optimizer="sgd",
     )
     _, made = train_once(run)
     done = invoke("verify", "--like", str(made), "--json")
