@@ -1,12 +1,15 @@
 """What the documentation shows is true: its Python runs, its paths exist."""
 
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from dpcompare.cli import cli
 from tests.support.command import dpcompare
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +37,28 @@ def test_study_files_are_accepted(tmp_path):
     done = dpcompare("compare", tmp_path / "study.toml", "--device", "cpu", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     assert len(done.json["runs"]) == 36
+
+
+def commands():
+    """Every command of ours in a block of text or between backticks, but for those that are cut short with dots."""
+    for page in PAGES:
+        blocks = re.findall(r"```(?:bash|sh)?\n(.*?)```", page.read_text(), re.DOTALL)
+        lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+        lines += re.findall(r"`(dpcompare \w+ [^`\n]+)`", page.read_text())  # not the mere name of a command
+        for line in lines:
+            if re.match(r"dpcompare \w", line) and "..." not in line:
+                typed = shlex.split(line.partition(" | ")[0], comments=True)
+                yield pytest.param(typed[1:], id=f"{page.name}: {line[:60].strip()}")
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_are_accepted_by_the_command_line(command, tmp_path):
+    (tmp_path / "study.toml").touch()
+    name, *arguments = command
+    known = cli.commands[name]
+    if isinstance(known, click.Group):
+        known, arguments = known.commands[arguments[0]], arguments[1:]
+    known.make_context(name, arguments)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
