@@ -22,6 +22,7 @@ from dpcompare.cli.options import OPTIONS, RunOptions, add_options, option, rows
 from dpcompare.cli.output import EXIT_FAILED, hint, print_json
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line
+from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from dpcompare.experiments.arms import ArmRequest
@@ -166,7 +167,7 @@ def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str
         if arm.name == wanted.name_on(arm.config.cluster.num_nodes, arm.config.cluster.devices_per_node)
     ]
     if len(found) != 1:
-        several = f"which are {len(found)} arms" if found else "which is none of the arms"
+        several = f"which are {counted(len(found), 'arm')}" if found else "which is none of the arms"
         raise RequestError(f"--pair: received {text!r}, {several}; {expected}")
     return found[0]
 
@@ -428,5 +429,4 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     stdout_console().print(table)
     for workload in dict.fromkeys(arm.config.workload.in_words for arm in study.arms):
         click.echo(f"workload: {printable(workload)}")
-    counted = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    click.echo(f"{counted}, about {seconds / 60:.0f} min ({source}); nothing was started")
+    click.echo(f"{counted(len(runs), 'run')}, about {seconds / 60:.0f} min ({source}); nothing was started")

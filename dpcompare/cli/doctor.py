@@ -12,6 +12,7 @@ import click
 from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 from dpcompare.system.terminal_text import printable
+from dpcompare.system.words import counted
 
 
 @click.command()
@@ -62,7 +63,7 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
             }
         )
     elif problems:
-        click.echo(f"{len(problems)} problem{'' if len(problems) == 1 else 's'}: {', '.join(problems)}")
+        click.echo(f"{counted(len(problems), 'problem')}: {', '.join(problems)}")
     else:
         click.echo("nothing found that would break a run")
     return EXIT_NEGATIVE if problems else 0
@@ -118,7 +119,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
         half_width * (1 + t.ppf(0.8, made.rounds - 1) / t.isf((1 - made.confidence) / 2, made.rounds - 1))
     )
     sentence = (
-        f"noise: {made.sentence} Here a study of {rounds} rounds of such runs shows a difference of "
+        f"noise: {made.sentence} Here a study of {counted(rounds, 'round')} of such runs shows a difference of "
         f"{detectable:.1%} in four of five cases."
     )
     return {"rounds": rounds, "detectable": detectable, "sentence": sentence}

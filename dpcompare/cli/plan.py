@@ -13,6 +13,7 @@ from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.errors import RequestError
+from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
@@ -108,8 +109,9 @@ def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> Non
     emulated = " (emulated)" if config.emulated else ""
     replicas = config.topology.num_replicas
     click.echo(
-        f"{config.framework} {config.mode}{emulated}: {config.cluster.in_words}, {config.topology.num_processes} "
-        f"processes, {replicas} replicas, {config.workload.global_batch_size // replicas} images each per step\n"
+        f"{config.framework} {config.mode}{emulated}: {config.cluster.in_words}, "
+        f"{counted(config.topology.num_processes, 'process')}, {counted(replicas, 'replica')}, "
+        f"{counted(config.workload.global_batch_size // replicas, 'image')} each per step\n"
         f"workload: {printable(config.workload.in_words)}"
     )
     table = Table()

@@ -24,6 +24,7 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE, event_path
 from dpcompare.system.locks import is_held
 from dpcompare.system.terminal_text import in_one_line, printable
+from dpcompare.system.words import counted
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -76,14 +77,14 @@ class RunProgress:
         if state.step > step and isinstance(event, StepsTrained):
             self._show_step()
         for epoch, accuracy, loss, count in state.evaluated[evaluations:]:
-            self.say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {count} samples")
+            self.say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {counted(count, 'sample')}")
 
     def say(self, line: str) -> None:
         """Print a line above what is animated."""
         self._console.print(printable(line), soft_wrap=True)
 
     def _begin(self, num_steps: int) -> None:
-        self.say(f"{self._name}: training {num_steps} steps; logs and result in {self._run_dir}")
+        self.say(f"{self._name}: training {counted(num_steps, 'step')}; logs and result in {self._run_dir}")
         if self._compiling:
             self.say(self._compiling)
         if self._bar:
@@ -198,9 +199,11 @@ class StudyView:
             for arm in study.arms
         ]
         seconds, source = estimate_seconds(study, ended)
-        table.caption = f"{left} runs left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
+        table.caption = (
+            f"{counted(left, 'run')} left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
+        )
         if left and not held:
-            table.caption += "; nobody runs this study now, the command that started it resumes it"
+            table.caption += "; nobody runs this study now; `dpcompare compare --resume` goes on with it"
         return table
 
     def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:
@@ -251,8 +254,7 @@ class StudyProgress(Watcher):
         )
         self._total = study.repeats * len(study.arms)  # grows where rounds are added
         self._done = 0
-        arms = "1 arm" if len(study.arms) == 1 else f"{len(study.arms)} arms"
-        rounds = "1 round" if study.repeats == 1 else f"{study.repeats} rounds"
+        arms, rounds = counted(len(study.arms), "arm"), counted(study.repeats, "round")
         self._say(f"{arms} x {rounds}; runs and results in {study_dir}")
 
     def __enter__(self) -> StudyProgress:

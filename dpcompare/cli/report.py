@@ -11,6 +11,7 @@ import click
 
 from dpcompare.cli.output import EXIT_NEGATIVE, hint, stdout_console
 from dpcompare.errors import RequestError
+from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison
@@ -120,7 +121,7 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     if full:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
-        click.echo("1 other pair differs, see --full." if others == 1 else f"{others} other pairs differ, see --full.")
+        click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
     if comparison.unchecked:
         console.print(comparison.unchecked, soft_wrap=True)
     for row in comparison.arms:
@@ -190,7 +191,7 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
 
     rows = {
         f"after step {evaluation.step}": f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, "
-        f"loss {figure(evaluation.loss, '{:.4f}')}, {evaluation.count} samples"
+        f"loss {figure(evaluation.loss, '{:.4f}')}, {counted(evaluation.count, 'sample')}"
         for evaluation in result.evaluations
     }
     if result.evaluations and (outlier := result.evaluations[-1].outlier):
@@ -209,10 +210,10 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     topology = topology_in_words(result.num_nodes, result.devices_per_node, result.device_type)
     rows = {
         "mode": f"{result.framework} {result.mode}{emulated}, collective: {result.collective}",
-        "devices": f"{topology}, {result.num_processes} processes, {result.num_replicas} replicas",
+        "devices": f"{topology}, {counted(result.num_processes, 'process')}, {counted(result.num_replicas, 'replica')}",
         "workload": f"{result.model} on {result.dataset}, {result.image_size} px, global batch "
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",
-        "speed": f"{figure(result.images_per_second)} images/s over {result.measured_steps} measured steps; "
+        "speed": f"{figure(result.images_per_second)} images/s over {counted(result.measured_steps, 'measured step')}; "
         f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps",
     }
     if result.step_seconds:
@@ -236,7 +237,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["train loss"] = f"{first} -> {last}"
     rows |= _evaluation_rows(result)
     if result.skipped_images:
-        rows["skipped"] = f"{result.skipped_images} images that cannot be decoded"
+        rows["skipped"] = f"{counted(result.skipped_images, 'image')} that cannot be decoded"
     for package, versions in result.differing_versions.items():
         rows[f"{package} differs"] = ", ".join(f"node {rank}: {version}" for rank, version in enumerate(versions))
     rows["result"] = str(run_dir / "result.json")

@@ -11,6 +11,7 @@ from pydantic import model_validator
 from dpcompare.config.validation import Config
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, gpu_model, installed_gpus, visible_gpus
+from dpcompare.system.words import counted
 
 DeviceType = Literal["cpu", "gpu", "tpu"]
 
@@ -137,14 +138,10 @@ class Cluster(Config):
 
 def topology_in_words(num_nodes: int, devices_per_node: int, device_type: str | None = None) -> str:
     """Such as `2 nodes x 4 GPUs`, `1 node x 2 CPU devices`, or `2 nodes x 1 device` where their type is unknown."""
-    return f"{_counted(num_nodes, 'node')} x {_counted(devices_per_node, _DEVICE_NOUNS.get(device_type, 'device'))}"
+    return f"{counted(num_nodes, 'node')} x {counted(devices_per_node, _DEVICE_NOUNS.get(device_type, 'device'))}"
 
 
 _DEVICE_NOUNS: dict[str | None, str] = {"cpu": "CPU device", "gpu": "GPU", "tpu": "TPU core"}
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:

@@ -11,6 +11,7 @@ from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.data.order import steps_per_epoch
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.import_path import is_custom
+from dpcompare.system.words import counted
 
 Optimizer = Literal["sgd", "adam"]
 
@@ -173,7 +174,7 @@ class Workload(Config):
     @property
     def in_words(self) -> str:
         """Such as `mlp on digits, 64 px, global batch 32, 1 epoch, speed measured after 5 steps`."""
-        length = f"{self.steps} steps" if self.steps else f"{self.num_epochs} epoch{'s' if self.num_epochs > 1 else ''}"
+        length = counted(self.steps, "step") if self.steps else counted(self.num_epochs, "epoch")
         return (
             f"{self.model} on {self.dataset}, {self.image_size} px, global batch {self.global_batch_size}, {length}, "
             f"speed measured after {self.warmup_in_words} steps"

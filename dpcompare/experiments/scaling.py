@@ -9,6 +9,7 @@ from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, confidence, paired_ratio
 from dpcompare.results.result import RunResult
+from dpcompare.system.words import counted
 
 _OF_SCALING = frozenset({"devices", "replicas", "batch per replica", "emulation", "links between GPUs"})
 """Knobs in which a baseline of one device differs by its nature."""
@@ -31,8 +32,8 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
         num_devices = len(arm.completed[0].device_names)
         low, high = ratio.interval(FALSE_CLAIMS) or (None, None)
         efficiency = ratio.value / num_devices
-        counted = f"{ratio.rounds} round{'' if ratio.rounds == 1 else 's'}"
-        shown = f"{confidence(FALSE_CLAIMS)} interval {low:.3f} to {high:.3f}, {counted}" if low and high else counted
+        rounds = counted(ratio.rounds, "round")
+        shown = f"{confidence(FALSE_CLAIMS)} interval {low:.3f} to {high:.3f}, {rounds}" if low and high else rounds
         return Scaling(
             kind=kind,
             baseline=other.name,
@@ -43,8 +44,8 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
             rounds=ratio.rounds,
             efficiency=efficiency,
             suspicious=efficiency > SUSPICIOUS_EFFICIENCY,
-            sentence=f"{arm.name} on {num_devices} devices: {ratio.value:.3f} times the speed of one device ({shown}), "
-            f"{efficiency:.0%} efficient in {kind} scaling.",
+            sentence=f"{arm.name} on {counted(num_devices, 'device')}: {ratio.value:.3f} times the speed of one device "
+            f"({shown}), {efficiency:.0%} efficient in {kind} scaling.",
         )
     return None
 

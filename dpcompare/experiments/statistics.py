@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from dpcompare.results.steadiness import JITTER_SCALE
+from dpcompare.system.words import counted
 
 FALSE_CLAIMS = 0.05
 """How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""
@@ -210,7 +211,7 @@ def _exploratory(pair: Pair, plan: Plan) -> Claim:
     figures = "never measured in one round"
     if ratio is not None:
         width = f"{confidence(plan.level)} interval {interval[0]:.3f} to {interval[1]:.3f}, " if interval else ""
-        figures = f"measured ratio {ratio.value:.3f} of steady speed ({width}{_counted(ratio.rounds)})"
+        figures = f"measured ratio {ratio.value:.3f} of steady speed ({width}{counted(ratio.rounds, 'round')})"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -228,15 +229,15 @@ def _exploratory(pair: Pair, plan: Plan) -> Claim:
 def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
     ratio = pair.ratio
     interval = ratio.interval(level) if ratio else None
-    counted = _counted(ratio.rounds if ratio else 0)
+    rounds = counted(ratio.rounds if ratio else 0, "round")
     outcome: Outcome = "too few rounds"
     if ratio is None or interval is None or not _is_judged(ratio, plan):
         needed = ", and more are being added" if plan.adding else f" of {max(plan.rounds, ROUNDS_FOR_CLAIM)}"
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
-        sentence = f"{pair.first} against {pair.second}: too few rounds to claim anything, {counted}{needed}{measured}."
+        sentence = f"{pair.first} against {pair.second}: too few rounds to claim anything, {rounds}{needed}{measured}."
     else:
         low, high = interval
-        shown = f"{confidence(level)} interval {low:.3f} to {high:.3f}, {counted}"
+        shown = f"{confidence(level)} interval {low:.3f} to {high:.3f}, {rounds}"
         if low <= 1 <= high:
             outcome = "no difference shown"
             sentence = (
@@ -245,7 +246,7 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
             )
         else:
             outcome = "faster" if low > 1 else "slower"
-            sentence = _faster_first(pair, ratio.value, interval, f"{confidence(level)} interval", counted)
+            sentence = _faster_first(pair, ratio.value, interval, f"{confidence(level)} interval", rounds)
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -257,17 +258,13 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
     )
 
 
-def _faster_first(pair: Pair, ratio: float, interval: tuple[float, float], name: str, counted: str) -> str:
+def _faster_first(pair: Pair, ratio: float, interval: tuple[float, float], name: str, rounds: str) -> str:
     low, high = interval
     faster, slower = pair.first, pair.second
     if ratio < 1:
         faster, slower, ratio, low, high = slower, faster, 1 / ratio, 1 / high, 1 / low
-    shown = f"{name} {low:.3f} to {high:.3f}, {counted}"
+    shown = f"{name} {low:.3f} to {high:.3f}, {rounds}"
     return f"{faster} is {ratio:.3f} times as fast as {slower} in steady speed ({shown})."
-
-
-def _counted(rounds: int) -> str:
-    return f"{rounds} round{'' if rounds == 1 else 's'}"
 
 
 def confidence(level: float) -> str:

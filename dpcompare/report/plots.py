@@ -10,6 +10,7 @@ from dpcompare.config.modes import MODES
 from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, paired_ratio
+from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     import altair
@@ -172,7 +173,6 @@ def _speed(row: ArmRow, num_devices: int) -> dict[str, Any] | None:
     if mean is None:
         return None
     low, high = mean.interval(FALSE_CLAIMS) or (None, None)
-    devices = f"{num_devices} device{'' if num_devices == 1 else 's'}"
     between = f", 95% interval {low:.1f} to {high:.1f}" if low and high else ""
     return {
         "arm": row.name,
@@ -180,7 +180,7 @@ def _speed(row: ArmRow, num_devices: int) -> dict[str, Any] | None:
         "low": low,
         "high": high,
         "emulated": row.emulated,
-        "text": f"{row.name}, {devices}: {mean.value:.1f} images/s{between}",
+        "text": f"{row.name}, {counted(num_devices, 'device')}: {mean.value:.1f} images/s{between}",
     }
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dpcompare.experiments.comparison import ArmRow, Comparison, Group
 from dpcompare.report.formats import figure
+from dpcompare.system.words import counted
 
 NARROWEST = 40
 WIDEST = 110
@@ -89,7 +90,7 @@ def _table(comparison: Comparison, width: int) -> Iterator[str]:
 
 
 def _title(group: Group) -> str:
-    return f"{group.num_devices} device{'' if group.num_devices == 1 else 's'}"
+    return counted(group.num_devices, "device")
 
 
 def _bar(fraction: float, width: int) -> str:
