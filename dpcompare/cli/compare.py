@@ -104,7 +104,8 @@ def compare(context: click.Context, /, **values: Any) -> int:
     options = StudyOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(StudyOptions)})
     if options.resume is not None:
         out = options.resume
-        study = resumed_study(context, out, repeats=_num_rounds(options), adding=options.until is not None)
+        known, adding = interpreters(values["python"]), options.until is not None
+        study = resumed_study(context, out, repeats=_num_rounds(options), adding=adding, known=known)
     else:
         study = _study(options, RunOptions(**values))
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
@@ -274,7 +275,7 @@ def _run(study: Study, out: Path, options: StudyOptions) -> None:
     from dpcompare.experiments.autotune import tuned
 
     study = _prepared(study, data_progress)
-    with _interruption_reported(out, as_json=options.as_json), studies.hold(out):
+    with _interruption_reported(out, options), studies.hold(out):
         if options.autotune:
             study = tuned(study, out, partial(click.echo, err=True))
         study = studies.open_study(study, out)
@@ -285,19 +286,28 @@ def _run(study: Study, out: Path, options: StudyOptions) -> None:
 
 
 @contextmanager
-def _interruption_reported(out: Path, *, as_json: bool) -> Iterator[None]:
+def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
     """Say how to continue a study that is interrupted, and show what it has so far."""
     from dpcompare.cli.report import print_comparison
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
+    from dpcompare.experiments.study import is_study
 
     try:
         yield
     except KeyboardInterrupt:
-        click.echo(f"interrupted; to go on: {hint('compare', '--resume', out)}", err=True)
-        if not as_json and any(result.status == "completed" for result in _compared_results(out)):
+        what_next = f"to go on: {_go_on(out, options)}" if is_study(out) else "nothing was kept; give the command again"
+        click.echo(f"interrupted; {what_next}", err=True)
+        if not options.as_json and any(result.status == "completed" for result in _compared_results(out)):
             print_comparison(analyse(collect([out])))
         raise
+
+
+def _go_on(out: Path, options: StudyOptions) -> str:
+    """The command that goes on with a study; rounds that were being added are added until the same end."""
+    until = ("--until", options.until) if options.until is not None else ()
+    budget = ("--budget", options.budget) if options.budget is not None else ()
+    return hint("compare", "--resume", out, *until, *budget)
 
 
 def _causes(failed: Sequence[RunResult]) -> str:
@@ -335,8 +345,14 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
     from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
     from dpcompare.experiments.study import Study, estimate_seconds, results
 
-    if any(made.outcome == "too few rounds" for made in comparison.claims):
-        longer = Study.load(out).model_copy(update={"repeats": ROUNDS_FOR_CLAIM})
+    study = Study.load(out)
+    failed = {row.name for row in comparison.arms if row.failures}
+    if failed:
+        yield f"run again   {hint('compare', '--resume', out, '--retry-failed')}"
+    unsettled = [made for made in comparison.claims if made.outcome == "too few rounds"]
+    without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
+    if study.repeats < ROUNDS_FOR_CLAIM and (unsettled or without_interval):
+        longer = study.model_copy(update={"repeats": ROUNDS_FOR_CLAIM})
         seconds, _ = estimate_seconds(longer, results(longer, out))
         command = hint("compare", "--resume", out, "--repeats", ROUNDS_FOR_CLAIM)
         yield f"settle it   {command}   (about {math.ceil(seconds / 60)} min)"
@@ -373,8 +389,7 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
         )
     except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
         raise RunFailedError(
-            f"the study has stopped: {error}\nThe runs that are done are kept; to go on: "
-            f"{hint('compare', '--resume', out)}",
+            f"the study has stopped: {error}\nThe runs that are done are kept; to go on: {_go_on(out, options)}",
             str(out),
         ) from None
 

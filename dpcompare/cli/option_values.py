@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -91,6 +92,25 @@ def named_interpreters(pairs: Sequence[str]) -> dict[str, str]:
             )
         chosen[framework] = path
     return chosen
+
+
+def refuse_strange(python: str, framework: str, known: Mapping[str, str], *, named_by: str) -> None:
+    """Refuse an interpreter that only a file names, which may be another's: it would be executed.
+
+    Args:
+        python: the interpreter.
+        framework: that it is for.
+        known: framework -> interpreter, of --python or made by `dpcompare setup`.
+        named_by: what names it, for the error.
+
+    Raises:
+        RequestError: it is none of them, and not this one.
+    """
+    if python not in (sys.executable, known.get(framework)):
+        raise RequestError(
+            f"{named_by} names the interpreter {python!r}, which is neither this one nor one that "
+            f"`dpcompare setup` has made; if it is yours, pass it with --python {framework}={python}"
+        )
 
 
 def parse_percentage(text: str) -> float:

@@ -12,6 +12,7 @@ from dpcompare.cli.build_config import build_config, with_named_mode
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json, stdout_console
+from dpcompare.cli.remembered import as_remembered
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
 
@@ -41,7 +42,9 @@ def plan(context: click.Context, /, named_mode: str | None, output_format: str, 
     dpcompare plan torch:ddp --gpus 0,1,2,3,4,5,6,7 --nodes 2
     """
     options = with_named_mode(context, named_mode, values)
-    config = build_config(options)
+    if as_json and output_format not in ("text", "json"):
+        raise RequestError(f"--json: received with --format {output_format}; give one of them")
+    config = as_remembered(build_config(options))
 
     from dpcompare.config.validation import require_one_line
     from dpcompare.launch import plan as planning

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.cli.build_config import cluster_of_machines
-from dpcompare.cli.option_values import interpreters, listed, named_interpreters
+from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import MODES
@@ -65,12 +65,8 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
         changes["python"] = python
     elif framework != config.framework:
         changes["python"] = sys.executable
-    elif config.python not in (sys.executable, interpreters(()).get(framework)):
-        # config.json may be another's, and what it names would be executed.
-        raise RequestError(
-            f"--resume: the run names the interpreter {config.python!r}, which is neither this one nor one that "
-            f"`dpcompare setup` has made; if it is yours, pass it with --python {framework}={config.python}"
-        )
+    else:
+        refuse_strange(config.python, framework, interpreters(()), named_by="--resume: the run")
     dropped = {*changes, *_OF_THE_ATTEMPT, *(_OF_THE_MODE if is_other_mode else ())}
     return RunConfig(**config.model_dump(exclude=dropped), **changes)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from dpcompare.cli.build_config import build_config, with_named_mode
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.options import OPTIONS, run_options
 from dpcompare.cli.output import print_json
+from dpcompare.cli.remembered import as_remembered
 from dpcompare.cli.resume_config import changed_config
 
 if TYPE_CHECKING:
-    from dpcompare.config.run import RunConfig
+    pass
 
 
 @click.command(cls=GroupedCommand)
@@ -50,7 +51,7 @@ def run(context: click.Context, /, named_mode: str | None, resume: Path | None, 
 
     options = with_named_mode(context, named_mode, values)
     if resume is None:
-        config = _as_remembered(build_config(options))
+        config = as_remembered(build_config(options))
         run_dir = options.run_dir or runner.default_run_dir(config)
         with _interruption_explained(run_dir), data_progress() as images_done, RunProgress(config, run_dir) as progress:
             result = runner.run(
@@ -81,38 +82,6 @@ def _interruption_explained(run_dir: Path) -> Iterator[None]:
             command = f"dpcompare run --resume {shlex.quote(str(run_dir))}"
             click.echo(f"to go on from the newest checkpoint: {command}", err=True)
         raise
-
-
-def _as_remembered(config: RunConfig) -> RunConfig:
-    """With what autotune found on this machine for a run like this, as far as that pays within its steps."""
-    from dpcompare.config.run import RunConfig
-    from dpcompare.launch.inputs import num_training_images
-    from dpcompare.launch.remembered import remembered_settings
-
-    workload = config.workload
-    if workload.profile != "native" or config.tune or not (kept := remembered_settings(config)):
-        return config
-    num_images = workload.total_steps(num_training_images(config)) * workload.global_batch_size
-    best, fastest, untuned = min(kept, key=lambda each: each.seconds(num_images)), kept[-1], kept[0]
-    if best.tune:
-        click.echo(
-            f"native: {_in_words(best.tune)}, which autotune found on this machine: {best.images_per_second:.1f} "
-            f"images/s instead of {untuned.images_per_second:.1f}; --tune NAME=VALUE chooses others",
-            err=True,
-        )
-    if best is not fastest:
-        click.echo(
-            f"native: not {_in_words(fastest.tune)}: {fastest.images_per_second:.1f} images/s on this machine, but its "
-            f"first step takes {fastest.first_step_seconds:.0f} s, more than a run of this length gains",
-            err=True,
-        )
-    if not best.tune:
-        return config
-    return RunConfig(**dict(config) | {"tune": best.tune, "autotuned": True})
-
-
-def _in_words(tune: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in tune.items())
 
 
 def _is_given(context: click.Context, name: str) -> bool:

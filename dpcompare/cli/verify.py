@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from dpcompare.cli.option_values import interpreters, listed, named_interpreters
+from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, add_options, values_of
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
 from dpcompare.errors import RequestError
@@ -174,8 +174,10 @@ def _like(
     precisions = (
         [None] if precision is None else _known_precisions(listed(precision), ("float32", "bfloat16", "float64"))
     )
-    own = {config.framework: config.python} if Path(config.python).exists() else {}
-    chosen = interpreters(()) | own | named_interpreters(python)
+    chosen = interpreters(python)
+    if Path(config.python).exists() and config.framework not in named_interpreters(python):
+        refuse_strange(config.python, config.framework, chosen, named_by="--like: the run")
+        chosen |= {config.framework: config.python}
     return (
         [group_like(config, each, asked) for each in precisions],
         chosen,

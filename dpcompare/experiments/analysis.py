@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -91,8 +91,8 @@ def _unchecked(arms: Sequence[ArmRuns]) -> str | None:
 
 def _values_of_arms(row: fairness.Row, arms: Sequence[ArmRuns]) -> list[str]:
     """What each arm has; several values where its rounds had several."""
-    values = iter(row.values)
-    return [", ".join(dict.fromkeys(printable(fairness.shown(next(values))) for _ in arm.completed)) for arm in arms]
+    values = iter(fairness.shown(row.values))
+    return [", ".join(dict.fromkeys(printable(next(values)) for _ in arm.completed)) for arm in arms]
 
 
 def widest_interval(comparison: Comparison) -> float | None:
@@ -246,36 +246,51 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
 def _headline(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int) -> str:
     """The sentence of the pair with the clearest difference, or that there is none."""
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
+    is_all_scaling = all(made.outcome == "exploratory" for made in comparable)
+    if is_all_scaling and (scaling := _scaling_headline(rows, needed=needed)):
+        return scaling
     if not comparable:
-        if scalings := [row.scaling for row in rows if row.scaling]:
-            return max(scalings, key=lambda scaling: scaling.speedup).sentence
         if not claims:
             return f"One arm alone: {next(row.name for row in rows if row.rounds)}."
         return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
     judged = [made for made in comparable if made.outcome != "exploratory"]
     if not judged:
         return "The pair that was named beforehand is not among those that may be compared; nothing is claimed."
-    if len(judged) == 1 and len(comparable) > 1:
+    source = {row.name: row.source for row in rows}
+    of_studies = {source[made.first] for made in judged}
+    named = {source[made.first] for made in comparable if made.outcome == "exploratory"}
+    if len(judged) == 1 and of_studies & named:
         return f"{judged[0].sentence} All other pairs are exploratory, since one was named beforehand."
-    decided = [made for made in comparable if made.outcome in ("faster", "slower")]
+    decided = [made for made in judged if made.outcome in ("faster", "slower")]
     if decided:
         best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))
-        if len(comparable) == 1:
+        if len(judged) == 1:
             return best.sentence
-        return (
-            f"{best.sentence} This is the clearest of {len(comparable)} pairs that may be compared, judged "
-            "together at 95%."
-        )
-    too_few = sum(made.outcome == "too few rounds" for made in comparable)
-    if too_few == len(comparable):
-        done = max(made.rounds for made in comparable)
+        together = ", judged together at 95%" if len(of_studies) == 1 else f", of {len(of_studies)} studies"
+        return f"{best.sentence} This is the clearest of {len(judged)} pairs that may be compared{together}."
+    too_few = sum(made.outcome == "too few rounds" for made in judged)
+    if too_few == len(judged):
+        done = max(made.rounds for made in judged)
+        if any(row.failures for row in rows):
+            return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are whole."
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     if too_few:
         return (
-            f"No difference shown between arms that may be compared; {too_few} of their {len(comparable)} pairs have "
+            f"No difference shown between arms that may be compared; {too_few} of their {len(judged)} pairs have "
             "too few rounds."
         )
     return "No difference shown between any two arms that may be compared."
+
+
+def _scaling_headline(rows: Sequence[ArmRow], *, needed: int) -> str | None:
+    """The sentence of the largest speed-up, where speed-ups are all that a study shows."""
+    scaled = [(row, row.scaling) for row in rows if row.scaling]
+    if not scaled:
+        return None
+    row, best = max(scaled, key=lambda each: (not each[0].emulated, each[1].speedup))
+    emulated = " It is emulated on the CPU, so this says nothing of the mode itself." if row.emulated else ""
+    first_look = "" if best.low is not None else f"FIRST LOOK: {best.rounds} of {max(best.rounds, needed)} rounds. "
+    return f"{first_look}{best.sentence}{emulated}"
 
 
 def _measured(runs: Sequence[RunResult]) -> str:
@@ -312,13 +327,21 @@ def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> list[Group]:
         by_devices.setdefault(cluster.num_nodes * cluster.devices_per_node, []).append(arm.name)
     groups = []
     for num_devices, names in sorted(by_devices.items()):
-        left = list(names)
-        while any(frozenset(pair) in apart for pair in combinations(left, 2)):
-            # The arm that stands apart from most others; of several such ones the last.
-            left.remove(max(reversed(left), key=lambda name: sum(frozenset((name, other)) in apart for other in left)))
-        comparable = left if len(left) > 1 else []
-        groups.append(Group(num_devices=num_devices, arms=names, comparable=comparable))
+        left, sets = list(names), []
+        while alike := _alike(left, apart):
+            sets.append(alike)
+            left = [name for name in left if name not in alike]
+        groups.append(Group(num_devices=num_devices, arms=names, comparable=sets))
     return groups
+
+
+def _alike(names: Sequence[str], apart: Set[frozenset[str]]) -> list[str]:
+    """A large set of names of which no two stand apart; none where there are no two such names."""
+    left = list(names)
+    while any(frozenset(pair) in apart for pair in combinations(left, 2)):
+        # The arm that stands apart from most others; of several such ones the last.
+        left.remove(max(reversed(left), key=lambda name: sum(frozenset((name, other)) in apart for other in left)))
+    return left if len(left) > 1 else []
 
 
 def _median(values: Sequence[float | None]) -> float | None:

@@ -49,8 +49,8 @@ class Group(_Shown):
 
     num_devices: int
     arms: list[str]
-    comparable: list[str]
-    """Those of them that may be compared with each other; none where there are no two."""
+    comparable: list[list[str]]
+    """Those of them that may be compared with each other, in sets; none where there are no two."""
 
 
 class Curve(_Shown):

@@ -285,13 +285,18 @@ class Row:
     """As for a Knob."""
 
 
-def shown(value: Any) -> str:
-    """A value as people read it: of a checksum only the beginning."""
+def shown(values: Sequence[Any]) -> list[str]:
+    """Values as people read them: of a checksum only the beginning, of a figure as many digits as tell it apart."""
+    short = [_shown(value, 6) for value in values]
+    return short if len(set(short)) == len(set(map(str, values))) else [_shown(value, 12) for value in values]
+
+
+def _shown(value: Any, digits: int) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {shown(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {_shown(each, digits)}" for name, each in value.items())
     if isinstance(value, list):
-        return ", ".join(map(shown, value))
-    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+        return ", ".join(_shown(each, digits) for each in value)
+    text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
     return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else text
 
 
@@ -309,7 +314,7 @@ class Sheet:
     def reasons(self) -> list[str]:
         """One sentence per knob that differs and must not."""
         return [
-            f"{row.knob} differs or is unknown ({', '.join(dict.fromkeys(map(shown, row.values)))}): {row.remedy}"
+            f"{row.knob} differs or is unknown ({', '.join(dict.fromkeys(shown(row.values)))}): {row.remedy}"
             for row in self.rows
             if row.reason
         ]

@@ -8,7 +8,6 @@ from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, confidence, paired_ratio
-from dpcompare.results.result import RunResult
 from dpcompare.system.words import counted
 
 _OF_SCALING = frozenset({"devices", "replicas", "batch per replica", "emulation", "links between GPUs"})
@@ -52,7 +51,10 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
 
 def is_scaling(first: ArmRuns, second: ArmRuns) -> bool:
     """Whether two arms are several devices and the one device that they are measured against."""
-    return _kind(first, second) is not None or _kind(second, first) is not None
+    return any(
+        _kind(arm, one) is not None and paired_ratio(*_paired(arm, one)) is not None
+        for arm, one in ((first, second), (second, first))
+    )
 
 
 def _paired(arm: ArmRuns, other: ArmRuns) -> tuple[list[float | None], list[float | None]]:
@@ -67,11 +69,8 @@ def _kind(arm: ArmRuns, baseline: ArmRuns) -> str | None:
     run, one = arm.completed[0], baseline.completed[0]
     if (one.mode, one.framework) != ("single", run.framework) or run.num_replicas == 1:
         return None
-    return _kind_of_runs(run, one)
-
-
-def _kind_of_runs(run: RunResult, one: RunResult) -> str | None:
-    sheet = fairness.compare([run, one], subject=sorted(_OF_SCALING))
+    # All rounds of both: the speed-up is of all of them.
+    sheet = fairness.compare([*arm.completed, *baseline.completed], subject=sorted(_OF_SCALING))
     unequal = {row.knob for row in sheet.rows if row.reason}
     same_per_replica = one.global_batch_size == run.global_batch_size / run.num_replicas
     if same_per_replica and unequal <= _OF_WEAK_SCALING:

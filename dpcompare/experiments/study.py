@@ -368,7 +368,7 @@ def add_rounds(
     while True:
         width, spent = wide(study_dir), time.monotonic() - started_at
         if width is None:
-            reason = "no two arms that run may be compared"
+            reason = "there was nothing to wait for: no two arms that run may be compared"
         elif width <= until:
             reason = f"every interval is within {width:.1%} ({until:.1%} asked for)"
         elif spent >= budget_seconds:

@@ -296,9 +296,10 @@ def _groups(
     elif len(singles) < len(contenders):
         yield Group(workload=_workload(small, "adam", precision, quick=quick, asked=widened), contenders=contenders)
     if singles:
-        native = _workload(small, "adam", precision, quick=quick, asked={"profile": _native_or_strict()} | widened)
-        resumed = tuple(replace(contender, resumed=True) for contender in singles)
-        yield Group(workload=native, contenders=(*singles, *resumed))
+        native = _workload(small, "adam", precision, quick=quick, asked={"profile": "native"} | widened)
+        compiled = tuple(replace(one, tune=_compiled_here() if one.framework == "torch" else {}) for one in singles)
+        resumed = tuple(replace(contender, resumed=True) for contender in compiled)
+        yield Group(workload=native, contenders=(*compiled, *resumed))
 
 
 def _synchronizes(contender: Contender, device: str) -> bool:
@@ -307,13 +308,14 @@ def _synchronizes(contender: Contender, device: str) -> bool:
     return ("gpu" if on_gpus else "cpu") in MODES[contender.framework, contender.mode].sync_batchnorm_on
 
 
-def _native_or_strict() -> str:
-    """The profile of the group that is to be native: on the CPU that takes a C++ compiler."""
+def _compiled_here() -> dict[str, str]:
+    """Settings of torch in the native group, so that what is compiled is proved too, where there is a C++ compiler."""
+    compiled = {"compilation": "torch.compile"}
     try:
-        require_compiler({"compilation": "torch.compile"})
+        require_compiler(compiled)
     except RequestError:
-        return "strict"
-    return "native"
+        return {}
+    return compiled
 
 
 def _workload(

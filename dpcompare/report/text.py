@@ -108,8 +108,16 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
 
 def within(group: Group, comparison: Comparison) -> str:
     """Which arms on the same number of devices may be compared."""
-    apart = [name for name in group.arms if name not in group.comparable]
-    which = "no two arms" if not group.comparable else f"all but {', '.join(apart)}" if apart else "all"
+    which = _which(group)
     if len(comparison.groups) > 1:
         return f"On {_title(group)}: {which} may be compared."
     return f"{which[0].upper()}{which[1:]} may be compared."
+
+
+def _which(group: Group) -> str:
+    if not group.comparable:
+        return "no two arms"
+    if len(group.comparable) > 1:
+        return "; and ".join(", ".join(names) for names in group.comparable)
+    apart = [name for name in group.arms if name not in group.comparable[0]]
+    return f"all but {', '.join(apart)}" if apart else "all"

@@ -104,13 +104,16 @@ class Trainer:
             self.step(feed, step)
             drain = evaluates or checkpoints or warmed_up or is_first
             if drain or step % self._config.window == 0 or self._trace.begins_or_ends_after(step):
-                measured = self._window.close(drain=drain)
+                self._log.add(self._window.close(drain=drain))
+                if step == self._num_steps or self._trace.begins_or_ends_after(step):
+                    self._log.write()  # before what takes long and is no step: the launcher looks when it is written
                 if self._trace.after(step):
                     self._window.leave_out()
-                self._log.add(measured)
             after_step(step)
             if is_first or step == self._num_steps:
                 self._inspection.inspect(step, self._batches)
+                if is_first:
+                    self._backend.barrier()  # or one that has less to inspect waits for others within its second step
                 self._window.previous_end = time.perf_counter()
             if evaluates:
                 self.evaluate(step)

@@ -17,6 +17,7 @@ from dpcompare.experiments.collection import ArmRuns, Collection, collect
 from dpcompare.experiments.statistics import Plan
 from dpcompare.report.formats import as_csv, as_json, as_markdown, parse_condition
 from dpcompare.report.page import as_html
+from dpcompare.report.text import within
 from dpcompare.results.result import Evaluation, NodeRecord, StepSeconds
 from dpcompare.results.steadiness import SlowSteps
 from dpcompare.system.gpu_state import GpuReading, GpuState
@@ -103,6 +104,53 @@ def test_strong_scaling_is_against_one_device_with_the_same_settings():
     assert (scaling.kind, scaling.suspicious) == ("strong", False)
     assert scaling.efficiency == pytest.approx(0.9)
     assert shown.arms[0].scaling is None
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"weights_sha256": "other"}])
+def test_a_round_with_other_settings_makes_no_scaling_and_is_told(changes):
+    mixed = runs("torch", "ddp", FAST)
+    mixed.runs[3] = runs("torch", "ddp", FAST, **changes).runs[3]
+    shown = compared(single(SLOW), mixed)
+    assert shown.arms[1].scaling is None
+    assert shown.claims[0].outcome == "NOT COMPARABLE"
+    assert shown.headline.startswith("NOT COMPARABLE")
+
+
+def test_a_study_of_scaling_alone_has_its_answer_as_headline():
+    shown = compared(single(SLOW), runs("torch", "ddp", FAST))
+    assert shown.claims == []
+    assert shown.headline == shown.arms[1].scaling.sentence
+    assert "torch ddp 2x1 on 2 devices: 1.3" in shown.headline
+    early = compared(single(SLOW[:1]), runs("torch", "ddp", FAST[:1]), repeats=1)
+    assert early.headline.startswith("FIRST LOOK: 1 of 6 rounds. torch ddp 2x1 on 2 devices: 1.3")
+    emulated = compared(single(SLOW), runs("torch", "ddp", FAST, emulated=True))
+    slower = runs("torch", "fabric", SLOW)
+    assert "torch fabric" in compared(single(SLOW), runs("torch", "ddp", FAST), slower).arms[2].scaling.sentence
+    assert emulated.arms[1].scaling is not None
+
+
+def test_arms_that_never_ran_in_the_same_round_are_not_one_arm_alone():
+    shown = compared(single([*SLOW[:1], None]), runs("torch", "ddp", [None, *FAST[:1]]), repeats=2)
+    assert shown.arms[1].scaling is None
+    assert len(shown.claims) == 1
+    assert "One arm alone" not in shown.headline
+
+
+def test_sets_of_arms_that_may_be_compared_are_each_named():
+    arms = [runs("torch", "ddp", FAST), runs("torch", "fabric", FAST)]
+    others = [runs("torch", mode, SLOW, precision="bfloat16") for mode in ("accelerate", "fsdp")]
+    shown = compared(*arms, *others)
+    assert [len(found) for found in shown.groups[0].comparable] == [2, 2]
+    assert within(shown.groups[0], shown) == (
+        "Torch ddp 2x1, torch fabric 2x1; and torch accelerate 2x1, torch fsdp 2x1 may be compared."
+    )
+
+
+def test_failed_runs_are_the_reason_for_too_few_rounds():
+    failed = runs("torch", "ddp", [*FAST[:2], None])
+    failed.failures = ["round 3: killed"]
+    shown = compared(failed, runs("torch", "fabric", SLOW[:3]), repeats=3)
+    assert shown.headline == "Too few rounds to claim anything: runs have failed, and at most 2 of 6 are whole."
 
 
 def test_one_gpu_has_no_links_and_is_a_baseline_for_several():

@@ -259,6 +259,33 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     assert not run_dir.exists() or not list(run_dir.iterdir())
 
 
+def placed_on_hosts(monkeypatch, engine):
+    monkeypatch.setattr("dpcompare.launch.supervise.load_engine", lambda name: engine)
+    monkeypatch.setattr("dpcompare.launch.supervise.LAST_WRITE_SECONDS", 0.1)
+    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+    return RunConfig(
+        framework="torch",
+        mode="ddp",
+        workload=WORKLOAD.model_copy(update={"model": "mlp", "image_size": 8}),
+        cluster=Cluster.of_machines(2, 1, device_type="cpu", num_cores=1),
+        placement=Placement(engine="hosts", hosts=("a", "b")),
+    )
+
+
+def test_a_run_directory_that_vanishes_under_nodes_elsewhere_is_the_cause(tmp_path, monkeypatch):
+    class Removing:
+        MAY_QUEUE = False
+
+        @contextmanager
+        def started(self, config, run_dir, rendezvous, report):
+            run_dir.rename(tmp_path / "elsewhere")
+            yield lambda: None
+
+    placed = placed_on_hosts(monkeypatch, Removing())
+    with pytest.raises(RunFailedError, match="is gone: it was removed"):
+        run(placed, tmp_path / "run")
+
+
 def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):
     """Which takes minutes where a scheduler does not answer; they are no part of the run either."""
     there = []
@@ -274,16 +301,7 @@ def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch)
             there.append((run_dir / "result.json").is_file())
             time.sleep(2)
 
-    monkeypatch.setattr("dpcompare.launch.supervise.load_engine", lambda name: SlowEngine())
-    monkeypatch.setattr("dpcompare.launch.supervise.LAST_WRITE_SECONDS", 0.1)
-    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
-    placed = RunConfig(
-        framework="torch",
-        mode="ddp",
-        workload=WORKLOAD.model_copy(update={"model": "mlp", "image_size": 8}),
-        cluster=Cluster.of_machines(2, 1, device_type="cpu", num_cores=1),
-        placement=Placement(engine="hosts", hosts=("a", "b")),
-    )
+    placed = placed_on_hosts(monkeypatch, SlowEngine())
     with pytest.raises(RunFailedError):
         run(placed, tmp_path / "run")
     assert there == [True]
