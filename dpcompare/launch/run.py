@@ -238,6 +238,8 @@ def _attempt(
             # Where this process had no memory, disk or file left, a study makes the run again.
             status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
             error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
+            if isinstance(raised, OSError) and (gone := there.loss()):  # whatever could not be read there
+                status, error = "failed", gone
             raise
         finally:  # whatever happened, what was measured is kept
             result = _finish(

@@ -62,25 +62,18 @@ def followed(
             while not watch.is_over():
                 signals.deliver()
                 time.sleep(NODES_POLL_SECONDS)
-                try:
-                    for event in tail.new_events():
-                        watch.hear()
-                        observe(event)
-                    watch.look(lambda: stopped_by() or poll_exit())
-                except OSError:
-                    if not (cause := stopped_by()):
-                        raise
-                    watch.give_up(cause)  # the run directory is gone, so nothing more can be read or said there
-                    break
+                for event in tail.new_events():
+                    watch.hear()
+                    observe(event)
+                watch.look(lambda: stopped_by() or poll_exit())
         except BaseException:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # where the run directory is gone, they end without being told
                 rendezvous.stop()
             raise
-        with suppress(FileNotFoundError):  # as above
-            if not watch.succeeded:
-                rendezvous.stop()
-            for event in tail.new_events():
-                observe(event)
+        if not watch.succeeded:
+            rendezvous.stop()
+        for event in tail.new_events():
+            observe(event)
         outcome = watch.outcome()
         outcome.ended_at = time.time()
         yield outcome
@@ -141,10 +134,6 @@ class NodesWatch:
             self._stop_within(LAST_WRITE_SECONDS if everyone else NODES_STOP_SECONDS)
         if self._cause is None:
             self._find_cause(poll_exit)
-
-    def give_up(self, cause: str) -> None:
-        """Note why the nodes are not waited for."""
-        self._cause = cause
 
     def _any_unsuccessful(self) -> bool:
         return not all(outcome.succeeded for outcome in self._outcomes.values())
