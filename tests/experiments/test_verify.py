@@ -88,9 +88,12 @@ def test_small_groups_have_what_is_nobodys_default():
     assert native.checkpoint_every == 8
 
 
-def test_without_a_compiler_nothing_is_native(monkeypatch):
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    assert {g.workload.profile for g in quick_plan()} == {"strict"}
+@pytest.mark.parametrize(("compiler", "compiled"), [("sh", ["torch.compile"]), ("no-such-compiler", [])])
+def test_the_native_group_is_compiled_where_there_is_a_compiler(monkeypatch, compiler, compiled):
+    monkeypatch.setenv("CXX", compiler)
+    (native,) = [g for g in quick_plan() if g.workload.profile == "native"]
+    tuned = [contender.tune.get("compilation") for contender in native.contenders if contender.framework == "torch"]
+    assert [each for each in tuned if each] == compiled * 2  # and resumed
 
 
 def test_dp_is_left_out_where_it_cannot_synchronize_batchnorm(install_gpus):
