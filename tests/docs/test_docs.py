@@ -68,14 +68,6 @@ def test_links_lead_to_files_of_the_repository(page):
             assert (page.parent / target).exists(), target
 
 
-def test_the_tree_of_the_readme_is_the_tree_of_the_repository():
-    tree = re.search(r"```\ndpcompare/\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
-    shown = {re.split(r"\s+", line.strip())[0] for line in tree.splitlines() if line.startswith("  ")}
-    modules = {path.name for path in (ROOT / "dpcompare").glob("*.py")} - {"__init__.py", "__main__.py"}
-    packages = {f"{path.parent.name}/" for path in (ROOT / "dpcompare").glob("*/__init__.py")}
-    assert modules | packages == shown
-
-
 def test_the_tree_of_the_architecture_names_every_module():
     tree = re.search(r"```\ndpcompare/\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)[1]
     shown, folder = set(), ""

@@ -489,7 +489,8 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     ended = studies.add_rounds(
         begun, tmp_path, studies.Watcher(), wide=lambda folder: None, until=0.02, budget_seconds=1e9
     )
-    assert (ended.repeats, ended.stopped_by) == (6, "there was nothing to wait for: no two arms that run may be compared")
+    assert ended.repeats == 6
+    assert ended.stopped_by == "there was nothing to wait for: no two arms that run may be compared"
 
 
 def test_rounds_that_are_added_to_a_finished_study_are_another_look(tmp_path, monkeypatch):
