@@ -168,16 +168,20 @@ def _like(
     run_dir: Path, asked: dict[str, Any], precision: str | None, device: str | None, python: tuple[str, ...]
 ) -> tuple[list[Group], dict[str, str], str]:
     """The groups that prove a run, the interpreters, which are its own unless others are named, and the devices."""
+    from dpcompare.config.run import RunConfig
     from dpcompare.experiments.verify_like import group_like, run_to_prove
+    from dpcompare.results.run_dir import CONFIG_FILE
 
+    chosen = interpreters(python)
+    named = RunConfig.load(run_dir / CONFIG_FILE)
+    own = {} if named.framework in named_interpreters(python) else {named.framework: named.python}
+    if own and Path(named.python).exists():  # before anything of a run that may be another's is imported
+        refuse_strange(named.python, named.framework, chosen, named_by="--like: the run")
+        chosen |= own
     config = run_to_prove(run_dir, other_data="dataset" in asked)
     precisions = (
         [None] if precision is None else _known_precisions(listed(precision), ("float32", "bfloat16", "float64"))
     )
-    chosen = interpreters(python)
-    if Path(config.python).exists() and config.framework not in named_interpreters(python):
-        refuse_strange(config.python, config.framework, chosen, named_by="--like: the run")
-        chosen |= {config.framework: config.python}
     return (
         [group_like(config, each, asked) for each in precisions],
         chosen,
