@@ -297,7 +297,8 @@ def _groups(
         yield Group(workload=_workload(small, "adam", precision, quick=quick, asked=widened), contenders=contenders)
     if singles:
         native = _workload(small, "adam", precision, quick=quick, asked={"profile": "native"} | widened)
-        compiled = tuple(replace(one, tune=_compiled_here() if one.framework == "torch" else {}) for one in singles)
+        tune = _compiled_here() if native.profile == "native" else {}  # unless another profile was asked for
+        compiled = tuple(replace(one, tune=tune if one.framework == "torch" else {}) for one in singles)
         resumed = tuple(replace(contender, resumed=True) for contender in compiled)
         yield Group(workload=native, contenders=(*compiled, *resumed))
 

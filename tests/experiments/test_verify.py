@@ -94,6 +94,9 @@ def test_the_native_group_is_compiled_where_there_is_a_compiler(monkeypatch, com
     (native,) = [g for g in quick_plan() if g.workload.profile == "native"]
     tuned = [contender.tune.get("compilation") for contender in native.contenders if contender.framework == "torch"]
     assert [each for each in tuned if each] == compiled * 2  # and resumed
+    strict = plan_groups(BOTH, ["single"], model="toy-bn", replicas=[1], precisions=["float64"], quick=True,
+                         asked={"profile": "strict"})  # fmt: skip
+    assert not any(contender.tune for group in strict for contender in group.contenders)
 
 
 def test_dp_is_left_out_where_it_cannot_synchronize_batchnorm(install_gpus):
