@@ -122,8 +122,9 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
         click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
-    if comparison.unchecked:
-        console.print(comparison.unchecked, soft_wrap=True)
+    stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
+    for sentence in filter(None, (stopped, comparison.unchecked)):
+        console.print(sentence, soft_wrap=True)
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
             console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
@@ -160,9 +161,8 @@ def _print_figures(comparison: Comparison) -> None:
     for row in comparison.arms:
         if row.scaling:
             console.print(f"- {row.scaling.sentence}", soft_wrap=True)
-    stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
-    for sentence in filter(None, (comparison.agreement, stopped)):
-        console.print(sentence, soft_wrap=True)
+    if comparison.agreement:
+        console.print(comparison.agreement, soft_wrap=True)
 
 
 def print_sheet(comparison: Comparison) -> None:
