@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,60 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli.build_config import build_config
-from dpcompare.cli.config_file import Numbers, names_like, read_config_file
+from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
+from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import OPTIONS, RunOptions, add_options, option, rows_of, study_options
+from dpcompare.cli.options import RunOptions, add_options, rows_of, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, print_json
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line
 from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
-    from dpcompare.experiments.arms import ArmRequest
     from dpcompare.experiments.comparison import Comparison
-    from dpcompare.experiments.study import Arm, Study, Watcher
+    from dpcompare.experiments.study import Study, Watcher
     from dpcompare.results.result import RunResult
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyOptions:
-    """The options of a study as they were given, but for those that are options of a run."""
-
-    arm: tuple[str, ...] = option(
-        multiple=True,
-        metavar="FRAMEWORK:MODE[,OPTION=VALUE...]",
-        help="What to compare, once per arm.  [default: every usable mode]",
-    )
-    nodes: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of nodes, by commas.")
-    devices_per_node: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of devices per node, by commas.")
-    repeats: int = option(type=click.IntRange(min=1), default=1, show_default=True, help="Rounds; 6 for a claim.")
-    until: str | None = option(metavar="PERCENT", help="Add rounds until every interval is that narrow, such as 2%.")
-    budget: str | None = option(metavar="TIME", help="With --until: start no round after this time, such as 30m or 2h.")
-    order_seed: int = option(type=click.IntRange(min=0), default=0, show_default=True, help="Of the order in a round.")
-    ablate: bool = option(is_flag=True, help="Run each arm also without gradient sync, to measure its cost.")
-    subject: tuple[str, ...] = option(
-        multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ."
-    )
-    pair: tuple[str, ...] = option(
-        multiple=True,
-        metavar="ARM",
-        help="Twice: the two arms that the study is to judge, alone; all other pairs are exploratory.",
-    )
-    out: Path | None = option(
-        type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
-    )
-    resume: Path | None = option(
-        type=click.Path(path_type=Path),
-        metavar="STUDY_DIR",
-        help="Go on with this study as it was asked for; with more rounds where --repeats or --until says so.",
-    )
-    skip_unusable: bool = option(is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
-    retry_failed: bool = option(is_flag=True, help="In a resumed study: run the failed runs again.")
-    autotune: bool = option(is_flag=True, help="First find the fastest settings of arms with --profile native here.")
-    dry_run: bool = option(is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
-    as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")
 
 
 @click.command(cls=GroupedCommand)
@@ -105,9 +64,9 @@ def compare(context: click.Context, /, **values: Any) -> int:
     if options.resume is not None:
         out = options.resume
         known, adding = interpreters(values["python"]), options.until is not None
-        study = resumed_study(context, out, repeats=_num_rounds(options), adding=adding, known=known)
+        study = resumed_study(context, out, repeats=num_rounds(options), adding=adding, known=known)
     else:
-        study = _study(options, RunOptions(**values))
+        study = build_study(options, RunOptions(**values))
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         refuse_other_files(out)
     if options.dry_run:
@@ -115,157 +74,6 @@ def compare(context: click.Context, /, **values: Any) -> int:
         return 0
     _run(study, out, options)
     return _print_comparison(out, as_json=options.as_json)
-
-
-def _study(options: StudyOptions, run_options: RunOptions) -> Study:
-    """The study that was asked for.
-
-    Raises:
-        RequestError: it cannot be run here, or there is none to run.
-    """
-    from dpcompare.experiments.study import Study, ablated
-
-    _refuse_unknown_knobs(options.subject)
-    repeats = _num_rounds(options)
-    arms = _arms(options, run_options)
-    if options.until is not None and len(arms) < 2:
-        raise RequestError(
-            f"--until: received one arm ({arms[0].name}), expected at least 2, whose ratio has an interval"
-        )
-    if options.ablate:
-        arms += tuple(filter(None, map(ablated, arms)))
-    pair = _pair(options.pair, arms, run_options)
-    return Study(
-        arms=arms,
-        pair=pair,
-        repeats=repeats,
-        order_seed=options.order_seed,
-        subject=options.subject,
-        adding=options.until is not None,
-    )
-
-
-def _pair(texts: tuple[str, ...], arms: tuple[Arm, ...], run_options: RunOptions) -> tuple[str, ...] | None:
-    """The names of the two arms that were named beforehand, each as for --arm or by its name."""
-    if not texts:
-        return None
-    if len(texts) != 2:
-        raise RequestError(f"--pair: received {', '.join(texts)}, expected two arms: --pair torch:ddp --pair torch:dp")
-    return tuple(_named_arm(text, arms, run_options) for text in texts)
-
-
-def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str:
-    names = [arm.name for arm in arms]
-    if text in names:
-        return text
-    expected = f"expected one of {', '.join(names)}"
-    if ":" not in text:
-        raise RequestError(f"--pair: received {text!r}, {expected}")
-    wanted = _arm_request(text, run_options)
-    found = [
-        arm.name
-        for arm in arms
-        if arm.name == wanted.name_on(arm.config.cluster.num_nodes, arm.config.cluster.devices_per_node)
-    ]
-    if len(found) != 1:
-        several = f"which are {counted(len(found), 'arm')}" if found else "which is none of the arms"
-        raise RequestError(f"--pair: received {text!r}, {several}; {expected}")
-    return found[0]
-
-
-def _refuse_unknown_knobs(subject: tuple[str, ...]) -> None:
-    from dpcompare.experiments.fairness import KNOBS
-
-    if unknown := set(subject) - set(KNOBS):
-        raise RequestError(
-            f"--subject: received {', '.join(sorted(unknown))}, expected knobs of the fairness sheet: "
-            f"{', '.join(KNOBS)}"
-        )
-
-
-def _num_rounds(options: StudyOptions) -> int:
-    """How many to begin with; also refuses a wrong --until or --budget before anything is looked for."""
-    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
-
-    if options.until is None:
-        if options.budget is not None:
-            raise RequestError(
-                f"--budget: received {options.budget!r} without --until; give both, such as --until 2% --budget 30m"
-            )
-        return options.repeats
-    parse_percentage(options.until)
-    parse_seconds(options.budget)
-    return max(options.repeats, ROUNDS_FOR_CLAIM)
-
-
-def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
-    """The arms on all their topologies; all that cannot run are named at once."""
-    from dpcompare.config.modes import modes_by_default
-    from dpcompare.experiments.arms import expand_arms, reasons_of
-
-    texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
-    requests = [_arm_request(text, run_options) for text in texts]
-    pythons = interpreters(run_options.python)
-    arms, refusals = expand_arms(requests, options.nodes, options.devices_per_node, pythons)
-    reasons = reasons_of(refusals)
-    # Of all modes, taken by default, those may be left out that this machine or topology does not have.
-    is_refused = any(refusal.is_wrong or options.arm for refusal in refusals)
-    if is_refused and not options.skip_unusable:
-        raise RequestError("\n".join([*reasons, "name arms that can run here, or pass --skip-unusable"]))
-    if not arms:
-        raise RequestError("\n".join([*reasons, "no arm is left; expected at least one that can run here"]))
-    for reason in reasons:
-        click.echo(f"left out: {reason}", err=True)
-    return arms
-
-
-def _arm_request(text: str, run_options: RunOptions) -> ArmRequest:
-    """`torch:ddp,precision=bfloat16`, with the options of all arms."""
-    from dpcompare.experiments.arms import ArmRequest
-
-    head, *changes = text.split(",")
-    framework, separator, mode = head.strip().partition(":")
-    if not separator or not mode:
-        raise RequestError(f"--arm: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp")
-    overrides = dict(_parse_change(change, text) for change in changes)
-    options = replace(run_options, framework=framework, mode=mode, **overrides)
-    return ArmRequest(
-        text=text,
-        framework=framework,
-        mode=mode,
-        changes=_in_name(overrides),
-        device=options.device,
-        stages=options.stages,
-        build=lambda nodes, devices, arms: build_config(replace(options, nodes=nodes, devices_per_node=devices), arms),
-    )
-
-
-def _in_name(overrides: Mapping[str, Any]) -> str:
-    """What the name of an arm says of the options that are its own."""
-    return "".join(
-        f" {name}={'+'.join(value) if isinstance(value, tuple) else value}" for name, value in overrides.items()
-    )
-
-
-def _parse_change(change: str, text: str) -> tuple[str, Any]:
-    """`precision=bfloat16` of an arm as the name of an option and its value."""
-    key, _, value = (part.strip() for part in change.partition("="))
-    name = key.replace("-", "_")
-    allowed = sorted(row.name for row in OPTIONS if row.scope == "arm")
-    if name not in allowed:
-        raise RequestError(f"--arm: received {change!r} in {text!r}; {names_like(name, allowed)}")
-    if not value:
-        raise RequestError(f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16")
-    if name == "tune":
-        return name, tuple(value.split("+"))  # in the place of a --tune for all
-    if name == "augment":
-        value = value.replace("+", ",")  # commas separate the options of an arm
-    context = click.get_current_context()
-    parameter = next(parameter for parameter in context.command.params if parameter.name == name)
-    try:
-        return name, parameter.type.convert(value, parameter, context)
-    except click.BadParameter as error:
-        raise RequestError(f"--arm: {text!r}: {name}: {error.message}") from None
 
 
 def _run(study: Study, out: Path, options: StudyOptions) -> None:
@@ -342,8 +150,9 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
 
 def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
     """What one does with a study that has ended, with the command for it."""
+    from dpcompare.experiments.estimate import estimate_seconds
     from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
-    from dpcompare.experiments.study import Study, estimate_seconds, results
+    from dpcompare.experiments.study import Study, results
 
     study = Study.load(out)
     failed = {row.name for row in comparison.arms if row.failures}
@@ -408,7 +217,8 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     from rich.table import Table
 
     from dpcompare.cli.output import stdout_console
-    from dpcompare.experiments.study import estimate_seconds, results
+    from dpcompare.experiments.estimate import estimate_seconds
+    from dpcompare.experiments.study import results
     from dpcompare.system.terminal_text import printable
 
     seconds, source = estimate_seconds(study, results(study, out))

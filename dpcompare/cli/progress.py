@@ -16,7 +16,8 @@ from rich.table import Table
 
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.config.run import RunConfig
-from dpcompare.experiments.study import Arm, Study, Watcher, estimate_seconds, finished_run
+from dpcompare.experiments.estimate import estimate_seconds
+from dpcompare.experiments.study import Arm, Study, Watcher, finished_run
 from dpcompare.launch.remembered import remembered_first_step
 from dpcompare.results.events import Event, EventTail, Ready, Started, StepsTrained
 from dpcompare.results.progress import RunState

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
 from dpcompare.experiments.scaling import is_scaling, scaling_of
+from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
@@ -44,7 +44,7 @@ def analyse(collection: Collection) -> Comparison:
     # A failure is reported with its arm; only rounds that are still to be run make a study partial.
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
     partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
-    headline = _headline(claims, rows, needed=max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms)))
+    headline = headline_of(claims, rows, needed=max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms)))
     return Comparison(
         partial=partial,
         repeats=collection.repeats,
@@ -53,9 +53,9 @@ def analyse(collection: Collection) -> Comparison:
         stopped_by=printable(collection.stopped_by) if collection.stopped_by else None,
         look_level=min(arm.plan.level for arm in arms),
         subject=list(subject),
-        measured=_measured([run for arm in present for run in arm.completed]),
+        measured=measured_in_words([run for arm in present for run in arm.completed]),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
-        agreement=_agreement(claims, present),
+        agreement=agreement_of(claims, present),
         verdict=sheet.verdict,
         summary=sheet.summary,
         reasons=[printable(reason) for reason in sheet.reasons],
@@ -199,123 +199,6 @@ def _accuracy_difference(first: RunResult, second: RunResult) -> float | None:
     if not (first.evaluations and second.evaluations):
         return None
     return abs(first.evaluations[-1].accuracy - second.evaluations[-1].accuracy)
-
-
-def _agreement(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
-    """How closely the arms that may be compared have trained; None where there are no two."""
-    comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
-    losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
-    accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
-    figures = [f"the training losses of a step differ by at most {max(losses):.2g}"] if losses else []
-    if accuracies:
-        figures.append(
-            f"the accuracies {'' if losses else 'differ '}by at most {max(accuracies):.1%} of the validation samples"
-        )
-    sentences = [f"Between arms that may be compared {', '.join(figures)}."] if figures else []
-    if accuracies:
-        sentences.append(_accuracy_floor(max(accuracies), arms))
-    sentences += [
-        f"{made.first} and {made.second} diverge: from step {made.diverged_at} the loss of one is not finite."
-        for made in comparable
-        if made.diverged_at is not None
-    ]
-    return " ".join(sentences) or None
-
-
-def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
-    """What moves an accuracy where the arms do not: rounding, as far as rounds of an arm show it, and the samples."""
-    last = [[run.evaluations[-1] for run in arm.completed if run.evaluations] for arm in arms]
-    spread = max(
-        (max(each.accuracy for each in of) - min(each.accuracy for each in of) for of in last if of), default=0
-    )
-    first = next(of[0] for of in last if of)
-    share = min(
-        max(first.accuracy, 1 / first.count), 1 - 1 / first.count
-    )  # none or all right still leaves one in doubt
-    error = math.sqrt(share * (1 - share) / first.count)
-    if spread > 0:
-        rounds = f"rounds of one arm, which differ in rounding alone, differ by up to {spread:.1%}"
-    else:
-        rounds = (
-            "all rounds repeat one training, so they do not show how far rounding alone moves it (docs/measuring.md)"
-        )
-    judged = "no arm is more accurate by this" if difference <= max(spread, 2 * error) else "look for the reason"
-    return f"An accuracy on {first.count} samples has a standard error of {error:.1%}, and {rounds}: {judged}."
-
-
-def _headline(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int) -> str:
-    """The sentence of the pair with the clearest difference, or that there is none."""
-    comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
-    is_all_scaling = all(made.outcome == "exploratory" for made in comparable)
-    if is_all_scaling and (scaling := _scaling_headline(rows, needed=needed)):
-        return scaling
-    if not comparable:
-        if not claims:
-            return f"One arm alone: {next(row.name for row in rows if row.rounds)}."
-        return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
-    judged = [made for made in comparable if made.outcome != "exploratory"]
-    if not judged:
-        return "The pair that was named beforehand is not among those that may be compared; nothing is claimed."
-    source = {row.name: row.source for row in rows}
-    of_studies = {source[made.first] for made in judged}
-    named = {source[made.first] for made in comparable if made.outcome == "exploratory"}
-    if len(judged) == 1 and of_studies & named:
-        return f"{judged[0].sentence} All other pairs are exploratory, since one was named beforehand."
-    decided = [made for made in judged if made.outcome in ("faster", "slower")]
-    if decided:
-        best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))
-        if len(judged) == 1:
-            return best.sentence
-        together = ", judged together at 95%" if len(of_studies) == 1 else f", of {len(of_studies)} studies"
-        return f"{best.sentence} This is the clearest of {len(judged)} pairs that may be compared{together}."
-    too_few = sum(made.outcome == "too few rounds" for made in judged)
-    if too_few == len(judged):
-        done = max(made.rounds for made in judged)
-        if any(row.failures for row in rows):
-            return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are whole."
-        return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
-    if too_few:
-        return (
-            f"No difference shown between arms that may be compared; {too_few} of their {len(judged)} pairs have "
-            "too few rounds."
-        )
-    return "No difference shown between any two arms that may be compared."
-
-
-def _scaling_headline(rows: Sequence[ArmRow], *, needed: int) -> str | None:
-    """The sentence of the largest speed-up, where speed-ups are all that a study shows."""
-    scaled = [(row, row.scaling) for row in rows if row.scaling]
-    if not scaled:
-        return None
-    row, best = max(scaled, key=lambda each: (not each[0].emulated, each[1].speedup))
-    emulated = " It is emulated on the CPU, so this says nothing of the mode itself." if row.emulated else ""
-    first_look = "" if best.low is not None else f"FIRST LOOK: {best.rounds} of {max(best.rounds, needed)} rounds. "
-    return f"{first_look}{best.sentence}{emulated}"
-
-
-def _measured(runs: Sequence[RunResult]) -> str:
-    """What all runs share, of what a reader asks first."""
-
-    def shared(values: Iterable[str], several: str) -> str:
-        distinct = list(dict.fromkeys(values))
-        return distinct[0] if len(distinct) == 1 else several
-
-    data = shared((f"{Path(run.dataset).name} {run.image_size} px" for run in runs), "several datasets or sizes")
-    parts = [
-        shared((run.model for run in runs), "several models"),
-        data,
-        shared((f"batch {run.global_batch_size}" for run in runs), "several batches"),
-        shared((run.precision for run in runs), "several precisions"),
-        shared(map(_machine, runs), "several machines"),
-    ]
-    return printable(" · ".join(parts))
-
-
-def _machine(run: RunResult) -> str:
-    if run.device_type == "cpu":
-        cores = (run.settings or {}).get("cores")
-        return f"{f'{cores} CPU cores' if cores else 'CPU'}, devices simulated"
-    return ", ".join(sorted({name.split(":")[0] for name in run.device_names}))
 
 
 def _groups(arms: Sequence[ArmRuns], claims: Sequence[ClaimRow]) -> list[Group]:

@@ -51,7 +51,7 @@ def commands():
                 yield pytest.param(typed[1:], id=f"{page.name}: {line[:60].strip()}")
 
 
-@pytest.mark.parametrize("command", commands())
+@pytest.mark.parametrize("command", list(commands()))
 def test_commands_are_accepted_by_the_command_line(command, tmp_path):
     (tmp_path / "study.toml").touch()
     name, *arguments = command

@@ -18,8 +18,9 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments import study as studies
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
+from dpcompare.experiments.estimate import estimate_seconds
 from dpcompare.experiments.statistics import Plan
-from dpcompare.experiments.study import Arm, Study, ablated, estimate_seconds, open_study
+from dpcompare.experiments.study import Arm, Study, ablated, open_study
 from dpcompare.report.formats import as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.results.load import MachineLoad
