@@ -25,7 +25,8 @@ from benchmarks.sections import commit, write_section
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.results.events import Event, Started, StepsTrained
 from dpcompare.results.remarks import RemarkKind
-from stress.injection import interpreter_with
+from stress.clock_faults import HALF_SPEED, LATE_TIMER
+from stress.injection import injected, interpreter_with
 
 WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=100, warmup_steps=5)
 STOPPED_SECONDS = 5.0
@@ -67,30 +68,6 @@ def inject(module):
             self._traced = None
         return step(self, batches, rate)
     module.TensorFlowBackend.train_step = other
-"""
-
-HALF_SPEED = """
-def inject(module):
-    import time
-    steady = time.perf_counter
-    time.perf_counter = lambda: steady() / 2
-"""
-
-LATE_TIMER = """
-def inject(module):
-    losses = module.TorchBackend._losses
-    from dpcompare.training import window
-    begin = window.Window.begin_step
-    def remembered(self):
-        self.backend.window = self
-        return begin(self)
-    window.Window.begin_step = remembered
-    def late(self, model, batch):
-        done = losses(self, model, batch)
-        if self.model.training:
-            self.window._start = window.time.perf_counter()
-        return done
-    module.TorchBackend._losses = late
 """
 
 
@@ -151,8 +128,8 @@ CASES = {
         told="RECOMPILED", fault=("dpcompare.backends.tensorflow.backend", TRACES_AGAIN), framework="tensorflow"
     ),
     "30 slow first steps": Case(told="NOT WARM", fault=(TORCH, SLOW_START)),
-    "clock at half speed": Case(told="CLOCK", fault=("dpcompare.training.window", HALF_SPEED)),
-    "timer after the forward pass": Case(told="CLOCK", fault=(TORCH, LATE_TIMER)),
+    "clock at half speed": Case(told="CLOCK", fault=("dpcompare.training.window", injected(HALF_SPEED))),
+    "timer after the forward pass": Case(told="CLOCK", fault=(TORCH, injected(LATE_TIMER))),
 }
 
 

@@ -7,6 +7,7 @@ imported. It travels as a sitecustomize module, which Python imports when it sta
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 _FINDER = """
@@ -28,6 +29,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 sys.meta_path.insert(0, _Finder())
 """
+
+
+def injected(body: str) -> str:
+    """The source of an `inject(module)` of these lines."""
+    return "def inject(module):\n" + textwrap.indent(body.strip(), "    ") + "\n"
 
 
 def write_sitecustomize(folder: Path, module: str, source: str) -> None:

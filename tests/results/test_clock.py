@@ -13,8 +13,9 @@ from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.clock import ClockCheck, Seen, Watched, check_clocks, fraction_between_steps
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.results.series import ProcessSeries
+from stress.clock_faults import HALF_SPEED
 from stress.disturbances import Stopper
-from stress.injection import write_sitecustomize
+from stress.injection import injected, write_sitecustomize
 from tests.experiments.test_fairness import result
 from tests.launch.test_local import launch, node
 from tests.support.events import ready, trained
@@ -134,13 +135,6 @@ loop.train(backend, open_store(config.inputs.store), log, Path.cwd())
 log.append(Ended())
 """
 
-HALF_SPEED = """
-def inject(module):
-    import time
-    real = time.perf_counter
-    time.perf_counter = lambda: real() / 2
-"""
-
 LATE_TIMER = """
 def inject(module):
     make = module.Trainer.step
@@ -173,7 +167,10 @@ STOPPED_SECONDS = 1.5
     ("fault", "words"),
     [
         (None, None),
-        (("dpcompare.training.window", HALF_SPEED), "by the clock of process 0 its steps, evaluations and checkpoints"),
+        (
+            ("dpcompare.training.window", injected(HALF_SPEED)),
+            "by the clock of process 0 its steps, evaluations and checkpoints",
+        ),
         (("dpcompare.training.loop", LATE_TIMER), "% of the time passes between steps"),
     ],
     ids=["stopped", "half speed", "late timer"],

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stress.injection import write_sitecustomize
+from stress.clock_faults import LATE_TIMER
+from stress.injection import injected, write_sitecustomize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,8 @@ class Fault:
 
     def install(self, folder: Path) -> None:
         """Write the sitecustomize module into a folder that PYTHONPATH will name."""
-        source = "def inject(module):\n" + "\n".join(f"    {line}" for line in self.inject.strip().splitlines())
-        write_sitecustomize(folder, f"dpcompare.backends.{self.module}", source)
+        if self.inject:
+            write_sitecustomize(folder, f"dpcompare.backends.{self.module}", injected(self.inject))
 
 
 LOSSES = ("first loss", "second loss")
@@ -436,37 +437,11 @@ module.TorchBackend._losses = of_half
         caught_by="first loss",
         on_sheet=("images computed", *LOSSES),
     ),
-    "a clock at half speed": Fault(
-        framework="torch",
-        changes_numbers=False,
-        module="torch.backend",
-        inject="""
-import time
-real = time.perf_counter
-time.perf_counter = lambda: real() / 2
-""",
-        on_sheet=("clock",),
-    ),
     "a timer that starts after the forward pass": Fault(
         framework="torch",
         changes_numbers=False,
         module="torch.backend",
-        inject="""
-import time
-from dpcompare.training import window
-begun, begin = [], window.Window.begin_step
-def remembered(self):
-    begun[:] = [self]
-    return begin(self)
-window.Window.begin_step = remembered
-losses = module.TorchBackend._losses
-def late(self, model, batch):
-    computed = losses(self, model, batch)
-    if model is self.replicated and begun:
-        begun[0]._start = time.perf_counter()
-    return computed
-module.TorchBackend._losses = late
-""",
+        inject=LATE_TIMER,
         on_sheet=("clock",),
     ),
     "oneDNN switched off by the shell": Fault(
