@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
-from dpcompare.experiments.verify import FLOOR_PERTURBATION, disturbed
+from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, disturbed
 
 
 def main() -> None:

@@ -90,6 +90,7 @@ def verify(
     """
     from dpcompare.experiments.verify import verify as run_checks
     from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups
+    from dpcompare.experiments.verify_runs import runs_at_once
 
     left_out: list[str] = []
     asked = values_of("workload", RunOptions(**of_the_workload), OF_THE_WORKLOAD)
@@ -122,7 +123,11 @@ def verify(
         console.print(f"not compared: {line}", soft_wrap=True)
     checks = []
     for check in run_checks(
-        groups, device=device, interpreters=chosen, say=lambda line: console.print(line, soft_wrap=True)
+        groups,
+        device=device,
+        interpreters=chosen,
+        say=lambda line: console.print(line, soft_wrap=True),
+        at_once=runs_at_once(device),
     ):
         checks.append(check)
         if not check.passed:

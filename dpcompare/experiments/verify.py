@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
-from dpcompare.backends.availability import require_mode
-from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
-from dpcompare.config.workload import Workload
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import (
     EACH_ALONE,
@@ -26,10 +23,9 @@ from dpcompare.experiments.checks import (
     loss_difference,
 )
 from dpcompare.experiments.verify_groups import Contender, Group
+from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, Runs, Say, config_of, until_done
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.launch.run import resume, run
-from dpcompare.results import arrays
-from dpcompare.results.run_dir import checkpoint_paths
+from dpcompare.system.signals import terminated_as_interrupted
 
 # What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
 # see docs/fairness.md. None: nothing absolute, see FLOOR_MULTIPLE.
@@ -58,9 +54,6 @@ FLOOR_MULTIPLE = 10.0
 """float32 training is chaotic: beyond the first step two correct implementations drift apart as far as one drifts from
 itself when its weights are disturbed by rounding. That floor is measured in the same run, and this multiple is the
 tolerance."""
-FLOOR_SEEDS = 3
-FLOOR_PERTURBATION = {"float32": 1e-7, "bfloat16": 4e-3}
-"""Relative size of the disturbance: about the rounding of a float32 (6e-8) or of a bfloat16 (4e-3)."""
 LEAST_OF_FLOOR = {"float32": 1e-5, "bfloat16": 4e-2}
 """No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is no difference."""
 
@@ -117,7 +110,8 @@ def verify(
     *,
     device: str = "cpu",
     interpreters: dict[str, str] | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
+    at_once: int = 1,
 ) -> Iterator[Check]:
     """Run every contender of every group and yield the checks, group by group.
 
@@ -125,7 +119,11 @@ def verify(
         groups: from `plan_groups`.
         device: `cpu`, or `auto` for the GPUs where there are any.
         interpreters: framework -> interpreter of its environment.
-        say: called with a line of progress.
+        say: called with a line of progress, from the threads that wait for the runs.
+        at_once: runs at the same time, see `runs_at_once`.
+
+    Raises:
+        KeyboardInterrupt: it was interrupted; all processes have ended.
     """
     # All of them before the first run: a topology that this machine lacks is refused with nothing started.
     configs = [
@@ -135,51 +133,97 @@ def verify(
         ]
         for group in groups
     ]
-    folder = Path(tempfile.mkdtemp(prefix="dpcompare-verify-"))
-    try:
-        for number, (group, of_group) in enumerate(zip(groups, configs, strict=True)):
-            yield from _verify_group(group, of_group, folder / str(number), say)
-            shutil.rmtree(folder / str(number), ignore_errors=True)  # the tensors of one group can be gigabytes
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with (
+        terminated_as_interrupted(),
+        tempfile.TemporaryDirectory(prefix="dpcompare-verify-", ignore_cleanup_errors=True) as name,
+        Runs(at_once, say) as runs,
+    ):
+        folders = [Path(name) / str(number) for number in range(len(groups))]
+        begun = deque(
+            _begin(runs, group, of_group, folder)
+            for group, of_group, folder in zip(groups, configs, folders, strict=True)
+        )
+        for group, folder in zip(groups, folders, strict=True):
+            yield from _checks_of(group, begun.popleft())
+            shutil.rmtree(folder, ignore_errors=True)  # the tensors of one group can be gigabytes
 
 
-def _verify_group(
-    group: Group, configs: Sequence[RunConfig], folder: Path, say: Callable[[str], None]
-) -> Iterator[Check]:
-    left: dict[Contender, Side] = {}
+@dataclass(frozen=True, kw_only=True)
+class _Begun:
+    """The runs of a group, which go on or have ended."""
+
+    sides: dict[Contender, Future[Side]]
+    floor: list[Future[Side]]
+    """Of the first contender, its weights disturbed."""
+    again: dict[Contender, Future[Side]]
+    """The same once more."""
+
+
+def _begin(runs: Runs, group: Group, configs: Sequence[RunConfig], folder: Path) -> _Begun:
+    sides: dict[Contender, Future[Side]] = {}
     for contender, config in zip(group.to_run, configs, strict=True):
-        say(f"{contender}: {group.described}, {group.workload.precision}")
+        told = f"{contender}: {group.described}, {group.workload.precision}"
         whole = replace(contender, resumed=False)
         run_dir = folder / str(group.to_run.index(whole))
+        if contender.resumed:
+            sides[contender] = runs.resumed(told, contender, sides[whole], run_dir)
+        else:
+            sides[contender] = runs.side(told, contender, config, run_dir)
+    compares = len(group.contenders) > 1
+    floor: list[Future[Side]] = []
+    if group.kind == "modes" and group.workload.precision in FLOOR_PERTURBATION and compares:
+        floor = runs.floor(group.contenders[0], configs[0], folder / "floor")
+    again: dict[Contender, Future[Side]] = {}
+    if compares and any(config.cluster.device_type == "gpu" for config in configs[: len(group.contenders)]):
+        # The first of each framework: their kernels are others, and may differ from themselves by more.
+        first = {
+            contender.framework: (contender, config)
+            for contender, config in reversed(list(zip(group.contenders, configs, strict=False)))
+        }
+        for framework, (contender, config) in first.items():
+            told = f"{contender}: again, to see how much two identical runs differ"
+            again[contender] = runs.side(told, contender, config, folder / "again" / framework)
+    return _Begun(sides=sides, floor=floor, again=again)
+
+
+def _checks_of(group: Group, begun: _Begun) -> Iterator[Check]:
+    """Wait for the runs of a group and compare what they left."""
+    until_done([*begun.sides.values(), *begun.floor, *begun.again.values()])
+    left: dict[Contender, Side] = {}
+    for contender, future in begun.sides.items():
         try:
-            if not contender.resumed:
-                left[contender] = run_side(contender, config, run_dir)
-            elif whole in left:
-                left[contender] = resume_side(contender, left[whole], run_dir)
+            left[contender] = future.result()
         except RunFailedError as error:
-            yield _did_not_run("run", group, str(contender), str(error))
+            if not contender.resumed or replace(contender, resumed=False) in left:
+                yield _did_not_run("run", group, str(contender), str(error))
     baseline = left.pop(group.baseline, None) if group.baseline else None
     sides = list(left.values())
     if not sides:
         return
     floor: dict[str, float] = {}
-    if group.kind == "modes" and group.workload.precision in FLOOR_PERTURBATION and len(sides) > 1:
+    reference = left.get(group.contenders[0])
+    if reference is not None and len(sides) > 1:
         try:
-            floor = _floor(group, sides[0], folder / "floor", say)
+            floor = _drift(group, reference, [future.result() for future in begun.floor])
         except RunFailedError as error:
-            yield _did_not_run(f"floor of {group.workload.precision}", group, str(sides[0].contender), str(error))
+            yield _did_not_run(f"floor of {group.workload.precision}", group, str(reference.contender), str(error))
     again: list[tuple[Side, Side]] = []
-    if len(sides) > 1 and _any_on_gpu(sides):
-        # The first of each framework: their kernels are others, and may differ from themselves by more.
-        for reference in {side.contender.framework: side for side in reversed(sides)}.values():
-            say(f"{reference.contender}: again, to see how much two identical runs differ")
+    for contender, future in begun.again.items():
+        if contender in left and len(sides) > 1:
             try:
-                run_dir = folder / "again" / reference.contender.framework
-                again.append((reference, run_side(reference.contender, reference.config, run_dir)))
+                again.append((left[contender], future.result()))
             except RunFailedError as error:
-                yield _did_not_run("floor of the GPU", group, str(reference.contender), str(error))
+                yield _did_not_run("floor of the GPU", group, str(contender), str(error))
     yield from compare_sides(group, sides, floor, again, baseline)
+
+
+def _drift(group: Group, reference: Side, disturbed_sides: Sequence[Side]) -> dict[str, float]:
+    """Check -> how far the reference is at most from itself when its initial weights are disturbed by rounding."""
+    return {
+        name: float(np.max([difference(reference, other) for other in disturbed_sides]))  # NaN stays NaN
+        for name, difference in differences(group.workload).items()
+        if disturbed_sides and stated_tolerance(name, group.workload.precision) is None
+    }
 
 
 def _any_on_gpu(sides: Sequence[Side]) -> bool:
@@ -271,93 +315,6 @@ def stated_tolerance(name: str, precision: str) -> float | None:
     """What TOLERANCES promises; in bfloat16, which each framework rounds to in other places, only what is exact."""
     exact = TOLERANCES[name]["float32"] == 0.0
     return TOLERANCES[name].get(precision, 0.0 if exact else None)
-
-
-def config_of(
-    contender: Contender,
-    workload: Workload,
-    device: str,
-    interpreters: dict[str, str],
-    checkpoint_every: int | None = None,
-) -> RunConfig:
-    """The run of one contender, which keeps all of its checkpoints."""
-    interpreter = interpreters.get(contender.framework)
-    chosen: dict[str, Any] = {"python": interpreter} if interpreter else {}
-    nodes, devices = contender.num_nodes, contender.devices_per_node
-    cluster = Cluster.partition(nodes, devices, device=device)  # type: ignore[arg-type]
-    config = RunConfig(
-        framework=contender.framework,
-        mode=contender.mode,
-        workload=workload.model_copy(update={"accumulate": contender.accumulate}),
-        cluster=cluster,
-        task="probe",
-        stages=contender.stages,
-        launcher=contender.launcher,
-        pipeline_schedule=contender.pipeline_schedule,
-        tune=dict(contender.tune),
-        checkpoint_every=checkpoint_every,
-        keep_checkpoints=workload.steps or 1,
-        **chosen,
-    )
-    require_mode(config.framework, config.mode, config.python)
-    return config
-
-
-def run_side(contender: Contender, config: RunConfig, run_dir: Path) -> Side:
-    """Run one contender and gather what it left."""
-    config = prepare_inputs(config)
-    result = run(config, run_dir)
-    left = arrays.load(run_dir, config.topology.num_trainers)
-    return Side(contender=contender, config=config, result=result, arrays=left)
-
-
-def disturbed(config: RunConfig, folder: Path, seed: int, perturbation: float) -> RunConfig:
-    """The same run from initial weights that differ by about a rounding; `folder` gets them.
-
-    Args:
-        config: of the run.
-        folder: for the weights.
-        seed: of the disturbance.
-        perturbation: its standard deviation, relative to each weight.
-    """
-    assert config.inputs is not None
-    generator = np.random.default_rng(seed)
-    weights = {
-        name: (array * (1 + perturbation * generator.standard_normal(array.shape))).astype(np.float32)
-        for name, array in load_file(config.inputs.weights).items()
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"disturbed-{seed}.safetensors"
-    save_file(weights, path)
-    return config.model_copy(update={"inputs": config.inputs.model_copy(update={"weights": path})})
-
-
-def resume_side(contender: Contender, whole: Side, run_dir: Path) -> Side:
-    """Go on with the run of a contender from its first checkpoint, as if it had been interrupted there.
-
-    Of the arrays only those at the end are new: the others are of the first step.
-    """
-    for later in checkpoint_paths(run_dir)[:-1]:
-        later.unlink()
-    result = resume(run_dir, whole.config)
-    left = arrays.load(run_dir, whole.config.topology.num_trainers)
-    trained = {name: array for name, array in left.items() if name.startswith("trained.")}
-    return Side(contender=contender, config=whole.config, result=result, arrays=whole.arrays | trained)
-
-
-def _floor(group: Group, reference: Side, folder: Path, say: Callable[[str], None]) -> dict[str, float]:
-    """How far the reference drifts from itself when its initial weights are disturbed by rounding."""
-    precision = group.workload.precision
-    perturbation = FLOOR_PERTURBATION[precision]
-    largest: dict[str, float] = {}
-    for seed in range(FLOOR_SEEDS):
-        say(f"{reference.contender}: floor of {precision}, weights disturbed by {perturbation:g} (seed {seed})")
-        config = disturbed(reference.config, folder, seed, perturbation)
-        other = run_side(reference.contender, config, folder / str(seed))
-        for name, difference in differences(group.workload).items():
-            if stated_tolerance(name, precision) is None:
-                largest[name] = max(largest.get(name, 0.0), difference(reference, other))
-    return largest
 
 
 def _compared(

@@ -144,7 +144,7 @@ def plan_groups(
             if contenders := tuple(replace(contender, accumulate=accumulate) for contender in usable):
                 groups += _groups(contenders, model, num_replicas, precision, quick=quick, device=device, asked=asked)
         if precision == "float64" or not quick:
-            accumulation = _accumulation(frameworks, modes, replicas, precision, asked)
+            accumulation = _accumulation(frameworks, modes, replicas, precision, asked, quick=quick)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
     return [group for group in groups if len(group.to_run) > 1]
 
@@ -277,7 +277,10 @@ def _groups(
     few = num_replicas <= BIG_MODEL_REPLICAS["quick" if quick else "full"]
     trained = model if few or model not in BIG_MODELS else "toy-bn"
     size = "tiny" if trained not in BIG_MODELS else "big, quick" if quick else "big"
-    for optimizer in OPTIMIZERS[size, precision]:
+    optimizers = OPTIMIZERS[size, precision]
+    if quick and num_replicas > 1:
+        optimizers = optimizers[:1]  # the group with synchronized BatchNorm has Adam
+    for optimizer in optimizers:
         yield Group(workload=_workload(trained, optimizer, precision, quick=quick, asked=asked), contenders=contenders)
     if precision != "float64":
         return
@@ -350,12 +353,20 @@ def _accumulation(
     replicas: Sequence[int],
     precision: str,
     asked: dict[str, Any],
+    *,
+    quick: bool,
 ) -> Group:
-    """One batch, the same in 2 micro-batches, and on 2 replicas in 2 each, with a model without BatchNorm."""
+    """One batch, the same in 2 micro-batches, and on 2 replicas in 2 each, with a model without BatchNorm.
+
+    Quick: one mode with the whole batch, and in micro-batches those on 2 replicas, where there are any.
+    """
     asked = {name: value for name, value in asked.items() if name not in ("accumulate", "batchnorm")}
     workload = _workload("mlp", "sgd", precision, quick=False, asked=asked)
     singles = usable_contenders(frameworks, modes, 1)
     accumulating = [one for one in singles if "accumulate" not in MODES[one.framework, one.mode].supported_values]
     several = usable_contenders(frameworks, modes, 2) if 2 in replicas else ()
-    in_parts = tuple(replace(one, accumulate=2) for one in (*accumulating, *several))
-    return Group(workload=workload, contenders=(*singles, *in_parts), kind="accumulation")
+    whole = singles[:1] if quick else singles
+    in_parts = tuple(
+        replace(one, accumulate=2) for one in (several if quick and several else (*accumulating, *several))
+    )
+    return Group(workload=workload, contenders=(*whole, *in_parts), kind="accumulation")

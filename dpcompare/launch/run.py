@@ -93,6 +93,7 @@ def resume(
     *,
     observe: Callable[[Event], None] = lambda event: None,
     report: Callable[[str], None] = lambda line: None,
+    stopped_by: Callable[[], str | None] = lambda: None,
 ) -> RunResult:
     """Resume a run from its newest checkpoint that can be used, in the same directory.
 
@@ -101,6 +102,7 @@ def resume(
         config: its config, see `RunConfig.load`; the length, the mode, the framework and the cluster may be others.
         observe: as for `run`.
         report: called with a line for every checkpoint that cannot be used, and for the one that is.
+        stopped_by: as for `run`.
 
     Raises:
         RequestError: there is nothing to resume from; nothing was started.
@@ -129,7 +131,7 @@ def resume(
             report(f"resuming from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
-            return _train(config, directory, observe, report)
+            return _train(config, directory, observe, report, stopped_by)
 
 
 def _nothing_to_resume(run_dir: Path, config: RunConfig, problems: list[str]) -> str:
@@ -154,7 +156,7 @@ def _train(
     run_dir: Path,
     observe: Callable[[Event], None],
     report: Callable[[str], None],
-    stopped_by: Callable[[], str | None] = lambda: None,
+    stopped_by: Callable[[], str | None],
 ) -> RunResult:
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0

@@ -20,13 +20,11 @@ from dpcompare.experiments.verify import (
     REPEAT_MULTIPLE,
     TOLERANCES,
     compare_sides,
-    config_of,
-    resume_side,
-    run_side,
     tolerance_of,
     verify,
 )
 from dpcompare.experiments.verify_groups import Group, _workload, not_compared, plan_groups, usable_contenders
+from dpcompare.experiments.verify_runs import config_of, resume_side, run_side
 from dpcompare.models.architectures import MODELS
 from dpcompare.results import arrays
 from dpcompare.results.run_dir import CONFIG_FILE
@@ -75,8 +73,16 @@ def quick_plan(**options):
     )
 
 
-def test_a_quick_plan_has_the_big_model_on_one_device_only():
-    assert {len(g.contenders) for g in quick_plan() if g.workload.model == "efficientnet-b2"} == {2}
+def test_a_quick_plan_has_the_big_model_on_one_device_only_and_says_nothing_twice():
+    assert [(g.described, g.workload.precision, len(g.to_run)) for g in quick_plan()] == [
+        ("efficientnet-b2, adam", "float32", 2),
+        ("toy-bn, sgd", "float32", 4),
+        ("efficientnet-b2, sgd", "float64", 2),
+        ("toy-bn, adam, regularization, native", "float64", 4),
+        ("toy-bn, sgd", "float64", 4),
+        ("toy-bn, adam, regularization, synchronized BatchNorm", "float64", 4),
+        ("mlp, sgd", "float64", 5),
+    ]
 
 
 def test_small_groups_have_what_is_nobodys_default():
@@ -231,7 +237,7 @@ def test_a_small_change_is_caught_by_the_check_of_its_name(healthy, name):
 def test_every_arm_of_an_accumulation_counts(healthy):
     (chosen,) = [
         g
-        for g in plan_groups(BOTH, ALL, model="toy-bn", replicas=[2], precisions=["float64"], quick=True)
+        for g in plan_groups(BOTH, ALL, model="toy-bn", replicas=[2], precisions=["float64"], quick=False)
         if g.kind == "accumulation"
     ]
     assert len(set(chosen.contenders)) == len(chosen.contenders) == 8
@@ -307,7 +313,7 @@ def on_gpus(healthy, install_gpus, monkeypatch):
     chosen, ran = group(), []
     left = [healthy(1, "sgd", number) for number in range(len(chosen.contenders))]
 
-    def run_side(contender, config, folder):
+    def run_side(contender, config, folder, stopped_by):
         ran.append((contender, config.cluster.device_type))
         side = left[chosen.contenders.index(contender)]
         if folder.parent.name == "again":
@@ -316,7 +322,7 @@ def on_gpus(healthy, install_gpus, monkeypatch):
         gpu = side.config.model_copy(update={"cluster": config.cluster})
         return replace(side, config=gpu)
 
-    monkeypatch.setattr("dpcompare.experiments.verify.run_side", run_side)
+    monkeypatch.setattr("dpcompare.experiments.verify_runs.run_side", run_side)
     return chosen, ran, left
 
 

@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ class WarmLauncher:
         # Of the session: the test that happens to start a framework may have put a fault into PYTHONPATH.
         self._environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
         self._frameworks: dict[str, subprocess.Popen[str]] = {}
+        self._answers = defaultdict(threading.Lock)  # a framework trains one run after the other
 
     @property
     def pids(self) -> set[int]:
@@ -71,6 +74,10 @@ class WarmLauncher:
         return outcome
 
     def _answer(self, framework: str, request: list[dict[str, Any]]) -> list[int]:
+        with self._answers[framework]:
+            return self._ask(framework, request)
+
+    def _ask(self, framework: str, request: list[dict[str, Any]]) -> list[int]:
         known = self._frameworks.get(framework)
         if known is None or known.poll() is not None:
             self._frameworks[framework] = self._start(framework)
