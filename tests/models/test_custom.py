@@ -214,7 +214,7 @@ def test_a_pair_that_differs_in_a_padding_is_refuted_and_the_layer_named(elsewhe
         '            return layers.Conv2D(channels, 3, stride, padding="same", use_bias=False, name=name)(x)\n'
     )
     (elsewhere / "mine.py").write_text(whole.replace(padded, other + padded))
-    arguments = ["--modes", "single", "--replicas", "1", "--precision", "float64", "--json"]
+    arguments = ["--modes", "single", "--replicas", "1", "--precision", "float64", "--image-size", "32", "--json"]
     refuted = invoke("verify", "--model", "mine:model", *arguments)
     assert refuted.code == 3
     assert "the first layer that differs is block1_conv1" in refuted.stderr

@@ -146,32 +146,7 @@ def probed(framework, weights, run_dir):
     return result, arrays.load(run_dir, 1)
 
 
-@pytest.mark.torch
-@pytest.mark.tensorflow
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("kind", ["timm", "keras"])
-def test_both_frameworks_compute_the_same_with_weights_of_either(kind, keras_files, tmp_path):
-    weights = keras_files / "own.weights.h5"
-    if kind == "timm":
-        python("-c", MAKE_TIMM_FILE, str(tmp_path))
-        weights = tmp_path / "own.safetensors"
-    sides = [probed(framework, weights, tmp_path / framework) for framework in ("torch", "tensorflow")]
-    (torch, torch_arrays), (tensorflow, tensorflow_arrays) = sides
-    assert torch.weights_sha256 == tensorflow.weights_sha256
-    logits = torch_arrays["evaluation_logits"]
-    assert logits.std() > 1e-3
-    assert np.abs(logits - tensorflow_arrays["evaluation_logits"]).max() < 1e-12 * np.abs(logits).max()
-
-
-@pytest.mark.torch
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm")
-def test_a_timm_file_computes_what_timm_computes(tmp_path):
-    python("-c", MAKE_TIMM_FILE, str(tmp_path))
-    _, arrays = probed("torch", tmp_path / "own.safetensors", tmp_path / "run")
-    np.savez(tmp_path / "rows.npz", images=arrays["rows.images"], logits=arrays["evaluation_logits"])
-    compare = """
+TIMM_COMPUTES = """
 import sys, numpy, timm, torch
 from safetensors.torch import load_file
 rows = numpy.load(sys.argv[1] + "/rows.npz")
@@ -181,11 +156,29 @@ model.reset_classifier(0)
 features = model(torch.from_numpy(rows["images"]).double().permute(0, 3, 1, 2)).detach().numpy()
 numpy.save(sys.argv[1] + "/features.npy", features)
 """
-    python("-c", compare, str(tmp_path))
-    head = initial_weights("efficientnet-b0", 32, arrays["evaluation_logits"].shape[1], seed=3)
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_both_frameworks_compute_with_a_file_of_timm_what_timm_computes(tmp_path):
+    """What a file of Keras becomes, the same for both, is compared with Keras's own tensors above."""
+    python("-c", MAKE_TIMM_FILE, str(tmp_path))
+    weights = tmp_path / "own.safetensors"
+    sides = [probed(framework, weights, tmp_path / framework) for framework in ("torch", "tensorflow")]
+    (torch, torch_arrays), (tensorflow, tensorflow_arrays) = sides
+    assert torch.weights_sha256 == tensorflow.weights_sha256
+    logits = torch_arrays["evaluation_logits"]
+    assert logits.std() > 1e-3
+    assert np.abs(logits - tensorflow_arrays["evaluation_logits"]).max() < 1e-12 * np.abs(logits).max()
+
+    np.savez(tmp_path / "rows.npz", images=torch_arrays["rows.images"])
+    python("-c", TIMM_COMPUTES, str(tmp_path))
+    head = initial_weights("efficientnet-b0", 32, logits.shape[1], seed=3)
     features = np.load(tmp_path / "features.npy")
     expected = features @ head["classifier.weight"].T.astype(np.float64) + head["classifier.bias"]
-    np.testing.assert_allclose(arrays["evaluation_logits"], expected, rtol=1e-10)
+    np.testing.assert_allclose(logits, expected, rtol=1e-10)
 
 
 @pytest.fixture
