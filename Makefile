@@ -7,7 +7,7 @@ EXTRAS := all,dev
 PYTEST_ARGS ?=
 PYTEST_WORKERS ?= 2
 
-.PHONY: compare install check test test-lowest
+.PHONY: compare install check test test-lowest site
 
 compare: install ## the main job: all six modes trained here and compared, and a page of it
 	$(BIN)/dpcompare setup
@@ -29,3 +29,6 @@ test: install ## the tests, PYTEST_WORKERS at a time; PYTEST_ARGS='-m slow' for 
 
 test-lowest: ## some of the tests with the lowest versions that pyproject.toml admits, in an environment of their own
 	bash .ci/lowest
+
+site: install ## the docs as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict

@@ -1,0 +1,103 @@
+"""Makes the README's pictures from a study: what `dpcompare report` prints on a terminal, and the top of its page.
+
+    python -m docs.site.stills studies/modes    # writes docs/pictures/report-terminal.svg and report-page.png
+
+The page is looked at with Chromium (playwright's, or the one that is installed) at 1280 px.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import io
+import os
+import pty
+import re
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.text import Text
+
+PICTURES = Path(__file__).parents[1] / "pictures"
+COLUMNS = 92
+PAGE = {"width": 1280, "height": 900}
+MOST_BYTES = 200_000
+"""Of a picture: a clone carries every version of it."""
+COLOURS = 128
+"""Of the screenshot, which has few; a third of the bytes."""
+
+
+def printed(command: list[str]) -> str:
+    """What a command writes on a terminal of COLUMNS.
+
+    Raises:
+        subprocess.CalledProcessError: it failed.
+    """
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
+    with subprocess.Popen(command, stdout=its, stderr=its, stdin=subprocess.DEVNULL) as process:
+        os.close(its)
+        output = b"".join(iter(lambda: _read(ours), b""))
+    os.close(ours)
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, output)
+    return output.decode().replace("\r\n", "\n")
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 65536)
+    except OSError:  # how Linux says that the other side has closed it
+        return b""
+
+
+def terminal_still(title: str, text: str) -> str:
+    """The SVG of a terminal that shows a text."""
+    console = Console(record=True, width=COLUMNS, file=io.StringIO())
+    console.print(Text.from_ansi(text.rstrip("\n")))
+    svg = console.export_svg(title=title, unique_id="terminal")
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # they would be fetched from elsewhere
+    return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
+
+
+def page_still(page: Path) -> bytes:
+    """The PNG of the top of a page."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        shown = browser.new_page(viewport=PAGE)
+        shown.goto(page.as_uri())
+        picture = Image.open(io.BytesIO(shown.screenshot()))
+        browser.close()
+    target = io.BytesIO()
+    picture.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(target, "PNG", optimize=True)
+    return target.getvalue()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", help="As the still is to show it, such as studies/modes.")
+    study = parser.parse_args().study
+    report = [sys.executable, "-m", "dpcompare", "report", study]
+    with tempfile.TemporaryDirectory(prefix="dpcompare-stills-") as folder:
+        page = Path(folder) / "report.html"
+        subprocess.run([*report, "--html", str(page)], check=True)
+        pictures = {
+            "report-terminal.svg": terminal_still(f"dpcompare report {study}", printed(report)).encode(),
+            "report-page.png": page_still(page),
+        }
+    for name, content in pictures.items():
+        if len(content) > MOST_BYTES:
+            sys.exit(f"{name}: received {len(content):,} bytes, expected at most {MOST_BYTES:,}; use a smaller study")
+        (PICTURES / name).write_bytes(content)
+
+
+if __name__ == "__main__":
+    main()
