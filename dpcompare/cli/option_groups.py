@@ -36,7 +36,8 @@ class GroupedCommand(click.Command):
         records = {
             parameter.name: record
             for parameter in self.get_params(context)
-            if (record := parameter.get_help_record(context)) is not None
+            if isinstance(parameter, click.Option)  # arguments are in the usage, with what the docstring says of them
+            and (record := parameter.get_help_record(context)) is not None
         }
         grouped = {
             title: [records.pop(name) for name in names if name in records] for title, names in OPTION_GROUPS.items()

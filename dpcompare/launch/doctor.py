@@ -32,7 +32,13 @@ from dpcompare.system.ports import free_ports
 
 Status = Literal["ok", "note", "problem"]
 
-TESTED = {"torch": "2.15", "timm": "1.0", "tensorflow": "2.21", "keras": "3.15", "python": "3.11"}
+TESTED = {
+    "torch": ("2.14", "2.15"),
+    "timm": ("1.0",),
+    "tensorflow": ("2.21",),
+    "keras": ("3.15",),
+    "python": ("3.11",),
+}
 """MAJOR.MINOR of what the figures of the documentation were made with."""
 
 LEAST_SHARED_MEMORY = 1 << 30
@@ -218,14 +224,13 @@ def judge_versions(
         )
         return
     found = ", ".join(f"{name} {version}" for name, version in versions.items())
-    untested = [name for name, version in versions.items() if not f"{version}.".startswith(f"{TESTED[name]}.")]
+    untested = [name for name, version in versions.items() if ".".join(version.split(".")[:2]) not in TESTED[name]]
+    tested = ", ".join(f"{name} {' and '.join(TESTED[name])}" for name in untested)
     yield Finding(
         name=framework,
         status="note" if untested else "ok",
         found=f"{found} ({python})",
-        remedy=f"tested with {', '.join(f'{name} {TESTED[name]}' for name in untested)}: run dpcompare verify"
-        if untested
-        else "",
+        remedy=f"tested with {tested}: run dpcompare verify" if untested else "",
     )
 
 

@@ -290,6 +290,7 @@ def test_the_help_shows_every_option_of_a_run_in_one_group():
     shown = invoke("run", "--help").stdout
     assert shown.index("Mode and devices:") < shown.index("--framework TEXT") < shown.index("Training:")
     assert all(flag in shown for row in OPTIONS for flag in row.flags)
+    assert shown.count("FRAMEWORK:MODE") == 1  # in the usage, not as an option
 
 
 def test_every_option_that_is_part_of_the_config_is_a_field_of_it():

@@ -62,7 +62,7 @@ def test_cuda_wheels_that_claim_the_same_files_are_found(tmp_path):
     ("versions", "status", "text"),
     [
         ({"torch": "2.15.0", "timm": "1.0.31", "python": "3.11.7"}, "ok", "torch 2.15.0"),
-        ({"torch": "2.1.5", "timm": "1.0.31", "python": "3.11.7"}, "note", "tested with torch 2.15"),
+        ({"torch": "2.1.5", "timm": "1.0.31", "python": "3.11.7"}, "note", "tested with torch 2.14 and 2.15"),
         ({"torch": "2.15.0+cu132", "timm": "1.0.31", "python": "3.13.0"}, "note", "tested with python 3.11"),
         ({"python": "3.11.7"}, "problem", "torch, timm not installed"),
     ],
