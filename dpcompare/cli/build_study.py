@@ -28,22 +28,35 @@ class StudyOptions:
     arm: tuple[str, ...] = option(
         multiple=True,
         metavar="FRAMEWORK:MODE[,OPTION=VALUE...]",
-        help="What to compare, once per arm.  [default: every usable mode]",
+        help="An arm to compare; once for each.  [default: every usable mode]",
     )
-    nodes: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of nodes, by commas.")
-    devices_per_node: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of devices per node, by commas.")
-    repeats: int = option(type=click.IntRange(min=1), default=1, show_default=True, help="Rounds; 6 for a claim.")
-    until: str | None = option(metavar="PERCENT", help="Add rounds until every interval is that narrow, such as 2%.")
+    nodes: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of nodes, separated by commas.")
+    devices_per_node: tuple[int, ...] | None = option(
+        type=Numbers(), help="Numbers of devices per node, separated by commas."
+    )
+    repeats: int = option(
+        type=click.IntRange(min=1), default=1, show_default=True, help="Rounds to run; a claim needs 6."
+    )
+    until: str | None = option(
+        metavar="PERCENT", help="Add rounds until every interval is as narrow as this, such as 2%."
+    )
     budget: str | None = option(metavar="TIME", help="With --until: start no round after this time, such as 30m or 2h.")
-    order_seed: int = option(type=click.IntRange(min=0), default=0, show_default=True, help="Of the order in a round.")
+    order_seed: int = option(
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Seed of the order in which the arms of a round run.",
+    )
     ablate: bool = option(is_flag=True, help="Run each arm also without gradient sync, to measure its cost.")
     subject: tuple[str, ...] = option(
-        multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ."
+        multiple=True,
+        metavar="SETTING",
+        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision.",
     )
     pair: tuple[str, ...] = option(
         multiple=True,
         metavar="ARM",
-        help="Twice: the two arms that the study is to judge, alone; all other pairs are exploratory.",
+        help="Twice, for the two arms that the study is to judge; all other pairs are then exploratory.",
     )
     out: Path | None = option(
         type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
@@ -51,11 +64,13 @@ class StudyOptions:
     resume: Path | None = option(
         type=click.Path(path_type=Path),
         metavar="STUDY_DIR",
-        help="Go on with this study as it was asked for; with more rounds where --repeats or --until says so.",
+        help="Continue this study as it was started; --repeats or --until may add rounds.",
     )
     skip_unusable: bool = option(is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
-    retry_failed: bool = option(is_flag=True, help="In a resumed study: run the failed runs again.")
-    autotune: bool = option(is_flag=True, help="First find the fastest settings of arms with --profile native here.")
+    retry_failed: bool = option(is_flag=True, help="In a resumed study, run the failed runs again.")
+    autotune: bool = option(
+        is_flag=True, help="First find the fastest settings of arms with --profile native on this machine."
+    )
     dry_run: bool = option(is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
     as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")
 
@@ -66,14 +81,15 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
     Raises:
         RequestError: it cannot be run here, or there is none to run.
     """
+    from dpcompare.experiments.fairness import require_known
     from dpcompare.experiments.study import Study, ablated
 
-    _refuse_unknown_knobs(options.subject)
+    require_known(options.subject)
     repeats = num_rounds(options)
     arms = _arms(options, run_options)
     if options.until is not None and len(arms) < 2:
         raise RequestError(
-            f"--until: received one arm ({arms[0].name}), expected at least 2, whose ratio has an interval"
+            f"--until: received one arm ({arms[0].name}), expected at least 2: an interval is that of a ratio"
         )
     if options.ablate:
         arms += tuple(filter(None, map(ablated, arms)))
@@ -114,16 +130,6 @@ def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str
         several = f"which are {counted(len(found), 'arm')}" if found else "which is none of the arms"
         raise RequestError(f"--pair: received {text!r}, {several}; {expected}")
     return found[0]
-
-
-def _refuse_unknown_knobs(subject: tuple[str, ...]) -> None:
-    from dpcompare.experiments.fairness import KNOBS
-
-    if unknown := set(subject) - set(KNOBS):
-        raise RequestError(
-            f"--subject: received {', '.join(sorted(unknown))}, expected knobs of the fairness sheet: "
-            f"{', '.join(KNOBS)}"
-        )
 
 
 def num_rounds(options: StudyOptions) -> int:

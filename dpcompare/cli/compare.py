@@ -48,8 +48,8 @@ def compare(context: click.Context, /, **values: Any) -> int:
     Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
     --devices-per-node every arm runs on every topology that it can have. An arm may change any option of a run, several
     augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
-    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume goes on with a study that was
-    interrupted, and so does the same command with the same --out.
+    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted, and so does the
+    same command with the same --out.
 
     \b
     dpcompare compare --repeats 6
@@ -104,7 +104,9 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        what_next = f"to go on: {_go_on(out, options)}" if is_study(out) else "nothing was kept; give the command again"
+        what_next = (
+            f"to continue: {_go_on(out, options)}" if is_study(out) else "nothing was kept; run the command again"
+        )
         click.echo(f"interrupted; {what_next}", err=True)
         if not options.as_json and any(result.status == "completed" for result in _compared_results(out)):
             print_comparison(analyse(collect([out])))
@@ -198,7 +200,7 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
         )
     except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
         raise RunFailedError(
-            f"the study has stopped: {error}\nThe runs that are done are kept; to go on: {_go_on(out, options)}",
+            f"the study has stopped: {error}\nThe runs that are done are kept; to continue: {_go_on(out, options)}",
             str(out),
         ) from None
 

@@ -18,18 +18,18 @@ from dpcompare.system.words import counted
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True)
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
-@click.option("--no-trials", is_flag=True, help="Look only; do not run the modes.")
+@click.option("--no-trials", is_flag=True, help="Do not try the modes, only look.")
 @click.option(
     "--noise",
     type=click.IntRange(min=6),
     is_flag=False,
     flag_value=8,
     metavar="ROUNDS",
-    help="Also run an arm against itself that often; alone, as the last option: 8.",
+    help="Also run an arm against itself for so many rounds; 8 where this is the last option and has no number.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | None, as_json: bool) -> int:
-    """Check this machine, both frameworks and every mode; the output belongs into a bug report.
+    """Check this machine, both frameworks and every mode; include its output in a bug report.
 
     --noise runs torch or tensorflow `single` against itself and says which difference a study of as many rounds can
     show here. Exit code 3: something would break a run.
@@ -109,7 +109,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
         run_study(study, path, Lines())
         claims = analyse(collect([path])).claims
     if len(claims) != 1 or not (claims[0].low and claims[0].high and claims[0].confidence):
-        raise RunFailedError("--noise: too many of the runs failed to tell anything", "")
+        raise RunFailedError("--noise: too many of the runs failed for an answer", "")
     made = claims[0]
     assert made.low and made.high and made.confidence  # noqa: PT018 (for the type checker)
     # An interval of half width h = t s / sqrt(n) misses 1 in 80% of studies when the truth is (t + t') s / sqrt(n)

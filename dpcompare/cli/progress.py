@@ -204,7 +204,7 @@ class StudyView:
             f"{counted(left, 'run')} left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
         )
         if left and not held:
-            table.caption += "; nobody runs this study now; `dpcompare compare --resume` goes on with it"
+            table.caption += "; no process runs this study now: `dpcompare compare --resume` continues it"
         return table
 
     def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:

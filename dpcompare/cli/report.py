@@ -20,12 +20,22 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="STUDY_DIR|RUN_DIR...")
-@click.option("--subject", multiple=True, metavar="KNOB", help="A knob that the comparison is about, so it may differ.")
-@click.option("--html", metavar="FILE", help="One self-contained page.")
-@click.option("--markdown", metavar="FILE", help="-: stdout.")
-@click.option("--csv", metavar="FILE", help="One line per run. -: stdout.")
 @click.option(
-    "--json", "as_json", metavar="FILE", is_flag=False, flag_value="-", help="Alone, as the last option: stdout."
+    "--subject",
+    multiple=True,
+    metavar="SETTING",
+    help="What the comparison is about, so that it may differ: a row of the fairness sheet.",
+)
+@click.option("--html", metavar="FILE", help="Write one self-contained page.")
+@click.option("--markdown", metavar="FILE", help="A table and all sentences; - is stdout.")
+@click.option("--csv", metavar="FILE", help="One line per run; - is stdout.")
+@click.option(
+    "--json",
+    "as_json",
+    metavar="FILE",
+    is_flag=False,
+    flag_value="-",
+    help="All figures; - or, as the last option, no FILE is stdout.",
 )
 @click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
 @click.option("--tensorboard", metavar="DIR", help="Losses and accuracies of every run as TensorBoard's event files.")
@@ -34,7 +44,7 @@ if TYPE_CHECKING:
     "--fail-if",
     multiple=True,
     metavar="CONDITION",
-    help='Such as "ratio<0.97", or unstable: exit code 3 where it holds.',
+    help='End with exit code 3 where this holds: such as "ratio<0.97", or unstable.',
 )
 def report(
     paths: tuple[Path, ...],
@@ -113,7 +123,7 @@ def _writable(target: str) -> Iterator[None]:
 
 
 def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
-    """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and knobs."""
+    """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and settings."""
     from dpcompare.report.text import as_text
 
     console = stdout_console()
@@ -166,20 +176,20 @@ def _print_figures(comparison: Comparison) -> None:
 
 
 def print_sheet(comparison: Comparison) -> None:
-    """The knobs that differ, then the verdict and its reasons."""
+    """The settings that differ, then the verdict and its reasons."""
     from rich.table import Table
 
     if len(comparison.arms) < 2:
         return
-    table = Table(title="fairness sheet: the knobs that differ")
-    table.add_column("knob")
+    table = Table(title="fairness sheet: the settings that differ")
+    table.add_column("setting")
     for row in comparison.arms:
         if row.rounds:
             table.add_column(row.name, overflow="fold")
     table.add_column("")
     for knob in comparison.knobs:
         if not knob.equal:
-            table.add_row(knob.knob, *knob.values, "NOT COMPARABLE" if knob.reason else "what is compared")
+            table.add_row(knob.knob, *knob.values, knob.verdict)
     console = stdout_console()
     console.print(table)
     for reason in comparison.reasons:

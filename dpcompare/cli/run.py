@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -19,9 +19,6 @@ from dpcompare.cli.output import print_json
 from dpcompare.cli.remembered import as_remembered
 from dpcompare.cli.resume_config import changed_config
 
-if TYPE_CHECKING:
-    pass
-
 
 @click.command(cls=GroupedCommand)
 @click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]")
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     "--resume",
     type=click.Path(path_type=Path),
     metavar="RUN_DIR",
-    help="Go on with this run from its newest checkpoint; only length, mode, framework and devices may be others.",
+    help="Continue this run from its newest checkpoint; only length, mode, framework and devices may change.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
@@ -72,7 +69,7 @@ def run(context: click.Context, /, named_mode: str | None, resume: Path | None, 
 
 @contextmanager
 def _interruption_explained(run_dir: Path) -> Iterator[None]:
-    """Say how to go on with a run that is interrupted, if it can be gone on with."""
+    """Say how to continue a run that is interrupted, if it can be continued."""
     from dpcompare.results.run_dir import checkpoint_paths
 
     try:
@@ -80,7 +77,7 @@ def _interruption_explained(run_dir: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         if any(checkpoint_paths(run_dir)):
             command = f"dpcompare run --resume {shlex.quote(str(run_dir))}"
-            click.echo(f"to go on from the newest checkpoint: {command}", err=True)
+            click.echo(f"to continue from the newest checkpoint: {command}", err=True)
         raise
 
 

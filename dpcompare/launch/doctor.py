@@ -29,6 +29,7 @@ from dpcompare.system.commands import run_command
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
+from dpcompare.system.words import counted
 
 Status = Literal["ok", "note", "problem"]
 
@@ -67,7 +68,7 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
     try:
         gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
     except RequestError as error:
-        yield Finding(name="GPUs", status="problem", found=str(error), remedy="mend that first: no mode is tried")
+        yield Finding(name="GPUs", status="problem", found=str(error), remedy="fix that first; no mode is tried")
         gpus, trials = [], False
     else:
         yield from _gpus(gpus)
@@ -304,6 +305,6 @@ def trial(
     return Finding(
         name=name,
         status="ok",
-        found=f"works on {result.num_replicas} {result.device_type} replicas{how}, collectives by {result.collective}, "
-        f"{result.wall_seconds:.0f} s",
+        found=f"works on {counted(result.num_replicas, f'{result.device_type} replica')}{how}, "
+        f"collectives by {result.collective}, {result.wall_seconds:.0f} s",
     )

@@ -13,6 +13,7 @@ from dpcompare.report import plots
 from dpcompare.report.formats import columns
 from dpcompare.report.text import within
 from dpcompare.system.terminal_text import printable
+from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -35,6 +36,7 @@ def as_html(comparison: Comparison) -> str:
         comparison=comparison,
         columns=columns(comparison),
         within=within,
+        counted=counted,
         parts=[part for part in plots.PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, _inline(plots.as_svg(plot), plot.title)) for plot in drawn],
         style=Markup((folder / "page.css").read_text()),

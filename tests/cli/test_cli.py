@@ -440,7 +440,7 @@ def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, m
     assert process.returncode == 130
     assert json.loads(stdout)["error"]["code"] == 130
     assert "Traceback" not in stderr
-    assert "to go on from the newest checkpoint: dpcompare run --resume run\n" in stderr
+    assert "to continue from the newest checkpoint: dpcompare run --resume run\n" in stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "interrupted"
     assert result["train_loss"]

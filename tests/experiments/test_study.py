@@ -175,7 +175,7 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
     result = json.loads((run_dir / "result.json").read_text())
     (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
     shown = invoke("report", tmp_path / "out")
-    assert "PARTIAL (1 of 2 rounds are whole)." in shown.stdout
+    assert "PARTIAL (1 of 2 rounds are complete)." in shown.stdout
     again = invoke(*command, "--out", tmp_path / "out")
     assert again.code == 0, again.stderr
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
@@ -193,10 +193,10 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "PARTIAL (" in stdout
-    assert f"interrupted; to go on: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr
+    assert f"interrupted; to continue: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr
     report = invoke("report", tmp_path / "out")
     assert report.code == 0
-    assert "of 50 rounds are whole" in report.stdout
+    assert "of 50 rounds are complete" in report.stdout
 
 
 @pytest.mark.torch
@@ -264,8 +264,8 @@ def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
     assert "exit code 1" in done.stdout, done.stderr
     assert "error: the study has stopped: " in done.stderr
     assert "No space left on device" in done.stderr
-    assert f"to go on: dpcompare compare --resume {tmp_path}/out" in done.stderr
-    (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are whole\)", done.stdout)
+    assert f"to continue: dpcompare compare --resume {tmp_path}/out" in done.stderr
+    (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are complete\)", done.stdout)
     assert int(whole) >= 2
 
 
@@ -320,7 +320,7 @@ REFUSED = {
         "--pair: received 'torch:ddp', which are 2 arms",
     ),
     "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
-    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
+    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected a setting"),
     "a batch that does not divide": (
         ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
         "torch:ddp on 3 nodes x 1 device: .*does not divide",
