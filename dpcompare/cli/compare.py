@@ -18,7 +18,7 @@ from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import RunOptions, add_options, rows_of, study_options
-from dpcompare.cli.output import EXIT_FAILED, hint, print_json
+from dpcompare.cli.output import EXIT_FAILED, hint, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line
 from dpcompare.system.words import counted
@@ -78,11 +78,11 @@ def compare(context: click.Context, /, **values: Any) -> int:
 
 def _run(study: Study, out: Path, options: StudyOptions) -> None:
     """Make all runs of a study that are not there yet."""
-    from dpcompare.cli.progress import StudyProgress, data_progress
+    from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments import study as studies
     from dpcompare.experiments.autotune import tuned
 
-    study = _prepared(study, data_progress)
+    study = _prepared(study)
     with _interruption_reported(out, options), studies.hold(out):
         if options.autotune:
             study = tuned(study, out, partial(click.echo, err=True))
@@ -205,11 +205,14 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
         ) from None
 
 
-def _prepared(study: Study, data_progress: Any) -> Study:
+def _prepared(study: Study) -> Study:
     """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
+    from dpcompare.cli.progress import data_progress
+    from dpcompare.cli.waiting import Waiting
     from dpcompare.launch.inputs import prepare_compared
 
-    with data_progress() as images_done:
+    with Waiting(stderr_console()) as waiting, data_progress(waiting) as images_done:
+        waiting.begin("preparing data and initial weights")
         configs = prepare_compared([arm.config for arm in study.arms], images_done)
     arms = (arm.model_copy(update={"config": config}) for arm, config in zip(study.arms, configs, strict=True))
     return study.model_copy(update={"arms": tuple(arms)})

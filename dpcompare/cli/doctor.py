@@ -34,17 +34,20 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
     --noise runs torch or tensorflow `single` against itself and says which difference a study of as many rounds can
     show here. Exit code 3: something would break a run.
     """
+    from dpcompare.cli.waiting import Waiting
     from dpcompare.errors import RequestError, RunFailedError
     from dpcompare.launch.doctor import Finding, diagnose
 
     chosen = interpreters(python)
     findings = []
-    for finding in diagnose(chosen, device=device, trials=not no_trials):
-        findings.append(finding)
-        if not as_json:
-            click.echo(f"{finding.status:8}{finding.name}: {printable(finding.found)}")
-            if finding.remedy:
-                click.echo(f"{'':8}  -> {finding.remedy}")
+    with Waiting(stderr_console()) as waiting:
+        for finding in diagnose(chosen, device=device, trials=not no_trials, begins=waiting.begin):
+            waiting.end()
+            findings.append(finding)
+            if not as_json:
+                click.echo(f"{finding.status:8}{finding.name}: {printable(finding.found)}")
+                if finding.remedy:
+                    click.echo(f"{'':8}  -> {finding.remedy}")
     noise_found = None
     if noise is not None:
         try:
@@ -74,6 +77,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     from scipy.stats import t
 
     from dpcompare.backends.availability import require_framework
+    from dpcompare.cli.waiting import Waiting
     from dpcompare.config.cluster import Cluster
     from dpcompare.config.modes import FRAMEWORKS
     from dpcompare.config.run import RunConfig
@@ -100,10 +104,15 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     console = stderr_console()
 
     class Lines(Watcher):
+        def run_begins(self, number, arm, run_dir):  # type: ignore[no-untyped-def]
+            waiting.begin(f"round {number} of {rounds}: {arm.name}")
+            return lambda event: None
+
         def run_ended(self, number, arm, result):  # type: ignore[no-untyped-def]
+            waiting.end()
             console.print(f"round {number}: {arm.name}: {result.images_per_second or 0:.1f} images/s")
 
-    with tempfile.TemporaryDirectory(prefix="dpcompare-noise-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dpcompare-noise-") as folder, Waiting(console) as waiting:
         path = Path(folder) / "study"
         open_study(study, path)
         run_study(study, path, Lines())

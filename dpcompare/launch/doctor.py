@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -53,13 +53,20 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> Iterator[Finding]:
+def diagnose(
+    interpreters: Mapping[str, str],
+    *,
+    device: str,
+    trials: bool,
+    begins: Callable[[str], None] = lambda what: None,
+) -> Iterator[Finding]:
     """Everything that can be found without a run, then a tiny run of every mode.
 
     Args:
         interpreters: framework -> interpreter of its environment, where it is not this one.
         device: `auto` or `cpu`, as for a run.
         trials: whether to run the modes.
+        begins: called with what takes seconds, before it is done.
     """
     yield Finding(name="dpcompare", status="ok", found=__version__)
     yield Finding(name="system", status="ok", found=f"{platform.platform()}, Python {platform.python_version()}")
@@ -74,6 +81,7 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
         yield from _gpus(gpus)
     usable = []
     for framework in FRAMEWORKS:
+        begins(f"looking at {framework}")
         findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
         yield from findings
         if all(finding.status != "problem" for finding in findings):
@@ -81,15 +89,15 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
     if trials:
         for (framework, mode), row in MODES.items():
             if framework in usable and row.by_default:
+                begins(f"trying {framework} {mode}")
                 yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
         if "torch" in usable:
             # Each pair by itself: two GPUs that cannot reach each other hang every run that has both.
             pairs = [pair for pair in combinations(gpus, 2) if not _why_apart(pair)] if len(gpus) > 2 else []
             for pair in pairs:
-                cluster = Cluster.partition(1, 2, gpus=pair)
-                yield trial(
-                    "torch", "ddp", cluster, interpreters, name=f"all-reduce between GPUs {pair[0]} and {pair[1]}"
-                )
+                name = f"all-reduce between GPUs {pair[0]} and {pair[1]}"
+                begins(f"trying {name}")
+                yield trial("torch", "ddp", Cluster.partition(1, 2, gpus=pair), interpreters, name=name)
 
 
 def _cores() -> Finding:
