@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
@@ -26,6 +27,7 @@ class StudyOptions:
     """The options of a study as they were given, but for those that are options of a run."""
 
     arm: tuple[str, ...] = option(
+        shell_complete=completed_values.arms,
         multiple=True,
         metavar="FRAMEWORK:MODE[,OPTION=VALUE...]",
         help="An arm to compare; once for each.  [default: every usable mode]",
@@ -54,6 +56,7 @@ class StudyOptions:
         help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision.",
     )
     pair: tuple[str, ...] = option(
+        shell_complete=completed_values.arms,
         multiple=True,
         metavar="ARM",
         help="Twice, for the two arms that the study is to judge; all other pairs are then exploratory.",
@@ -62,6 +65,7 @@ class StudyOptions:
         type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
     )
     resume: Path | None = option(
+        shell_complete=completed_values.studies,
         type=click.Path(path_type=Path),
         metavar="STUDY_DIR",
         help="Continue this study as it was started; --repeats or --until may add rounds.",
@@ -120,14 +124,14 @@ def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str
     expected = f"expected one of {', '.join(names)}"
     if ":" not in text:
         raise RequestError(f"--pair: received {text!r}, {expected}")
-    wanted = _arm_request(text, run_options)
+    wanted = _arm_request(text, run_options, named_by="--pair")
     found = [
         arm.name
         for arm in arms
         if arm.name == wanted.name_on(arm.config.cluster.num_nodes, arm.config.cluster.devices_per_node)
     ]
     if len(found) != 1:
-        several = f"which are {counted(len(found), 'arm')}" if found else "which is none of the arms"
+        several = f"which names {counted(len(found), 'arm')}" if found else "which is none of the arms"
         raise RequestError(f"--pair: received {text!r}, {several}; {expected}")
     return found[0]
 
@@ -165,18 +169,22 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
         raise RequestError("\n".join([*reasons, "no arm is left; expected at least one that can run here"]))
     for reason in reasons:
         click.echo(f"left out: {reason}", err=True)
+    if len(arms) == 1 and not options.ablate:
+        click.echo(f"one arm alone, {arms[0].name}: its speed is measured, and compared with nothing", err=True)
     return arms
 
 
-def _arm_request(text: str, run_options: RunOptions) -> ArmRequest:
+def _arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> ArmRequest:
     """`torch:ddp,precision=bfloat16`, with the options of all arms."""
     from dpcompare.experiments.arms import ArmRequest
 
     head, *changes = text.split(",")
     framework, separator, mode = head.strip().partition(":")
     if not separator or not mode:
-        raise RequestError(f"--arm: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp")
-    overrides = dict(_parse_change(change, text) for change in changes)
+        raise RequestError(
+            f"{named_by}: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp"
+        )
+    overrides = dict(_parse_change(change, text, named_by) for change in changes)
     options = replace(run_options, framework=framework, mode=mode, **overrides)
     return ArmRequest(
         text=text,
@@ -196,15 +204,17 @@ def _in_name(overrides: Mapping[str, Any]) -> str:
     )
 
 
-def _parse_change(change: str, text: str) -> tuple[str, Any]:
+def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     """`precision=bfloat16` of an arm as the name of an option and its value."""
     key, _, value = (part.strip() for part in change.partition("="))
     name = key.replace("-", "_")
     allowed = sorted(row.name for row in OPTIONS if row.scope == "arm")
     if name not in allowed:
-        raise RequestError(f"--arm: received {change!r} in {text!r}; {names_like(name, allowed)}")
+        raise RequestError(f"{named_by}: received {change!r} in {text!r}; {names_like(name, allowed)}")
     if not value:
-        raise RequestError(f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16")
+        raise RequestError(
+            f"{named_by}: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16"
+        )
     if name == "tune":
         return name, tuple(value.split("+"))  # in the place of a --tune for all
     if name == "augment":
@@ -214,4 +224,4 @@ def _parse_change(change: str, text: str) -> tuple[str, Any]:
     try:
         return name, parameter.type.convert(value, parameter, context)
     except click.BadParameter as error:
-        raise RequestError(f"--arm: {text!r}: {name}: {error.message}") from None
+        raise RequestError(f"{named_by}: {text!r}: {name}: {error.message}") from None

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
 
@@ -74,22 +76,30 @@ class RunOptions:
     """
 
     framework: str | None = option(
-        flags=("--framework", "-f"), resumable=True, scope="run", help="torch or tensorflow."
+        flags=("--framework", "-f"),
+        resumable=True,
+        scope="run",
+        shell_complete=completed_values.frameworks,
+        help="torch or tensorflow.",
     )
     mode: str | None = option(
         flags=("--mode", "-m"),
         resumable=True,
         scope="run",
+        shell_complete=completed_values.modes,
         help="Such as ddp or mirrored; `dpcompare modes` lists them.",
     )
-    nodes: int = option(
-        type=int, default=1, show_default=True, resumable=True, scope="run", help="How many nodes to simulate."
+    nodes: int | None = option(
+        type=int,
+        resumable=True,
+        scope="run",
+        help="How many nodes to simulate.  [default: 1; on the CPU as many as 2 replicas need]",
     )
     devices_per_node: int | None = option(
         type=int,
         resumable=True,
         scope="run",
-        help="Default: the visible GPUs shared out evenly, or one CPU device per node.",
+        help="Default: the visible GPUs shared out evenly; on the CPU 1, or 2 without --nodes in a mode of one node.",
     )
     device: Literal["auto", "cpu", "gpu", "tpu"] = option(
         type=click.Choice(["auto", "cpu", "gpu", "tpu"]),
@@ -98,8 +108,9 @@ class RunOptions:
         help="auto: GPUs where there are any. cpu: simulated devices.  [default: auto]",
     )
     engine: str | None = _placement(
+        shell_complete=completed_values.engines,
         help="local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
-        "nodes that are machines; kubernetes: only with `plan`.  [default: local]"
+        "nodes that are machines; kubernetes: only with `plan`.  [default: local]",
     )
     hosts: str | None = _placement(
         metavar="A,B,...", parse=listed, help="With --engine hosts: one host per node, in the order of the ranks."
@@ -130,7 +141,8 @@ class RunOptions:
         metavar="0,1,...", resumable=True, scope="study", help="The GPUs to use; with `plan` they need not exist here."
     )
     model: str | None = _workload(
-        help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]"
+        shell_complete=completed_values.models,
+        help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]",
     )
     weights: str | None = _workload(
         metavar="random|imagenet|FILE",
@@ -138,8 +150,9 @@ class RunOptions:
         "afresh.  [default: random]",
     )
     dataset: str | None = _workload(
+        shell_complete=completed_values.datasets,
         help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits; "
-        "on GPUs synthetic]"
+        "on GPUs synthetic]",
     )
     image_size: int | None = _workload(
         type=int, help="Side of the square input in pixels.  [default: 64; on GPUs the model's own]"
@@ -296,6 +309,11 @@ def values_of(part: Part, options: RunOptions, given: Container[str] | None = No
         if row.part == part and value is not None and (given is None or row.name in given):
             values[row.name] = row.parse(value) if row.parse else value
     return values
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Whether an option stands on the command line, or in the file of --config."""
+    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 def run_options(command: Command) -> Command:

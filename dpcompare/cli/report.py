@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.output import EXIT_NEGATIVE, hint, stdout_console
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="STUDY_DIR|RUN_DIR...")
+@click.argument(
+    "paths",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="STUDY_DIR|RUN_DIR...",
+    shell_complete=completed_values.runs_and_studies,
+)
 @click.option(
     "--subject",
     multiple=True,

@@ -168,8 +168,9 @@ def open_study(study: Study, study_dir: Path) -> Study:
             changed = _changed_arms(there, study)
             which = f" ({'; '.join(changed)})" if changed else ""
             raise RequestError(
-                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same "
-                "arms, options and version to continue it, or choose another --out"
+                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} "
+                f"{'differs' if len(differing) == 1 else 'differ'}; ask for the same arms, options and "
+                "version to continue it, or choose another --out"
             )
         # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
         is_longer = study.repeats > there.repeats or (there.adding and not study.adding)

@@ -308,16 +308,29 @@ REFUSED = {
     "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
     "no second arm to be compared with": (
         ["--arm", "torch:single", "--until", "2%"],
-        "expected at least 2, whose ratio",
+        "expected at least 2: an interval is that of a ratio",
     ),
     "a pair of one": (["--arm", "torch:single", "--pair", "torch:single"], "--pair: received .*expected two arms"),
     "a pair that is none of the arms": (
         ["--arm", "torch:single", "--arm", "torch:ddp", "--pair", "torch:single", "--pair", "torch:dp"],
         "--pair: received 'torch:dp', which is none of the arms; expected one of torch single 1x1, torch ddp 2x1",
     ),
+    "a pair with an unknown option": (
+        [
+            "--arm",
+            "torch:single",
+            "--arm",
+            "torch:ddp",
+            "--pair",
+            "torch:single",
+            "--pair",
+            "torch:ddp,precison=float64",
+        ],
+        "error: --pair: received 'precison=float64' in 'torch:ddp,precison=float64'.*Did you mean 'precision'",
+    ),
     "a pair of which one is several arms": (
         ["--arm=torch:single", "--arm=torch:ddp", "--nodes=1,2", "--pair=torch:single", "--pair=torch:ddp"],
-        "--pair: received 'torch:ddp', which are 2 arms",
+        "--pair: received 'torch:ddp', which names 2 arms",
     ),
     "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
     "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected a setting"),
@@ -331,6 +344,13 @@ REFUSED = {
     ),
     "a topology that no arm has": (["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"], "none of the topologies"),
 }
+
+
+@pytest.mark.torch
+def test_an_arm_alone_is_told(tmp_path):
+    planned = invoke("compare", "--arm", "torch:single", "--device", "cpu", "--dry-run", "--out", tmp_path / "out")
+    assert planned.code == 0
+    assert "one arm alone, torch single 1x1: its speed is measured, and compared with nothing" in planned.stderr
 
 
 @pytest.mark.torch
