@@ -66,6 +66,11 @@ def _setting(name: str) -> Callable[[RunResult], Any]:
     return lambda result: result.settings.get(name)
 
 
+def _property(name: str) -> Callable[[RunResult], Any]:
+    """A setting that not every mode has."""
+    return lambda result: result.settings.get(name) or "none"
+
+
 def _environment(result: RunResult) -> str:
     variables = acting_on(result.framework, result.settings.get("environment") or {})
     return ", ".join(f"{name}={value}" for name, value in sorted(variables.items())) or "none"
@@ -271,11 +276,11 @@ KNOBS: dict[str, Knob] = {
         value=lambda r: r.config.get("sync_gradients", True), remedy="compare runs that sync gradients"
     ),
     "collective": Knob(value=lambda r: r.collective),
-    "memory layout": Knob(value=_setting("memory_layout")),
-    "compilation": Knob(value=_setting("compilation")),
-    "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
-    "BatchNorm kernels": Knob(value=_setting("batchnorm_kernels")),
-    "gradient buckets": Knob(value=_setting("gradient_buckets")),
+    "memory layout": Knob(value=_property("memory_layout")),
+    "compilation": Knob(value=_property("compilation")),
+    "optimizer kernels": Knob(value=_property("optimizer_kernels")),
+    "BatchNorm kernels": Knob(value=_property("batchnorm_kernels")),
+    "gradient buckets": Knob(value=_property("gradient_buckets")),
     # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
     "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),
     # A process with GPUs of several NUMA nodes cannot be bound to one: a price of the mode.
@@ -307,8 +312,9 @@ class Row:
 
 def shown(values: Sequence[Any]) -> list[str]:
     """Values as people read them: of a checksum only the beginning, of a figure as many digits as tell it apart."""
-    short = [_shown(value, 6) for value in values]
-    return short if len(set(short)) == len(set(map(str, values))) else [_shown(value, 12) for value in values]
+    distinct = len(set(map(str, values)))
+    tried = [[_shown(value, digits) for value in values] for digits in (6, 8, 10, 12)]
+    return next((short for short in tried if len(set(short)) == distinct), tried[1])
 
 
 _IN_WORDS = {
@@ -325,7 +331,7 @@ def _shown(value: Any, digits: int) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(each, digits)}" for name, each in value.items())
     if isinstance(value, list):
-        return ", ".join(_shown(each, digits) for each in value)
+        return ", ".join(_shown(each, digits) for each in value) or "none"
     text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
     return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else _IN_WORDS.get(text, text)
 

@@ -311,7 +311,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
         return result
     if _disturbed(study, study_dir, number, arm):  # made again before, and interrupted
         return result
-    watcher.run_says(f"round {number}: {arm.name}: made again, {result.disturbed_by}")
+    watcher.run_says(f"round {number}: {arm.name}: run again, {result.disturbed_by}")
     _set_aside(run_dir, DISTURBED)
     return _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
 

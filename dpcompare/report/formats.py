@@ -170,7 +170,7 @@ def as_markdown(comparison: Comparison) -> str:
     for row in comparison.arms:
         lines += [f"- {each.kind} {_escaped(row.name)}: {_escaped(each.sentence)}" for each in row.remarks]
         lines += [f"- OUTLIERS {_escaped(row.name)}: {_escaped(outlier)}" for outlier in row.outliers]
-        lines += [f"- MADE AGAIN {_escaped(row.name)}: {_escaped(why)}" for why in row.repeated]
+        lines += [f"- RUN AGAIN {_escaped(row.name)}: {_escaped(why)}" for why in row.repeated]
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
         lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]

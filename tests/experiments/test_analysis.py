@@ -198,7 +198,7 @@ def test_how_closely_comparable_arms_have_trained_is_said():
     first = runs("torch", "ddp", FAST, train_loss=[2.0, 1.5, 1.2, None])
     second = runs("tensorflow", "multiworker", SLOW, train_loss=[2.0, 1.5, 1.23, 1.0])
     shown = compared(first, second)
-    assert "the training losses of a step differ by at most 0.03, the accuracies by at most 0.0%" in shown.agreement
+    assert "training losses differ by at most 0.03 in any step and accuracies by at most 0.0%" in shown.agreement
     assert shown.agreement in as_markdown(shown)
     assert (
         "An accuracy on 359 samples has a standard error of 2.6%, and all rounds repeat one training, so they do not "
@@ -284,7 +284,7 @@ def test_results_of_several_machines_are_merged(tmp_path):
     assert [row.name for row in shown.arms] == ["one: torch ddp 2x1", "two: torch ddp 2x1"]
     with pytest.raises(RequestError, match="the same directory was given twice"):
         collect([tmp_path / "one", tmp_path / "two" / ".." / "one"])
-    with pytest.raises(RequestError, match="unknown subject colour"):
+    with pytest.raises(RequestError, match="--subject: received colour, expected a setting"):
         collect([tmp_path / "one"], subject=["colour"])
 
 

@@ -572,13 +572,13 @@ def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     request = two_arms(6)
     done, said = made(request, tmp_path / "s", {(2, "a"): 1, (3, "b"): 5})
     assert (done.count((2, "a")), done.count((3, "b")), len(done)) == (2, 2, 14)
-    assert said[0] == f"round 2: a: made again, {OTHERS}"
+    assert said[0] == f"round 2: a: run again, {OTHERS}"
     assert (tmp_path / "s" / "runs" / "round-02" / "a.disturbed-1" / "result.json").is_file()
     shown = analyse(collect([tmp_path / "s"]))
     assert [row.repeated for row in shown.arms] == [[f"round 2: {OTHERS}"], [f"round 3: {OTHERS}"]]
     assert [[remark.kind for remark in row.remarks] for row in shown.arms] == [[], ["DISTURBED"]]
-    assert "- MADE AGAIN a: round 2: DISTURBED" in as_markdown(shown)
-    assert "MADE AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
+    assert "- RUN AGAIN a: round 2: DISTURBED" in as_markdown(shown)
+    assert "RUN AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
     again, _ = made(request, tmp_path / "s", {})
     assert again == []
 
