@@ -1,4 +1,4 @@
-"""The truth of a study's claims: arms against themselves, a known delay, one unfair knob, delayed gradient sync.
+"""The truth of a study's claims: arms against themselves, a known delay, one unfair setting, delayed gradient sync.
 
     python -m stress.check_claims [--only slowdown] [--studies 20] [--rounds 6]
 
@@ -100,7 +100,7 @@ def slowdown(folder: Path, rounds: int) -> Iterator[Line]:
 def unfairness(folder: Path, rounds: int) -> Iterator[Line]:
     made = compared(folder, [arm("one"), arm("other", batchnorm_momentum=0.99)], rounds).claims[0]
     named = made.sentence.endswith("NOT COMPARABLE: BatchNorm momentum differs.")
-    yield f"| one knob changed (BatchNorm's momentum) | {made.sentence} |", named
+    yield f"| one setting changed (BatchNorm's momentum) | {made.sentence} |", named
 
 
 def ablation(folder: Path, rounds: int) -> Iterator[Line]:

@@ -2,8 +2,8 @@
 
     python -m stress.check_sheet [--model efficientnet-b0]
 
-Trains each workload with several modes on 1 to 4 replicas, puts all pairs through the sheet, and prints which knobs
-spoke and how much of its tolerance each figure took. Exit code 3 where a knob spoke. About 40 short runs.
+Trains each workload with several modes on 1 to 4 replicas, puts all pairs through the sheet, and prints which rows
+differed and how much of its tolerance each figure took. Exit code 3 where one differed by more. About 40 short runs.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--model", help="in the place of the small ones")
     model = parser.parse_args().model
     print(
-        f"| workload | pairs | knobs that spoke | {' | '.join(TOLERANCES)} |\n|---|--:|---|{'--:|' * len(TOLERANCES)}"
+        f"| workload | pairs | rows that differed | {' | '.join(TOLERANCES)} |\n|---|--:|---|{'--:|' * len(TOLERANCES)}"
     )
     false_alarms = 0
     for fields in WORKLOADS:

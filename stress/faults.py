@@ -408,8 +408,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "out of memory": Fault(
         code=1,
-        says=rf"{NAMED} ended without a message \(SIGKILL\)[^\n]*the kernel has just killed a process "
-        "for want of memory",
+        says=rf"{NAMED} ended without a message \(SIGKILL\)[^\n]*memory ran out: "
+        "the kernel has just killed a process",
         within=15,
         around=little_memory,
         inject=lambda trial: before_a_step(trial, "{note}; module.hoard = b'x' * (16 << 30)"),

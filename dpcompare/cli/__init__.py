@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 import click
+from click.shell_completion import add_completion_class
 
 from dpcompare._version import __version__
 from dpcompare.cli.compare import compare
+from dpcompare.cli.completion import VARIABLE, WholeWords, completion
 from dpcompare.cli.data import data
 from dpcompare.cli.doctor import doctor
 from dpcompare.cli.environment import blame_variable, unread_variables
@@ -39,7 +41,7 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
 
 
-for command in (setup, run, compare, plan, node, modes, data, report, watch, verify, doctor):
+for command in (setup, run, compare, plan, node, modes, data, report, watch, verify, doctor, completion):
     cli.add_command(command)
 
 
@@ -56,8 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _main(arguments: Sequence[str] | None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
-    for line in unread_variables(os.environ, cli):
-        click.echo(f"warning: {line}", err=True)
+    if VARIABLE in os.environ:  # a shell asks, which would show warnings amid the line that is typed
+        add_completion_class(WholeWords)
+    else:
+        for line in unread_variables(os.environ, cli):
+            click.echo(f"warning: {line}", err=True)
     try:
         # Click would end a Ctrl-C with exit code 1, hence its exceptions are handled here.
         with terminated_as_interrupted():

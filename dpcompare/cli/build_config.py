@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.options import RunOptions, values_of
 from dpcompare.config.engines import ENGINES
-from dpcompare.config.modes import MODES
+from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -85,9 +85,27 @@ def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOpti
         changes["devices_per_node"] = 1  # the baseline is one device, however many are visible
     if options.device == "auto" and mode.default_device is not None and ENGINES[placement.engine].simulated:
         changes["device"] = mode.default_device
+    simulates_cpus = ENGINES[placement.engine].simulated and mode.default_device is None and options.device != "tpu"
+    if mode.multi_device and simulates_cpus and not _names_devices(options) and not _on_gpus(options):
+        changes["nodes"], changes["devices_per_node"] = mode.default_topology(DEFAULT_REPLICAS)
     if options.stages is None and mode.default_stages > 1:
         changes["stages"] = mode.default_stages
     return replace(options, **changes)
+
+
+def chosen_topology(options: RunOptions, config: RunConfig) -> str | None:
+    """What is said of simulated devices that nobody asked for; None where they were, or there is but one."""
+    cluster = config.cluster
+    if _names_devices(options) or (cluster.device_type, cluster.simulated) != ("cpu", True) or cluster.num_devices == 1:
+        return None
+    return (
+        f"on {cluster.in_words}, simulated: {config.mode} on one device would exchange nothing; choose others with "
+        "--nodes and --devices-per-node"
+    )
+
+
+def _names_devices(options: RunOptions) -> bool:
+    return any(each is not None for each in (options.nodes, options.devices_per_node, options.gpus, options.stages))
 
 
 def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[RunConfig]) -> dict[str, Any]:
@@ -123,7 +141,7 @@ def _cluster(placement: Placement, options: RunOptions) -> Cluster:
             f"--cores-per-node: received with engine {placement.engine}, whose nodes share the cores of this machine"
         )
     return Cluster.partition(
-        options.nodes,
+        1 if options.nodes is None else options.nodes,
         options.devices_per_node,
         device=options.device,
         gpus=None if options.gpus is None else listed(options.gpus),
@@ -165,6 +183,6 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
 
         cores = cores_per_node(placement.partition)
     num_nodes = options.nodes
-    if num_nodes == 1:  # the default: as many as are named
-        num_nodes = len(placement.hosts) or num_nodes
+    if num_nodes is None:
+        num_nodes = len(placement.hosts) or 1
     return Cluster.of_machines(num_nodes, options.devices_per_node or 1, device, cores or available_cores())

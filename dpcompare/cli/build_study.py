@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
@@ -26,36 +27,54 @@ class StudyOptions:
     """The options of a study as they were given, but for those that are options of a run."""
 
     arm: tuple[str, ...] = option(
+        shell_complete=completed_values.arms,
         multiple=True,
         metavar="FRAMEWORK:MODE[,OPTION=VALUE...]",
-        help="What to compare, once per arm.  [default: every usable mode]",
+        help="An arm to compare; once for each.  [default: every usable mode]",
     )
-    nodes: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of nodes, by commas.")
-    devices_per_node: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of devices per node, by commas.")
-    repeats: int = option(type=click.IntRange(min=1), default=1, show_default=True, help="Rounds; 6 for a claim.")
-    until: str | None = option(metavar="PERCENT", help="Add rounds until every interval is that narrow, such as 2%.")
+    nodes: tuple[int, ...] | None = option(type=Numbers(), help="Numbers of nodes, separated by commas.")
+    devices_per_node: tuple[int, ...] | None = option(
+        type=Numbers(), help="Numbers of devices per node, separated by commas."
+    )
+    repeats: int = option(
+        type=click.IntRange(min=1), default=1, show_default=True, help="Rounds to run; a claim needs 6."
+    )
+    until: str | None = option(
+        metavar="PERCENT", help="Add rounds until every interval is as narrow as this, such as 2%."
+    )
     budget: str | None = option(metavar="TIME", help="With --until: start no round after this time, such as 30m or 2h.")
-    order_seed: int = option(type=click.IntRange(min=0), default=0, show_default=True, help="Of the order in a round.")
+    order_seed: int = option(
+        type=click.IntRange(min=0),
+        default=0,
+        show_default=True,
+        help="Seed of the order in which the arms of a round run.",
+    )
     ablate: bool = option(is_flag=True, help="Run each arm also without gradient sync, to measure its cost.")
     subject: tuple[str, ...] = option(
-        multiple=True, metavar="KNOB", help="A knob that the study is about, so it may differ."
+        multiple=True,
+        metavar="SETTING",
+        help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision.",
     )
     pair: tuple[str, ...] = option(
+        shell_complete=completed_values.arms,
         multiple=True,
         metavar="ARM",
-        help="Twice: the two arms that the study is to judge, alone; all other pairs are exploratory.",
+        help="Twice, for the two arms that the study is to judge; all other pairs are then exploratory.",
     )
     out: Path | None = option(
         type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
     )
     resume: Path | None = option(
+        shell_complete=completed_values.studies,
         type=click.Path(path_type=Path),
         metavar="STUDY_DIR",
-        help="Go on with this study as it was asked for; with more rounds where --repeats or --until says so.",
+        help="Continue this study as it was started; --repeats or --until may add rounds.",
     )
     skip_unusable: bool = option(is_flag=True, help="Leave out arms that cannot run here instead of refusing.")
-    retry_failed: bool = option(is_flag=True, help="In a resumed study: run the failed runs again.")
-    autotune: bool = option(is_flag=True, help="First find the fastest settings of arms with --profile native here.")
+    retry_failed: bool = option(is_flag=True, help="In a resumed study, run the failed runs again.")
+    autotune: bool = option(
+        is_flag=True, help="First find the fastest settings of arms with --profile native on this machine."
+    )
     dry_run: bool = option(is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
     as_json: bool = option(flags=("--json",), is_flag=True, help="Print the comparison as one JSON object.")
 
@@ -66,14 +85,15 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
     Raises:
         RequestError: it cannot be run here, or there is none to run.
     """
+    from dpcompare.experiments.fairness import require_known
     from dpcompare.experiments.study import Study, ablated
 
-    _refuse_unknown_knobs(options.subject)
+    require_known(options.subject)
     repeats = num_rounds(options)
     arms = _arms(options, run_options)
     if options.until is not None and len(arms) < 2:
         raise RequestError(
-            f"--until: received one arm ({arms[0].name}), expected at least 2, whose ratio has an interval"
+            f"--until: received one arm ({arms[0].name}), expected at least 2: an interval is that of a ratio"
         )
     if options.ablate:
         arms += tuple(filter(None, map(ablated, arms)))
@@ -104,26 +124,16 @@ def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str
     expected = f"expected one of {', '.join(names)}"
     if ":" not in text:
         raise RequestError(f"--pair: received {text!r}, {expected}")
-    wanted = _arm_request(text, run_options)
+    wanted = _arm_request(text, run_options, named_by="--pair")
     found = [
         arm.name
         for arm in arms
         if arm.name == wanted.name_on(arm.config.cluster.num_nodes, arm.config.cluster.devices_per_node)
     ]
     if len(found) != 1:
-        several = f"which are {counted(len(found), 'arm')}" if found else "which is none of the arms"
+        several = f"which names {counted(len(found), 'arm')}" if found else "which is none of the arms"
         raise RequestError(f"--pair: received {text!r}, {several}; {expected}")
     return found[0]
-
-
-def _refuse_unknown_knobs(subject: tuple[str, ...]) -> None:
-    from dpcompare.experiments.fairness import KNOBS
-
-    if unknown := set(subject) - set(KNOBS):
-        raise RequestError(
-            f"--subject: received {', '.join(sorted(unknown))}, expected knobs of the fairness sheet: "
-            f"{', '.join(KNOBS)}"
-        )
 
 
 def num_rounds(options: StudyOptions) -> int:
@@ -159,18 +169,22 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
         raise RequestError("\n".join([*reasons, "no arm is left; expected at least one that can run here"]))
     for reason in reasons:
         click.echo(f"left out: {reason}", err=True)
+    if len(arms) == 1 and not options.ablate:
+        click.echo(f"one arm alone, {arms[0].name}: its speed is measured, and compared with nothing", err=True)
     return arms
 
 
-def _arm_request(text: str, run_options: RunOptions) -> ArmRequest:
+def _arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> ArmRequest:
     """`torch:ddp,precision=bfloat16`, with the options of all arms."""
     from dpcompare.experiments.arms import ArmRequest
 
     head, *changes = text.split(",")
     framework, separator, mode = head.strip().partition(":")
     if not separator or not mode:
-        raise RequestError(f"--arm: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp")
-    overrides = dict(_parse_change(change, text) for change in changes)
+        raise RequestError(
+            f"{named_by}: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp"
+        )
+    overrides = dict(_parse_change(change, text, named_by) for change in changes)
     options = replace(run_options, framework=framework, mode=mode, **overrides)
     return ArmRequest(
         text=text,
@@ -190,15 +204,17 @@ def _in_name(overrides: Mapping[str, Any]) -> str:
     )
 
 
-def _parse_change(change: str, text: str) -> tuple[str, Any]:
+def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     """`precision=bfloat16` of an arm as the name of an option and its value."""
     key, _, value = (part.strip() for part in change.partition("="))
     name = key.replace("-", "_")
     allowed = sorted(row.name for row in OPTIONS if row.scope == "arm")
     if name not in allowed:
-        raise RequestError(f"--arm: received {change!r} in {text!r}; {names_like(name, allowed)}")
+        raise RequestError(f"{named_by}: received {change!r} in {text!r}; {names_like(name, allowed)}")
     if not value:
-        raise RequestError(f"--arm: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16")
+        raise RequestError(
+            f"{named_by}: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16"
+        )
     if name == "tune":
         return name, tuple(value.split("+"))  # in the place of a --tune for all
     if name == "augment":
@@ -208,4 +224,4 @@ def _parse_change(change: str, text: str) -> tuple[str, Any]:
     try:
         return name, parameter.type.convert(value, parameter, context)
     except click.BadParameter as error:
-        raise RequestError(f"--arm: {text!r}: {name}: {error.message}") from None
+        raise RequestError(f"{named_by}: {text!r}: {name}: {error.message}") from None

@@ -18,7 +18,7 @@ from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import RunOptions, add_options, rows_of, study_options
-from dpcompare.cli.output import EXIT_FAILED, hint, print_json
+from dpcompare.cli.output import EXIT_FAILED, hint, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line
 from dpcompare.system.words import counted
@@ -48,8 +48,8 @@ def compare(context: click.Context, /, **values: Any) -> int:
     Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
     --devices-per-node every arm runs on every topology that it can have. An arm may change any option of a run, several
     augmentations joined by +: torch:ddp,augment=flip+contrast. STUDY.toml holds options by their names, such as
-    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume goes on with a study that was
-    interrupted, and so does the same command with the same --out.
+    arm = ["torch:ddp", "torch:ddp,profile=native"]. --resume continues a study that was interrupted, and so does the
+    same command with the same --out.
 
     \b
     dpcompare compare --repeats 6
@@ -78,11 +78,11 @@ def compare(context: click.Context, /, **values: Any) -> int:
 
 def _run(study: Study, out: Path, options: StudyOptions) -> None:
     """Make all runs of a study that are not there yet."""
-    from dpcompare.cli.progress import StudyProgress, data_progress
+    from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments import study as studies
     from dpcompare.experiments.autotune import tuned
 
-    study = _prepared(study, data_progress)
+    study = _prepared(study)
     with _interruption_reported(out, options), studies.hold(out):
         if options.autotune:
             study = tuned(study, out, partial(click.echo, err=True))
@@ -104,7 +104,9 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        what_next = f"to go on: {_go_on(out, options)}" if is_study(out) else "nothing was kept; give the command again"
+        what_next = (
+            f"to continue: {_go_on(out, options)}" if is_study(out) else "nothing was kept; run the command again"
+        )
         click.echo(f"interrupted; {what_next}", err=True)
         if not options.as_json and any(result.status == "completed" for result in _compared_results(out)):
             print_comparison(analyse(collect([out])))
@@ -198,16 +200,19 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
         )
     except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
         raise RunFailedError(
-            f"the study has stopped: {error}\nThe runs that are done are kept; to go on: {_go_on(out, options)}",
+            f"the study has stopped: {error}\nThe runs that are done are kept; to continue: {_go_on(out, options)}",
             str(out),
         ) from None
 
 
-def _prepared(study: Study, data_progress: Any) -> Study:
+def _prepared(study: Study) -> Study:
     """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
+    from dpcompare.cli.progress import data_progress
+    from dpcompare.cli.waiting import Waiting
     from dpcompare.launch.inputs import prepare_compared
 
-    with data_progress() as images_done:
+    with Waiting(stderr_console()) as waiting, data_progress(waiting) as images_done:
+        waiting.begin("preparing data and initial weights")
         configs = prepare_compared([arm.config for arm in study.arms], images_done)
     arms = (arm.model_copy(update={"config": config}) for arm, config in zip(study.arms, configs, strict=True))
     return study.model_copy(update={"arms": tuple(arms)})

@@ -8,6 +8,7 @@ import click
 
 from dpcompare.cli.output import print_json
 from dpcompare.system.terminal_text import printable
+from dpcompare.system.words import counted
 
 
 @click.group()
@@ -20,7 +21,9 @@ def data() -> None:
 @click.argument("dest", type=click.Path(path_type=Path))
 @click.option("--image-size", type=int, required=True, help="Side of the square images in pixels.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave out images that cannot be decoded, and count them.")
-@click.option("--processes", type=click.IntRange(min=1), help="Default: one per core.")
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="How many images are decoded at a time.  [default: one per core]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON object.")
 def prepare(source: str, dest: Path, image_size: int, skip_corrupt: bool, processes: int | None, as_json: bool) -> None:
     """Decode and resize every image of SOURCE once into the store DEST.
@@ -47,7 +50,9 @@ def prepare(source: str, dest: Path, image_size: int, skip_corrupt: bool, proces
     counts = ", ".join(f"{name} {split.count}" for name, split in manifest.splits.items())
     click.echo(f"{dest}: images of {image_size} px in {len(manifest.classes)} classes: {counts}")
     if manifest.skipped:
-        click.echo(f"skipped, images that cannot be decoded: {len(manifest.skipped)}, see {dest / 'manifest.json'}")
+        click.echo(
+            f"skipped: {counted(len(manifest.skipped), 'image')} that cannot be decoded, see {dest}/manifest.json"
+        )
     for note in manifest.notes:
         click.echo(printable(note))
     click.echo(f"sha256 {manifest.sha256}")

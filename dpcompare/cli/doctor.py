@@ -18,33 +18,36 @@ from dpcompare.system.words import counted
 @click.command()
 @click.option("--device", type=click.Choice(["auto", "cpu"]), default="auto", show_default=True)
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
-@click.option("--no-trials", is_flag=True, help="Look only; do not run the modes.")
+@click.option("--no-trials", is_flag=True, help="Do not try the modes, only look.")
 @click.option(
     "--noise",
     type=click.IntRange(min=6),
     is_flag=False,
     flag_value=8,
     metavar="ROUNDS",
-    help="Also run an arm against itself that often; alone, as the last option: 8.",
+    help="Also run an arm against itself for so many rounds; 8 where this is the last option and has no number.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | None, as_json: bool) -> int:
-    """Check this machine, both frameworks and every mode; the output belongs into a bug report.
+    """Check this machine, both frameworks and every mode; include its output in a bug report.
 
     --noise runs torch or tensorflow `single` against itself and says which difference a study of as many rounds can
     show here. Exit code 3: something would break a run.
     """
+    from dpcompare.cli.waiting import Waiting
     from dpcompare.errors import RequestError, RunFailedError
     from dpcompare.launch.doctor import Finding, diagnose
 
     chosen = interpreters(python)
     findings = []
-    for finding in diagnose(chosen, device=device, trials=not no_trials):
-        findings.append(finding)
-        if not as_json:
-            click.echo(f"{finding.status:8}{finding.name}: {printable(finding.found)}")
-            if finding.remedy:
-                click.echo(f"{'':8}  -> {finding.remedy}")
+    with Waiting(stderr_console()) as waiting:
+        for finding in diagnose(chosen, device=device, trials=not no_trials, begins=waiting.begin):
+            waiting.end()
+            findings.append(finding)
+            if not as_json:
+                click.echo(f"{finding.status:8}{finding.name}: {printable(finding.found)}")
+                if finding.remedy:
+                    click.echo(f"{'':8}  -> {finding.remedy}")
     noise_found = None
     if noise is not None:
         try:
@@ -74,6 +77,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     from scipy.stats import t
 
     from dpcompare.backends.availability import require_framework
+    from dpcompare.cli.waiting import Waiting
     from dpcompare.config.cluster import Cluster
     from dpcompare.config.modes import FRAMEWORKS
     from dpcompare.config.run import RunConfig
@@ -100,16 +104,21 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     console = stderr_console()
 
     class Lines(Watcher):
+        def run_begins(self, number, arm, run_dir):  # type: ignore[no-untyped-def]
+            waiting.begin(f"round {number} of {rounds}: {arm.name}")
+            return lambda event: None
+
         def run_ended(self, number, arm, result):  # type: ignore[no-untyped-def]
+            waiting.end()
             console.print(f"round {number}: {arm.name}: {result.images_per_second or 0:.1f} images/s")
 
-    with tempfile.TemporaryDirectory(prefix="dpcompare-noise-") as folder:
+    with tempfile.TemporaryDirectory(prefix="dpcompare-noise-") as folder, Waiting(console) as waiting:
         path = Path(folder) / "study"
         open_study(study, path)
         run_study(study, path, Lines())
         claims = analyse(collect([path])).claims
     if len(claims) != 1 or not (claims[0].low and claims[0].high and claims[0].confidence):
-        raise RunFailedError("--noise: too many of the runs failed to tell anything", "")
+        raise RunFailedError("--noise: too many of the runs failed for an answer", "")
     made = claims[0]
     assert made.low and made.high and made.confidence  # noqa: PT018 (for the type checker)
     # An interval of half width h = t s / sqrt(n) misses 1 in 80% of studies when the truth is (t + t') s / sqrt(n)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from dpcompare.cli.option_values import interpreters
-from dpcompare.cli.output import print_json, stdout_console
+from dpcompare.cli.output import print_json, print_sentence
 
 
 @click.command()
@@ -16,7 +16,7 @@ from dpcompare.cli.output import print_json, stdout_console
 def modes(python: tuple[str, ...], as_json: bool) -> None:
     """List every mode and whether it is usable here, or why not."""
     from dpcompare.backends.availability import require_mode
-    from dpcompare.config.modes import MODES
+    from dpcompare.config.modes import FRAMEWORKS, MODES
     from dpcompare.config.tuning import settings_of
     from dpcompare.errors import RequestError
     from dpcompare.system.devices import installed_gpus, visible_gpus
@@ -55,21 +55,13 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         print_json({"modes": rows})
         return
-    from rich.table import Table
-
-    table = Table()
-    for column in ("framework", "mode", "usable", "devices", "nodes", "what it is"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        usable = "yes" + (f", emulated on {device_type}" if row["emulated"] else "") if row["usable"] else "no"
-        table.add_row(
-            row["framework"],
-            row["mode"],
-            usable,
-            "many" if row["multi_device"] else "one",
-            "many" if row["multi_node"] else "one",
-            row["summary"],
-        )
-    stdout_console().print(table)
+    for framework in FRAMEWORKS:
+        click.echo(framework)
+        for row in (row for row in rows if row["framework"] == framework):
+            usable = "emulated" if row["usable"] and row["emulated"] else "yes" if row["usable"] else "no"
+            reach = "1 device" if not row["multi_device"] else "any nodes" if row["multi_node"] else "1 node"
+            print_sentence(f"  {row['mode']:18}{usable:10}{reach:11}{row['summary']}", indent=41)
+    if any(row["emulated"] for row in rows):
+        print_sentence("emulated: imitated by dpcompare, since the framework itself cannot run it on these devices")
     for reason in dict.fromkeys(row["reason"] for row in rows if row["reason"]):
-        click.echo(reason)
+        print_sentence(reason)

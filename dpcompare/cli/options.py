@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
 
@@ -74,20 +76,30 @@ class RunOptions:
     """
 
     framework: str | None = option(
-        flags=("--framework", "-f"), resumable=True, scope="run", help="torch or tensorflow."
+        flags=("--framework", "-f"),
+        resumable=True,
+        scope="run",
+        shell_complete=completed_values.frameworks,
+        help="torch or tensorflow.",
     )
     mode: str | None = option(
         flags=("--mode", "-m"),
         resumable=True,
         scope="run",
+        shell_complete=completed_values.modes,
         help="Such as ddp or mirrored; `dpcompare modes` lists them.",
     )
-    nodes: int = option(type=int, default=1, show_default=True, resumable=True, scope="run", help="Nodes to simulate.")
+    nodes: int | None = option(
+        type=int,
+        resumable=True,
+        scope="run",
+        help="How many nodes to simulate.  [default: 1; on the CPU as many as 2 replicas need]",
+    )
     devices_per_node: int | None = option(
         type=int,
         resumable=True,
         scope="run",
-        help="Default: the visible GPUs shared out evenly, or one CPU device per node.",
+        help="Default: the visible GPUs shared out evenly; on the CPU 1, or 2 without --nodes in a mode of one node.",
     )
     device: Literal["auto", "cpu", "gpu", "tpu"] = option(
         type=click.Choice(["auto", "cpu", "gpu", "tpu"]),
@@ -96,35 +108,41 @@ class RunOptions:
         help="auto: GPUs where there are any. cpu: simulated devices.  [default: auto]",
     )
     engine: str | None = _placement(
+        shell_complete=completed_values.engines,
         help="local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
-        "nodes that are machines; kubernetes: only with `plan`.  [default: local]"
+        "nodes that are machines; kubernetes: only with `plan`.  [default: local]",
     )
     hosts: str | None = _placement(
-        metavar="A,B,...", parse=listed, help="With --engine hosts: one per node, in the order of the ranks."
+        metavar="A,B,...", parse=listed, help="With --engine hosts: one host per node, in the order of the ranks."
     )
-    ssh: bool = _placement(is_flag=True, help="With --engine hosts: start their part by ssh, instead of printing it.")
+    ssh: bool = _placement(
+        is_flag=True, help="With --engine hosts: start their commands by ssh instead of printing them."
+    )
     link: str | None = _placement(
         metavar="RATE", help="With --engine namespaces: rate of each node's link, such as 1gbit.  [default: no limit]"
     )
-    partition: str | None = _placement(help="With --engine slurm.  [default: Slurm's]")
-    time: str | None = _placement(metavar="LIMIT", help="With --engine slurm, as sbatch takes it.")
-    account: str | None = _placement(help="With --engine slurm.")
+    partition: str | None = _placement(help="With --engine slurm: its partition.  [default: Slurm's]")
+    time: str | None = _placement(metavar="LIMIT", help="With --engine slurm: the time limit, as sbatch takes it.")
+    account: str | None = _placement(help="With --engine slurm: the account to charge.")
     gres: str | None = _placement(
         help="With --engine slurm: GPUs are asked for as --gres=GRES:COUNT, such as gpu:a100, not by --gpus-per-node."
     )
     sbatch: tuple[str, ...] = _placement(
-        multiple=True, metavar="OPTION", help="With --engine slurm: one more of sbatch, such as --qos=high."
+        multiple=True, metavar="OPTION", help="With --engine slurm: one more option of sbatch, such as --qos=high."
     )
-    image: str | None = _placement(help="With --engine kubernetes: of all pods.")
-    volume_claim: str | None = _placement(help="With --engine kubernetes: of a volume that all pods can write.")
+    image: str | None = _placement(help="With --engine kubernetes: the container image of all pods.")
+    volume_claim: str | None = _placement(
+        help="With --engine kubernetes: the claim of a volume that all pods can write."
+    )
     cores_per_node: int | None = option(
-        type=int, resumable=True, help="Of machines.  [default: as the partition has, or as this machine]"
+        type=int, resumable=True, help="Cores of each machine.  [default: those of the partition, or of this machine]"
     )
     gpus: str | None = option(
         metavar="0,1,...", resumable=True, scope="study", help="The GPUs to use; with `plan` they need not exist here."
     )
     model: str | None = _workload(
-        help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]"
+        shell_complete=completed_values.models,
+        help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]",
     )
     weights: str | None = _workload(
         metavar="random|imagenet|FILE",
@@ -132,8 +150,9 @@ class RunOptions:
         "afresh.  [default: random]",
     )
     dataset: str | None = _workload(
+        shell_complete=completed_values.datasets,
         help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits; "
-        "on GPUs synthetic]"
+        "on GPUs synthetic]",
     )
     image_size: int | None = _workload(
         type=int, help="Side of the square input in pixels.  [default: 64; on GPUs the model's own]"
@@ -150,14 +169,14 @@ class RunOptions:
     warmup_steps: int | str | None = _workload(
         type=WarmupSteps(),
         resumable=True,
-        help="First steps left out of the measured speed, all but one of fewer. auto: 5, and of the others as many as "
-        "were made before the steps had settled, a third at most.  [default: 5; on GPUs without --epochs 30, "
+        help="Steps at the start that are left out of the measured speed; of fewer steps, all but one. auto: 5, and as "
+        "many more as it took the steps to settle, a third at most.  [default: 5; on GPUs without --epochs 30, "
         "at most a quarter of --steps]",
     )
     optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
     learning_rate: float | None = _workload(flags=("--learning-rate", "--lr"), type=float, help="[default: 0.001]")
     schedule: str | None = _workload(
-        type=click.Choice(["constant", "cosine"]), help="Of the learning rate.  [default: constant]"
+        type=click.Choice(["constant", "cosine"]), help="Schedule of the learning rate.  [default: constant]"
     )
     lr_warmup_steps: int | None = _workload(
         type=int, help="First steps in which the learning rate rises linearly.  [default: 0]"
@@ -173,10 +192,10 @@ class RunOptions:
     )
     batchnorm: str | None = _workload(
         type=click.Choice(["local", "sync"]),
-        help="Statistics of each replica's share of a batch, or of the batch of all.  [default: local]",
+        help="local: statistics of each replica's part of a batch. sync: of the whole batch.  [default: local]",
     )
     batchnorm_momentum: float | None = _workload(
-        type=float, help="Share of the running statistics that a step keeps.  [default: 0.9]"
+        type=float, help="Fraction of the running statistics that a step keeps.  [default: 0.9]"
     )
     regularization: str | None = _workload(
         type=click.Choice(["off", "shared"]),
@@ -194,10 +213,12 @@ class RunOptions:
         help="A setting of the native profile, such as compilation=torch.compile; `modes --json` lists them.",
     )
     seed: int | None = _workload(
-        type=int, help="Of initial weights, sample order, augmentation and regularization.  [default: 0]"
+        type=int, help="Seed of initial weights, sample order, augmentation and regularization.  [default: 0]"
     )
     augment: str | None = _workload(
-        metavar="LIST", parse=parse_augmentations, help="Some of flip,brightness,contrast, by commas.  [default: none]"
+        metavar="LIST",
+        parse=parse_augmentations,
+        help="Some of flip,brightness,contrast, separated by commas.  [default: none]",
     )
     skip_corrupt: bool = _workload(
         is_flag=True, scope="study", help="Leave out images that cannot be decoded, and count them."
@@ -213,10 +234,12 @@ class RunOptions:
     stages: int | None = _run(
         type=int, help="Devices over which each replica's model is split.  [default: 1; 2 with pipeline]"
     )
-    pipeline_schedule: str | None = _run(type=click.Choice(["gpipe", "1f1b"]), help="Of pipeline.  [default: gpipe]")
+    pipeline_schedule: str | None = _run(
+        type=click.Choice(["gpipe", "1f1b"]), help="Schedule of mode pipeline.  [default: gpipe]"
+    )
     launcher: str | None = _run(
         type=click.Choice(["torchrun", "spawn"]),
-        help="Of ddp, fsdp and pipeline. spawn: the processes are started from inside a program.  [default: torchrun]",
+        help="How ddp, fsdp and pipeline start processes; spawn: from inside a program.  [default: torchrun]",
     )
     steps_per_window: int | None = _run(
         type=int,
@@ -233,21 +256,23 @@ class RunOptions:
         help="Keep a trace of steps A to B, for Chrome's viewer or Perfetto, of each process (multiworker: process 0).",
     )
     checkpoint_every: int | None = _run(
-        type=int, metavar="STEPS", help="Write a checkpoint that often, and at the end."
+        type=int, metavar="STEPS", help="Write a checkpoint every so many steps, and at the end."
     )
-    keep_checkpoints: int | None = _run(type=int, help="The newest ones are kept.  [default: 2]")
+    keep_checkpoints: int | None = _run(type=int, help="How many of the newest checkpoints are kept.  [default: 2]")
     on_nan: str | None = _run(
-        type=click.Choice(["stop", "continue"]), help="At a loss that is not finite.  [default: stop]"
+        type=click.Choice(["stop", "continue"]), help="What to do when a loss is not finite.  [default: stop]"
     )
     max_restarts: int | None = _run(
-        type=int, help="Restart all processes from the newest checkpoint up to that often.  [default: 0]"
+        type=int, help="How often a run that fails is restarted from its newest checkpoint.  [default: 0]"
     )
-    isolate: bool = _run(is_flag=True, help="In a network of its own: nothing outside reaches the ports of the run.")
+    isolate: bool = _run(
+        is_flag=True, help="Run in a network of its own, so that nothing outside reaches the ports of the run."
+    )
     start_timeout: float | None = _run(
-        type=float, metavar="SECONDS", help="Until the first step.  [default: 600; on GPUs 1800]"
+        type=float, metavar="SECONDS", help="Longest time until the first step.  [default: 600; on GPUs 1800]"
     )
     progress_timeout: float | None = _run(
-        type=float, metavar="SECONDS", help="Without a sign of progress after it.  [default: 600]"
+        type=float, metavar="SECONDS", help="Longest time without progress after that.  [default: 600]"
     )
     run_dir: Path | None = option(
         type=click.Path(path_type=Path), scope="run", help="A new directory for the run.  [default: below runs/]"
@@ -284,6 +309,11 @@ def values_of(part: Part, options: RunOptions, given: Container[str] | None = No
         if row.part == part and value is not None and (given is None or row.name in given):
             values[row.name] = row.parse(value) if row.parse else value
     return values
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Whether an option stands on the command line, or in the file of --config."""
+    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
 
 
 def run_options(command: Command) -> Command:

@@ -6,12 +6,13 @@ import json
 import os
 import shlex
 import sys
+import textwrap
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from dpcompare.system.standard_streams import give_up_stdout
-from dpcompare.system.terminal_text import printable_lines
+from dpcompare.system.terminal_text import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,6 +50,22 @@ def _console(**options: Any) -> Console:
 
 def is_animated() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def print_sentence(text: str, indent: int = 0) -> None:
+    """A line of the result: on a terminal in as many lines as it takes, words kept whole; in a pipe in one.
+
+    Args:
+        text: one line.
+        indent: of the further lines.
+    """
+    text = printable(text)
+    if sys.stdout.isatty():
+        width = stdout_console().width
+        text = textwrap.fill(
+            text, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+        )
+    click.echo(text)
 
 
 def hint(command: str, *arguments: object) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.build_config import build_config, with_named_mode
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.options import run_options
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]")
+@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completed_values.named_modes)
 @run_options
 @click.option(
     "--format",

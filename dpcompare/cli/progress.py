@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from dpcompare.cli.output import is_animated, stderr_console
+from dpcompare.cli.waiting import Waiting
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.estimate import estimate_seconds
 from dpcompare.experiments.study import Arm, Study, Watcher, finished_run
@@ -47,20 +48,25 @@ class RunProgress:
     """Shows the events of the training processes on stderr; use as a context manager."""
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._framework = config.framework
         self._name = f"{config.framework} {config.mode}" + (" (emulated)" if config.emulated else "")
         self._run_dir = run_dir
         self._bar = _bar() if is_animated() else None
+        self._task: TaskID | None = None
         self._console = self._bar.console if self._bar else stderr_console()
+        self.waiting = Waiting(self._console)
         self._state = RunState(config.topology.num_trainers)
         self._line_at = float("-inf")
         self._compiling = _compiling(config)
 
     def __enter__(self) -> RunProgress:
+        self.waiting.begin(f"preparing {self._name}: data, initial weights, processes")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.waiting.end()
         if self._bar:
             self._bar.stop()
 
@@ -73,6 +79,8 @@ class RunProgress:
                 f"process {event.process_rank}: pid {event.pid} on {event.host}, node {event.node_rank}, "
                 f"local rank {event.local_rank}, device {', '.join(event.devices)}"
             )
+            if event.process_rank == 0:
+                self.waiting.begin(f"importing {self._framework} and building the model")
         elif isinstance(event, Ready) and event.process_rank == 0:
             self._begin(event.steps)
         if state.step > step and isinstance(event, StepsTrained):
@@ -85,16 +93,24 @@ class RunProgress:
         self._console.print(printable(line), soft_wrap=True)
 
     def _begin(self, num_steps: int) -> None:
+        self.waiting.end()
         self.say(f"{self._name}: training {counted(num_steps, 'step')}; logs and result in {self._run_dir}")
         if self._compiling:
             self.say(self._compiling)
-        if self._bar:
-            self._bar.start()
-            self._task = self._bar.add_task(self._name, total=num_steps, figures="")
+        if self._bar is None:
+            self.waiting.begin("in the first step, which takes longest")
+            return
+        self._bar.start()
+        if self._task is not None:  # of an attempt that failed
+            self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(self._name, total=num_steps, figures="first step")
 
     def _show_step(self) -> None:
         state = self._state
-        if self._bar:
+        self.waiting.end()
+        if state.step == state.num_steps and self._bar is None:
+            self.waiting.begin("evaluating, and ending the processes")
+        if self._bar and self._task is not None:
             self._bar.update(self._task, completed=state.step, figures=state.figures)
         elif time.monotonic() - self._line_at > SECONDS_BETWEEN_LINES or state.step == state.num_steps:
             self._line_at = time.monotonic()
@@ -114,10 +130,11 @@ def _compiling(config: RunConfig) -> str:
 
 
 @contextmanager
-def data_progress() -> Iterator[Callable[[int, int], None]]:
+def data_progress(waiting: Waiting | None = None) -> Iterator[Callable[[int, int], None]]:
     """Shows images of a dataset being prepared: a bar, or a line per tenth where there is no terminal.
 
-    The bar is there only while there is something to show: two live displays would fight for the same line.
+    The bar is there only while there is something to show, and takes the place of `waiting`: two live displays would
+    fight for the same line.
     """
     bar = _bar() if is_animated() else _LinesPerTenth()
     task = None
@@ -125,11 +142,15 @@ def data_progress() -> Iterator[Callable[[int, int], None]]:
     def show(done: int, total: int) -> None:
         nonlocal task
         if task is None:
+            if waiting:
+                waiting.end()
             bar.start()
             task = bar.add_task("preparing images", total=total, figures="")
         bar.update(task, completed=done)
         if done == total:
             bar.stop()
+            if waiting:
+                waiting.begin("preparing the initial weights")
 
     try:
         yield show
@@ -204,7 +225,7 @@ class StudyView:
             f"{counted(left, 'run')} left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
         )
         if left and not held:
-            table.caption += "; nobody runs this study now; `dpcompare compare --resume` goes on with it"
+            table.caption += "; no process runs this study now: `dpcompare compare --resume` continues it"
         return table
 
     def _result(self, study: Study, number: int, arm: Arm) -> RunResult | None:

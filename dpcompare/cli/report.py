@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli.output import EXIT_NEGATIVE, hint, stdout_console
+from dpcompare.cli import completed_values
+from dpcompare.cli.output import EXIT_NEGATIVE, hint, print_sentence, stdout_console
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
 
@@ -19,13 +20,30 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="STUDY_DIR|RUN_DIR...")
-@click.option("--subject", multiple=True, metavar="KNOB", help="A knob that the comparison is about, so it may differ.")
-@click.option("--html", metavar="FILE", help="One self-contained page.")
-@click.option("--markdown", metavar="FILE", help="-: stdout.")
-@click.option("--csv", metavar="FILE", help="One line per run. -: stdout.")
+@click.argument(
+    "paths",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="STUDY_DIR|RUN_DIR...",
+    shell_complete=completed_values.runs_and_studies,
+)
 @click.option(
-    "--json", "as_json", metavar="FILE", is_flag=False, flag_value="-", help="Alone, as the last option: stdout."
+    "--subject",
+    multiple=True,
+    metavar="SETTING",
+    help="What the comparison is about, so that it may differ: a row of the fairness sheet.",
+)
+@click.option("--html", metavar="FILE", help="Write one self-contained page.")
+@click.option("--markdown", metavar="FILE", help="A table and all sentences; - is stdout.")
+@click.option("--csv", metavar="FILE", help="One line per run; - is stdout.")
+@click.option(
+    "--json",
+    "as_json",
+    metavar="FILE",
+    is_flag=False,
+    flag_value="-",
+    help="All figures; - or, as the last option, no FILE is stdout.",
 )
 @click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
 @click.option("--tensorboard", metavar="DIR", help="Losses and accuracies of every run as TensorBoard's event files.")
@@ -34,7 +52,7 @@ if TYPE_CHECKING:
     "--fail-if",
     multiple=True,
     metavar="CONDITION",
-    help='Such as "ratio<0.97", or unstable: exit code 3 where it holds.',
+    help='End with exit code 3 where this holds: such as "ratio<0.97", or unstable.',
 )
 def report(
     paths: tuple[Path, ...],
@@ -113,77 +131,64 @@ def _writable(target: str) -> Iterator[None]:
 
 
 def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
-    """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and knobs."""
+    """What a terminal has room for: the headline, and a line per arm. In full all figures, pairs and settings."""
     from dpcompare.report.text import as_text
 
-    console = stdout_console()
-    click.echo(as_text(comparison, console.width), nl=False)
+    click.echo(as_text(comparison, stdout_console().width), nl=False)
     if full:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
         click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
     for sentence in filter(None, (stopped, comparison.unchecked)):
-        console.print(sentence, soft_wrap=True)
+        print_sentence(sentence)
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
-            console.print(f"SUSPICIOUS: {row.name} has an efficiency above 105%", soft_wrap=True)
+            print_sentence(f"SUSPICIOUS: {row.name} has an efficiency above 105%")
         for remark in row.remarks:
-            console.print(f"{remark.kind} {row.name}: {remark.sentence}", soft_wrap=True)
+            print_sentence(f"{remark.kind} {row.name}: {remark.sentence}")
         for outlier in row.outliers:
-            console.print(f"OUTLIERS {row.name}: {outlier}", soft_wrap=True)
+            print_sentence(f"OUTLIERS {row.name}: {outlier}")
         for why in row.repeated:
-            console.print(f"MADE AGAIN {row.name}: {why}", soft_wrap=True)
+            print_sentence(f"RUN AGAIN {row.name}: {why}")
         for failure in row.all_failures:
-            console.print(f"FAILED {row.name}: {failure}", soft_wrap=True)
+            print_sentence(f"FAILED {row.name}: {failure}")
     if full:
         print_sheet(comparison)
 
 
 def _print_figures(comparison: Comparison) -> None:
     """Every figure of every arm, and a sentence per pair."""
-    from rich.table import Table
+    from dpcompare.report.text import figure_lines
 
-    from dpcompare.report.formats import columns
-
-    console = stdout_console()
     if len(comparison.arms) > 1:
-        console.print(f"all arms together: {comparison.summary}", soft_wrap=True)
-    table = Table()
-    shown = columns(comparison)
-    for name, column in shown.items():
-        table.add_column(name, justify="left" if column.is_text else "right", overflow="fold")
-    for row in comparison.arms:
-        table.add_row(*(column.cell(row) for column in shown.values()))
-    console.print(table)
+        print_sentence(f"all arms together: {comparison.summary}")
+    for line in figure_lines(comparison, stdout_console().width):
+        click.echo(line)
+    click.echo()
     for made in sorted(comparison.claims, key=lambda made: made.outcome == "NOT COMPARABLE"):  # those come last
-        console.print(f"- {made.sentence}", soft_wrap=True)
+        print_sentence(f"- {made.sentence}", indent=2)
     for row in comparison.arms:
         if row.scaling:
-            console.print(f"- {row.scaling.sentence}", soft_wrap=True)
+            print_sentence(f"- {row.scaling.sentence}", indent=2)
     if comparison.agreement:
-        console.print(comparison.agreement, soft_wrap=True)
+        print_sentence(comparison.agreement)
 
 
 def print_sheet(comparison: Comparison) -> None:
-    """The knobs that differ, then the verdict and its reasons."""
-    from rich.table import Table
+    """The settings that differ, with the arms that have each value, then the reasons."""
+    from dpcompare.report.text import arms_by_value
 
     if len(comparison.arms) < 2:
         return
-    table = Table(title="fairness sheet: the knobs that differ")
-    table.add_column("knob")
-    for row in comparison.arms:
-        if row.rounds:
-            table.add_column(row.name, overflow="fold")
-    table.add_column("")
-    for knob in comparison.knobs:
-        if not knob.equal:
-            table.add_row(knob.knob, *knob.values, "NOT COMPARABLE" if knob.reason else "what is compared")
-    console = stdout_console()
-    console.print(table)
+    click.echo("fairness sheet: the settings that differ")
+    for setting in comparison.knobs:
+        if not setting.equal:
+            print_sentence(f"- {setting.knob}: {setting.verdict}", indent=2)
+            for value, names in arms_by_value(setting, comparison).items():
+                print_sentence(f"    {value}: {', '.join(names)}", indent=8)
     for reason in comparison.reasons:
-        console.print(f"- {reason}", soft_wrap=True)
+        print_sentence(f"- {reason}", indent=2)
 
 
 def _evaluation_rows(result: RunResult) -> dict[str, str]:

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
-from click.core import ParameterSource
 
-from dpcompare.cli.build_config import build_config, with_named_mode
+from dpcompare.cli import completed_values
+from dpcompare.cli.build_config import build_config, chosen_topology, with_named_mode
 from dpcompare.cli.option_groups import GroupedCommand
-from dpcompare.cli.options import OPTIONS, run_options
-from dpcompare.cli.output import print_json
+from dpcompare.cli.options import OPTIONS, is_given, run_options
+from dpcompare.cli.output import hint, print_json
 from dpcompare.cli.remembered import as_remembered
 from dpcompare.cli.resume_config import changed_config
-
-if TYPE_CHECKING:
-    pass
+from dpcompare.cli.what_next import what_next
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]")
+@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completed_values.named_modes)
 @run_options
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
+    shell_complete=completed_values.runs,
     metavar="RUN_DIR",
-    help="Go on with this run from its newest checkpoint; only length, mode, framework and devices may be others.",
+    help="Continue this run from its newest checkpoint; only length, mode, framework and devices may change.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
@@ -52,13 +50,19 @@ def run(context: click.Context, /, named_mode: str | None, resume: Path | None, 
     options = with_named_mode(context, named_mode, values)
     if resume is None:
         config = as_remembered(build_config(options))
+        if chosen := chosen_topology(options, config):
+            click.echo(chosen, err=True)
         run_dir = options.run_dir or runner.default_run_dir(config)
-        with _interruption_explained(run_dir), data_progress() as images_done, RunProgress(config, run_dir) as progress:
+        with (
+            _interruption_explained(run_dir),
+            RunProgress(config, run_dir) as progress,
+            data_progress(progress.waiting) as images_done,
+        ):
             result = runner.run(
                 config, run_dir, observe=progress.observe, data_progress=images_done, report=progress.say
             )
     else:
-        given = {row.name for row in OPTIONS if _is_given(context, row.name)}
+        given = {row.name for row in OPTIONS if is_given(context, row.name)}
         given |= {"framework", "mode"} if named_mode else set()
         config = changed_config(RunConfig.load(resume / CONFIG_FILE), options, given)
         run_dir = resume
@@ -68,22 +72,22 @@ def run(context: click.Context, /, named_mode: str | None, resume: Path | None, 
         print_json(json.loads(result.model_dump_json()))
     else:
         print_summary(result, run_dir)
+        for line in what_next(context, config, result, run_dir):
+            click.echo(line, err=True)
 
 
 @contextmanager
 def _interruption_explained(run_dir: Path) -> Iterator[None]:
-    """Say how to go on with a run that is interrupted, if it can be gone on with."""
-    from dpcompare.results.run_dir import checkpoint_paths
+    """Say how to continue a run that is interrupted, if it can be continued."""
+    from dpcompare.results.run_dir import RESULT_FILE, checkpoint_paths
 
     try:
         yield
     except KeyboardInterrupt:
         if any(checkpoint_paths(run_dir)):
-            command = f"dpcompare run --resume {shlex.quote(str(run_dir))}"
-            click.echo(f"to go on from the newest checkpoint: {command}", err=True)
+            click.echo(f"to continue from the newest checkpoint: {hint('run', '--resume', run_dir)}", err=True)
+        elif (run_dir / RESULT_FILE).exists():
+            click.echo(
+                f"{run_dir} keeps what was measured; only a run with --checkpoint-every can be continued", err=True
+            )
         raise
-
-
-def _is_given(context: click.Context, name: str) -> bool:
-    """On the command line, or in the file of --config."""
-    return context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, add_options, values_of
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
@@ -47,19 +48,21 @@ def _of_the_workload() -> list[Any]:
 @click.option(
     "--like",
     type=click.Path(path_type=Path),
+    shell_complete=completed_values.runs,
     metavar="RUN_DIR",
     help="Verify what this run trained, by its mode, by the other framework's and by one device.",
 )
-@click.option("--frameworks", default="torch,tensorflow", show_default=True, help="By commas.")
+@click.option("--frameworks", default="torch,tensorflow", show_default=True, help="Separated by commas.")
 @click.option(
     "--modes",
     default="single,dp,ddp,mirrored,multiworker",
     show_default=True,
-    help="By commas; also fsdp, pipeline, fabric, accelerate, parameter-server, ddp-spawn, ddp-stages, or all.",
+    help="Separated by commas; also fsdp, pipeline, fabric, accelerate, parameter-server, ddp-spawn, "
+    "ddp-stages, or all.",
 )
-@click.option("--model", default="efficientnet-b2", show_default=True)
+@click.option("--model", default="efficientnet-b2", show_default=True, shell_complete=completed_values.models)
 @click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
-@click.option("--precision", help="By commas.  [default: float32,float64; with --like the run's]")
+@click.option("--precision", help="Separated by commas.  [default: float32,float64; with --like the run's]")
 @add_options(_of_the_workload())
 @click.option("--quick", is_flag=True, help="The model on one device only and few steps; tiny models elsewhere.")
 @click.option("--device", type=click.Choice(["cpu", "auto"]), help="[default: cpu; with --like the run's]")

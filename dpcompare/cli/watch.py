@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from dpcompare.cli import completed_values
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.system.files import require_files_of_its_own
 
@@ -14,8 +15,8 @@ SECONDS_BETWEEN_REDRAWS = 1.0
 
 
 @click.command()
-@click.argument("study_dir", type=click.Path(path_type=Path))
-@click.option("--once", is_flag=True, help="Say it once and end, as where there is no terminal.")
+@click.argument("study_dir", type=click.Path(path_type=Path), shell_complete=completed_values.studies)
+@click.option("--once", is_flag=True, help="Print the state once and exit, as without a terminal.")
 def watch(study_dir: Path, once: bool) -> None:
     """Follow a study that another process runs, on this machine or through a shared disk, until it ends."""
     from rich.live import Live

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+DEFAULT_REPLICAS = 2
+"""Of a mode of several devices where they are simulated, and nothing was asked for: one would exchange nothing."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
@@ -69,6 +72,17 @@ class Mode:
     def default_stages(self) -> int:
         """Devices that a replica is split over where no number was asked for."""
         return 2 if self.is_pipeline else 1
+
+    def default_topology(self, replicas: int, stages: int | None = None) -> tuple[int, int]:
+        """(nodes, devices per node) of a mode of several devices where none were asked for.
+
+        Args:
+            replicas: how many there are to be, but for a pipeline, which has one.
+            stages: devices of each; None: as the mode usually has.
+        """
+        if self.is_pipeline:
+            return 1, stages or self.default_stages
+        return (replicas + len(self.roles), stages or 1) if self.multi_node else (1, replicas)
 
     @property
     def default_device(self) -> str | None:

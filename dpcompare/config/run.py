@@ -21,6 +21,7 @@ from dpcompare.errors import did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.import_path import is_custom
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.words import counted
 
 GPU_STEPS_PER_WINDOW = 10
 """Few enough for a window to end several times a second, many enough for the wait at its end to be lost in it."""
@@ -223,12 +224,12 @@ def _stages(config: RunConfig) -> Iterator[str]:
     micro_batches, per_node = config.workload.accumulate, config.cluster.devices_per_node
     if config.pipeline_schedule == "1f1b" and micro_batches < stages:
         yield (
-            f"pipeline_schedule: received 1f1b with {micro_batches} micro-batches and {stages} stages; expected "
-            "at least as many micro-batches, or gpipe"
+            f"pipeline_schedule: received 1f1b with {counted(micro_batches, 'micro-batch')} and {stages} stages; "
+            "expected at least as many micro-batches, or gpipe"
         )
     if per_node % stages:
         yield (
-            f"stages: received {stages} on nodes of {per_node} devices; a replica has its devices "
+            f"stages: received {stages} on nodes of {counted(per_node, 'device')}; a replica has its devices "
             f"on one node: expected a number that divides {per_node}, or other --devices-per-node"
         )
     if is_custom(model):
@@ -297,7 +298,7 @@ def _launcher(config: RunConfig) -> Iterator[str]:
 def _placement(config: RunConfig) -> Iterator[str]:
     placement, cluster = config.placement, config.cluster
     if placement.hosts and len(placement.hosts) != cluster.num_nodes:
-        yield f"hosts: received {len(placement.hosts)} for {cluster.num_nodes} nodes; expected one per node"
+        yield f"hosts: received {len(placement.hosts)} for {counted(cluster.num_nodes, 'node')}; expected one per node"
     if placement.ssh and is_custom(config.workload.model):
         yield (
             "ssh: received with a custom model, which is found from the current directory; run the printed commands "

@@ -160,7 +160,7 @@ class Workload(Config):
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
         if self.steps is not None and self.least_warmup_steps >= self.steps:
             problems.append(
-                f"warmup_steps: received {self.warmup_in_words} of {self.steps} steps, which leaves no step to "
+                f"warmup_steps: received {self.warmup_in_words} of {counted(self.steps, 'step')}, which leaves none to "
                 "measure; expected fewer warm-up steps than steps"
             )
         raise_problems(problems)
@@ -177,7 +177,7 @@ class Workload(Config):
         length = counted(self.steps, "step") if self.steps else counted(self.num_epochs, "epoch")
         return (
             f"{self.model} on {self.dataset}, {self.image_size} px, global batch {self.global_batch_size}, {length}, "
-            f"speed measured after {self.warmup_in_words} steps"
+            f"speed measured after {self.warmup_in_words} step{'' if self.warmup_steps == 1 else 's'}"
         )
 
     @property

@@ -15,6 +15,7 @@ from PIL import Image
 
 from dpcompare.data.order import epoch_order
 from dpcompare.errors import RequestError
+from dpcompare.system.words import counted
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 TRAIN_NAMES = ("train", "training")
@@ -159,7 +160,7 @@ def _image_folder(root: Path) -> ImageFiles:
     classes = tuple(folder.name for folder in counts)
     if not classes:
         stray = _count_images(base)
-        detail = f"{stray} images but no folder per class" if stray else "no images"
+        detail = f"{counted(stray, 'image')} but no folder per class" if stray else "no images"
         raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
     notes = partial(_notes, base, validation, classes)
     if validation is None:
@@ -229,7 +230,7 @@ def _stanford_dogs(root: Path) -> ImageFiles:
             files = [str(entry[0][0]) for entry in lists["file_list"]]
             labels = [int(entry[0]) - 1 for entry in lists["labels"]]
             if len(files) != len(labels):
-                raise ValueError(f"{len(files)} files but {len(labels)} labels")
+                raise ValueError(f"{counted(len(files), 'file')} but {counted(len(labels), 'label')}")
         except Exception as error:  # SciPy's reader raises whatever a broken file leads it to
             raise RequestError(
                 f"{str(root / file)!r} cannot be read as a Stanford Dogs list ({type(error).__name__}: {error}); "

@@ -54,7 +54,7 @@ def analyse(collection: Collection) -> Comparison:
         look_level=min(arm.plan.level for arm in arms),
         subject=list(subject),
         measured=measured_in_words([run for arm in present for run in arm.completed]),
-        headline=f"PARTIAL ({done} of {collection.repeats} rounds are whole). {headline}" if partial else headline,
+        headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         agreement=agreement_of(claims, present),
         verdict=sheet.verdict,
         summary=sheet.summary,

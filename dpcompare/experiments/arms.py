@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from dpcompare.backends.availability import require_compiler, require_framework, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.cluster import topology_in_words
-from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.modes import DEFAULT_REPLICAS, FRAMEWORKS, MODES
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm
 from dpcompare.system.devices import installed_gpus, visible_gpus
-
-DEFAULT_REPLICAS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,10 +157,7 @@ def _topologies(
 
 
 def _default_topology(request: ArmRequest) -> tuple[int, int]:
-    mode = MODES[request.framework, request.mode]
-    if mode.is_pipeline:
-        return 1, request.stages or mode.default_stages
     replicas = DEFAULT_REPLICAS
     if request.device != "cpu" and (gpus := visible_gpus(installed_gpus())):
         replicas = min(replicas, len(gpus))
-    return (replicas + len(mode.roles), request.stages or 1) if mode.multi_node else (1, replicas)
+    return MODES[request.framework, request.mode].default_topology(replicas, request.stages)

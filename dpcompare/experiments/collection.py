@@ -119,11 +119,7 @@ def _check(arms: Sequence[ArmRuns], subject: set[str]) -> None:
     if not any(arm.completed for arm in arms):
         failures = "; ".join(printable(f"{arm.name}: {failure}") for arm in arms for failure in arm.failures)
         raise RequestError(f"none of the runs has completed, so there is nothing to report. {failures}".rstrip())
-    if unknown := subject - set(fairness.KNOBS):
-        raise RequestError(
-            f"unknown subject {', '.join(sorted(unknown))}; expected knobs of the fairness sheet: "
-            f"{', '.join(fairness.KNOBS)}"
-        )
+    fairness.require_known(subject)
 
 
 def _prefixes(paths: Sequence[Path]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
+from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.statistics import Outcome
 from dpcompare.results.remarks import Remark
 
@@ -129,6 +130,13 @@ class KnobRow(_Shown):
     equal: bool
     reason: bool
     """Whether it makes the arms not comparable."""
+
+    @property
+    def verdict(self) -> str:
+        """What the sheet says of a knob whose values are not all equal."""
+        if self.reason:
+            return "NOT COMPARABLE"
+        return NOT_KNOWN if any(NOT_KNOWN in value for value in self.values) else "expected to differ"
 
 
 class ClaimRow(_Shown):

@@ -1,24 +1,26 @@
-"""The fairness sheet: every knob that can make a comparison unfair, its value on each side, and a verdict.
+"""The fairness sheet: every setting that can make a comparison unfair, its value on each side, and a verdict.
 
-A knob is anything that a run's speed or result may depend on: an option, a setting, a device or a version. The first
-losses are among them, since what was asked for is not always what is computed.
+A knob is anything that a run's speed or result may depend on: an option, a device, a version. The first losses are
+among them, since what was asked for is not always what is computed. Readers see them as settings.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpcompare._version import major_minor
 from dpcompare.backends.environment import acting_on
+from dpcompare.errors import RequestError, closest
 from dpcompare.experiments.agreement import (
     BATCHES_DEPEND_ON,
     EVALUATION_DEPENDS_ON,
     FIRST_GRADIENT_DEPENDS_ON,
     FIRST_LOSS_DEPENDS_ON,
     LATER_LOSSES_DEPEND_ON,
+    NOT_KNOWN,
     SECOND_LOSS_DEPENDS_ON,
     TOLERANCES,
     Agreement,
@@ -47,7 +49,7 @@ class Knob:
 
     value: Callable[[RunResult], Any]
     remedy: str = ""
-    """What makes it equal; empty where it is a property of the framework or mode that is being compared."""
+    """What to do about a difference; empty where it is a property of the framework or mode that is being compared."""
     judge: Callable[[Sequence[RunResult], Sequence[Any], Values], Judgement] | None = None
     """Of the results, their values of this knob and of all, where the first may differ as asked for, or by rounding."""
 
@@ -62,6 +64,11 @@ def _workload(name: str) -> Callable[[RunResult], Any]:
 
 def _setting(name: str) -> Callable[[RunResult], Any]:
     return lambda result: result.settings.get(name)
+
+
+def _property(name: str) -> Callable[[RunResult], Any]:
+    """A setting that not every mode has."""
+    return lambda result: result.settings.get(name) or "none"
 
 
 def _environment(result: RunResult) -> str:
@@ -95,7 +102,7 @@ def _gpu_links(result: RunResult) -> str:
 
 
 KNOBS: dict[str, Knob] = {
-    "status": Knob(value=lambda r: r.status, remedy="runs that completed"),
+    "status": Knob(value=lambda r: r.status, remedy="compare runs that completed"),
     # What is trained.
     "data": Knob(value=lambda r: r.store_sha256, remedy="train on the same prepared store"),
     "skipped images": Knob(value=lambda r: r.skipped_images, remedy="train on the same prepared store"),
@@ -103,56 +110,62 @@ KNOBS: dict[str, Knob] = {
         value=lambda r: r.evaluations[-1].count if r.evaluations else None,
         remedy="evaluate every validation sample exactly once",
     ),
-    "sample order": Knob(value=lambda r: r.sample_order_sha256, remedy="same --seed, --global-batch-size and steps"),
-    "augmentation": Knob(value=_workload("augment"), remedy="same --augment"),
-    "model": Knob(value=lambda r: r.model, remedy="same --model"),
+    "sample order": Knob(
+        value=lambda r: r.sample_order_sha256, remedy="use the same --seed, --global-batch-size and number of steps"
+    ),
+    "augmentation": Knob(value=_workload("augment"), remedy="use the same --augment"),
+    "model": Knob(value=lambda r: r.model, remedy="use the same --model"),
     "source of the model": Knob(
         value=lambda r: r.settings.get("model_source", "of dpcompare") if r.settings else None,
-        remedy="the same file of the model in all runs",
+        remedy="use the same version of the model's file",
     ),
-    "image size": Knob(value=lambda r: r.image_size, remedy="same --image-size"),
-    "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="same --model, --weights and --seed"),
-    "steps trained": Knob(value=lambda r: len(r.train_loss), remedy="same --epochs or --steps"),
+    "image size": Knob(value=lambda r: r.image_size, remedy="use the same --image-size"),
+    "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="use the same --model, --weights and --seed"),
+    "steps trained": Knob(value=lambda r: len(r.train_loss), remedy="use the same --epochs or --steps"),
     # How it is trained.
-    "global batch size": Knob(value=lambda r: r.global_batch_size, remedy="same --global-batch-size"),
-    "batch per replica": Knob(value=lambda r: r.global_batch_size / r.num_replicas, remedy="same number of replicas"),
-    "replicas": Knob(value=lambda r: r.num_replicas, remedy="same --nodes times --devices-per-node, and --stages"),
-    "micro-batches per step": Knob(value=_workload("accumulate"), remedy="same --accumulate"),
+    "global batch size": Knob(value=lambda r: r.global_batch_size, remedy="use the same --global-batch-size"),
+    "batch per replica": Knob(
+        value=lambda r: r.global_batch_size / r.num_replicas, remedy="use equal numbers of replicas"
+    ),
+    "replicas": Knob(
+        value=lambda r: r.num_replicas, remedy="use equal numbers of replicas: --nodes, --devices-per-node, --stages"
+    ),
+    "micro-batches per step": Knob(value=_workload("accumulate"), remedy="use the same --accumulate"),
     "updates": Knob(
         value=lambda r: r.settings.get("updates", "synchronous") if r.settings else None,
-        remedy="modes that train synchronously; throughput alone may be compared with --subject updates",
+        remedy="compare modes that train synchronously, or throughput alone with --subject updates",
     ),
-    "BatchNorm scope": Knob(value=_workload("batchnorm"), remedy="same --batchnorm"),
-    "BatchNorm momentum": Knob(value=_workload("batchnorm_momentum"), remedy="same --batchnorm-momentum"),
-    "BatchNorm epsilon": Knob(value=_setting("batchnorm_epsilon"), remedy="same release of dpcompare"),
-    "optimizer": Knob(value=_setting("optimizer"), remedy="same --optimizer"),
-    "learning rate": Knob(value=_workload("learning_rate"), remedy="same --learning-rate"),
-    "schedule": Knob(value=_workload("schedule"), remedy="same --schedule"),
-    "learning-rate warm-up": Knob(value=_workload("lr_warmup_steps"), remedy="same --lr-warmup-steps"),
-    "learning-rate scaling": Knob(value=_workload("scale_lr"), remedy="same --scale-lr"),
-    "regularization": Knob(value=_workload("regularization"), remedy="same --regularization"),
-    "dropout": Knob(value=_setting("dropout"), remedy="the same rate of dropout in both frameworks"),
-    "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="the same rate in both frameworks"),
+    "BatchNorm scope": Knob(value=_workload("batchnorm"), remedy="use the same --batchnorm"),
+    "BatchNorm momentum": Knob(value=_workload("batchnorm_momentum"), remedy="use the same --batchnorm-momentum"),
+    "BatchNorm epsilon": Knob(value=_setting("batchnorm_epsilon"), remedy="use the same release of dpcompare"),
+    "optimizer": Knob(value=_setting("optimizer"), remedy="use the same --optimizer"),
+    "learning rate": Knob(value=_workload("learning_rate"), remedy="use the same --learning-rate"),
+    "schedule": Knob(value=_workload("schedule"), remedy="use the same --schedule"),
+    "learning-rate warm-up": Knob(value=_workload("lr_warmup_steps"), remedy="use the same --lr-warmup-steps"),
+    "learning-rate scaling": Knob(value=_workload("scale_lr"), remedy="use the same --scale-lr"),
+    "regularization": Knob(value=_workload("regularization"), remedy="use the same --regularization"),
+    "dropout": Knob(value=_setting("dropout"), remedy="use the same rate in both frameworks"),
+    "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="use the same rate in both frameworks"),
     # What that made of it: a setting that was asked for and not obeyed shows here.
     "batches": Knob(
         value=computed("batch_digests"),
-        remedy="the same bytes, labels and weights in the training step; `dpcompare verify` says what differs",
+        remedy="the training step must receive the same rows; `dpcompare verify` finds what differs",
         judge=Agreement(depends_on=BATCHES_DEPEND_ON, agree=same_batches),
     ),
     "optimizer steps": Knob(
-        value=counted("optimizer_steps"), remedy="an update of the weights in every step", judge=as_asked
+        value=counted("optimizer_steps"), remedy="every step must update the weights", judge=as_asked
     ),
     "images computed": Knob(
-        value=counted("images"), remedy="a loss of every sample, counted as it is claimed", judge=as_asked
+        value=counted("images"), remedy="every sample must enter the loss, as often as is claimed", judge=as_asked
     ),
     "first loss": Knob(
         value=loss_of_step(1),
-        remedy="the same arithmetic on the same first batch; `dpcompare verify` says where it parts",
+        remedy="the same first batch must give the same loss; `dpcompare verify` finds where they part",
         judge=Agreement(depends_on=FIRST_LOSS_DEPENDS_ON, agree=ByRounding(TOLERANCES["first loss"])),
     ),
     "first gradient norm": Knob(
         value=computed("first_gradient_norm"),
-        remedy="the same backward pass and sum over replicas; `dpcompare verify` says where it parts",
+        remedy="backward pass and sum over replicas must agree; `dpcompare verify` finds where they part",
         judge=Agreement(
             depends_on=FIRST_GRADIENT_DEPENDS_ON,
             agree=ByRounding(TOLERANCES["first gradient norm"], least=0.0),
@@ -161,19 +174,19 @@ KNOBS: dict[str, Knob] = {
     ),
     "second loss": Knob(
         value=loss_of_step(2),
-        remedy="the same first update; `dpcompare verify` says where it parts",
+        remedy="the first updates must agree; `dpcompare verify` finds where they part",
         judge=Agreement(depends_on=SECOND_LOSS_DEPENDS_ON, agree=ByRounding(TOLERANCES["second loss"]), judges=on_cpu),
     ),
     "first evaluation loss": Knob(
         value=computed("first_evaluation_loss"),
-        remedy="the same evaluation, by the same running statistics; `dpcompare verify` says where it parts",
+        remedy="evaluations and running statistics must agree; `dpcompare verify` finds where they part",
         judge=Agreement(
             depends_on=EVALUATION_DEPENDS_ON, agree=ByRounding(TOLERANCES["first evaluation loss"]), judges=on_cpu
         ),
     ),
     "later losses": Knob(
         value=later_losses,
-        remedy="the same updates; `dpcompare verify` says where it parts",
+        remedy="the updates must agree; `dpcompare verify` finds where they part",
         judge=Agreement(
             depends_on=LATER_LOSSES_DEPEND_ON,
             agree=ByRounding(TOLERANCES["later losses"]),
@@ -182,7 +195,7 @@ KNOBS: dict[str, Knob] = {
     ),
     "evaluation loss": Knob(
         value=evaluation_loss,
-        remedy="the same evaluation of the same model; `dpcompare verify` says where it parts",
+        remedy="the last evaluations must agree; `dpcompare verify` finds where they part",
         judge=Agreement(
             depends_on=(*EVALUATION_DEPENDS_ON, "steps trained", "evaluated samples"),
             agree=ByRounding(TOLERANCES["evaluation loss"]),
@@ -190,72 +203,84 @@ KNOBS: dict[str, Knob] = {
         ),
     ),
     # With which arithmetic.
-    "precision": Knob(value=lambda r: r.precision, remedy="same --precision"),
-    "TF32": Knob(value=_setting("tf32"), remedy="same --profile, and --tune tf32 for all or none"),
+    "precision": Knob(value=lambda r: r.precision, remedy="use the same --precision"),
+    "TF32": Knob(value=_setting("tf32"), remedy="use the same --profile, and --tune tf32 for all or none"),
     "convolution algorithms": Knob(
         value=_setting("convolution_algorithms"), remedy="leave TF_CUDNN_USE_AUTOTUNE alone"
     ),
-    "profile": Knob(value=lambda r: r.profile, remedy="same --profile"),
+    "profile": Knob(value=lambda r: r.profile, remedy="use the same --profile"),
     "tuning": Knob(
-        value=lambda r: "found by trying" if r.config.get("autotuned") else r.config.get("tune") or "of the profile",
-        remedy="same --tune, or --autotune for all",
+        value=lambda r: (
+            "found by autotune" if r.config.get("autotuned") else r.config.get("tune") or "the profile's own"
+        ),
+        remedy="use the same --tune, or --autotune for all",
     ),
-    "emulation": Knob(value=lambda r: r.emulated, remedy="devices on which the mode runs by itself"),
+    "emulation": Knob(value=lambda r: r.emulated, remedy="use GPUs: on the CPU the mode is only emulated"),
     # On what, and how it is measured.
-    "device type": Knob(value=lambda r: r.device_type, remedy="same --device"),
+    "device type": Knob(value=lambda r: r.device_type, remedy="use the same --device"),
     "devices": Knob(
-        value=lambda r: len(r.device_names), remedy="same number of devices: --nodes times --devices-per-node"
+        value=lambda r: len(r.device_names), remedy="use equal numbers of devices: --nodes, --devices-per-node"
     ),
-    "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="the same devices"),
+    "device names": Knob(value=lambda r: _kinds(r.device_names), remedy="use the same kind of devices"),
     "GPU settings": Knob(
         value=_gpu_settings,
-        remedy="the same power limit, clocks, ECC and MIG on all GPUs (nvidia-smi -q), and nvidia-ml-py in every "
-        "environment, which reads them",
+        remedy="set the same power limit, clocks, ECC and MIG on all GPUs (nvidia-smi -q), and have nvidia-ml-py, "
+        "which reads them, in every environment",
     ),
-    "links between GPUs": Knob(value=_gpu_links, remedy="GPUs that are connected in the same way: --gpus"),
-    "cores": Knob(value=_setting("cores"), remedy="the same number of cores"),
-    "allocator": Knob(value=_setting("allocator"), remedy="same release of dpcompare"),
+    "links between GPUs": Knob(value=_gpu_links, remedy="choose GPUs that are connected in the same way: --gpus"),
+    "cores": Knob(value=_setting("cores"), remedy="use the same number of cores"),
+    "allocator": Knob(value=_setting("allocator"), remedy="use the same release of dpcompare"),
     "environment variables": Knob(
         value=_environment,
-        remedy="unset them, or set the same for both; what one framework alone reads can only be unset",
+        remedy="unset them, or set the same for both; what only one framework reads can only be unset",
     ),
-    "input threads per replica": Knob(value=_setting("input_threads"), remedy="same --input-threads"),
-    "steps per window of the clock": Knob(value=_setting("steps_per_window"), remedy="same --steps-per-window"),
+    "input threads per replica": Knob(value=_setting("input_threads"), remedy="use the same --input-threads"),
+    "steps per window of the clock": Knob(value=_setting("steps_per_window"), remedy="use the same --steps-per-window"),
     "checkpoints": Knob(
-        value=lambda r: f"every {n} steps" if (n := r.config.get("checkpoint_every")) else "none",
-        remedy="same --checkpoint-every",
+        value=lambda r: (
+            ("every step" if n == 1 else f"every {n} steps") if (n := r.config.get("checkpoint_every")) else "none"
+        ),
+        remedy="use the same --checkpoint-every",
     ),
     "profiled steps": Knob(
-        value=lambda r: r.config.get("profile_steps") or "none", remedy="same --profile-steps, or none"
+        value=lambda r: r.config.get("profile_steps") or "none", remedy="use the same --profile-steps, or none"
     ),
     "clock": Knob(
         value=lambda r: r.clock_problem or "its seconds add up",
-        remedy="runs whose seconds add up on two clocks; make this one again",
+        remedy="run it again: its seconds must add up on two clocks",
         judge=_no_clock_problem,
     ),
-    "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="same --warmup-steps"),
-    "measured steps": Knob(value=_measured_steps, remedy="same --steps or --epochs"),
+    "warm-up steps": Knob(value=_workload("warmup_steps"), remedy="use the same --warmup-steps"),
+    "measured steps": Knob(value=_measured_steps, remedy="use the same --steps or --epochs"),
     "versions that differ between nodes": Knob(
-        value=lambda r: r.differing_versions or "none", remedy="the same versions on every node"
+        value=lambda r: r.differing_versions or "none", remedy="install the same versions on every node"
     ),
-    "dpcompare": Knob(value=lambda r: major_minor(r.dpcompare_version), remedy="the same MAJOR.MINOR of dpcompare"),
-    "engine": Knob(value=lambda r: r.config.get("placement", {}).get("engine", "local"), remedy="same --engine"),
-    "link": Knob(value=lambda r: r.config.get("placement", {}).get("link") or "as it is", remedy="same --link"),
+    "dpcompare": Knob(
+        value=lambda r: major_minor(r.dpcompare_version), remedy="use the same MAJOR.MINOR version of dpcompare"
+    ),
+    "engine": Knob(
+        value=lambda r: r.config.get("placement", {}).get("engine", "local"), remedy="use the same --engine"
+    ),
+    "link": Knob(
+        value=lambda r: r.config.get("placement", {}).get("link") or "not limited", remedy="use the same --link"
+    ),
     # What the comparison is about: shown, and never a reason.
     "stages": Knob(value=lambda r: r.config.get("stages", 1)),
     "pipeline schedule": Knob(value=lambda r: r.config.get("pipeline_schedule") or "none"),
-    "launcher": Knob(value=lambda r: r.config.get("launcher") or "of the mode"),
+    "launcher": Knob(value=lambda r: r.config.get("launcher") or "the mode's own"),
     "framework": Knob(value=lambda r: r.framework),
     "mode": Knob(value=lambda r: r.mode),
     "nodes": Knob(value=lambda r: r.num_nodes),
     "processes": Knob(value=lambda r: r.num_processes),
-    "gradient sync": Knob(value=lambda r: r.config.get("sync_gradients", True), remedy="runs that sync gradients"),
+    "gradient sync": Knob(
+        value=lambda r: r.config.get("sync_gradients", True), remedy="compare runs that sync gradients"
+    ),
     "collective": Knob(value=lambda r: r.collective),
-    "memory layout": Knob(value=_setting("memory_layout")),
-    "compilation": Knob(value=_setting("compilation")),
-    "optimizer kernels": Knob(value=_setting("optimizer_kernels")),
-    "BatchNorm kernels": Knob(value=_setting("batchnorm_kernels")),
-    "gradient buckets": Knob(value=_setting("gradient_buckets")),
+    "memory layout": Knob(value=_property("memory_layout")),
+    "compilation": Knob(value=_property("compilation")),
+    "optimizer kernels": Knob(value=_property("optimizer_kernels")),
+    "BatchNorm kernels": Knob(value=_property("batchnorm_kernels")),
+    "gradient buckets": Knob(value=_property("gradient_buckets")),
     # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
     "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),
     # A process with GPUs of several NUMA nodes cannot be bound to one: a price of the mode.
@@ -287,17 +312,33 @@ class Row:
 
 def shown(values: Sequence[Any]) -> list[str]:
     """Values as people read them: of a checksum only the beginning, of a figure as many digits as tell it apart."""
-    short = [_shown(value, 6) for value in values]
-    return short if len(set(short)) == len(set(map(str, values))) else [_shown(value, 12) for value in values]
+    distinct = len(set(map(str, values)))
+    tried = [[_shown(value, digits) for value in values] for digits in (6, 8, 10, 12)]
+    return next((short for short in tried if len(set(short)) == distinct), tried[1])
+
+
+_IN_WORDS = {
+    "None": NOT_KNOWN,
+    "True": "yes",
+    "False": "no",
+    "of dpcompare": "built in",
+    "of the model": "the model's own",
+}
+"""What results hold -> what a reader sees of it."""
 
 
 def _shown(value: Any, digits: int) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {_shown(each, digits)}" for name, each in value.items())
     if isinstance(value, list):
-        return ", ".join(_shown(each, digits) for each in value)
+        return ", ".join(_shown(each, digits) for each in value) or "none"
     text = f"{value:.{digits}g}" if isinstance(value, float) else str(value)
-    return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else text
+    return f"{text[:12]}..." if re.fullmatch(r"[0-9a-f]{64}", text) else _IN_WORDS.get(text, text)
+
+
+def _against(values: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(values))
+    return (" against " if len(distinct) == 2 else ", ").join(distinct)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,18 +353,29 @@ class Sheet:
 
     @property
     def reasons(self) -> list[str]:
-        """One sentence per knob that differs and must not."""
-        return [
-            f"{row.knob} differs or is unknown ({', '.join(dict.fromkeys(shown(row.values)))}): {row.remedy}"
-            for row in self.rows
-            if row.reason
-        ]
+        """One sentence per knob that must be equal and is not, with what to do about it."""
+        return [f"{row.knob}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
 
     @property
     def summary(self) -> str:
-        judged = [row for row in self.rows if row.remedy]
-        equal = sum(row.equal for row in judged)
-        return f"{self.verdict} ({equal} of {len(judged)} knobs equal)"
+        wrong = len(self.reasons)
+        are = "is" if wrong == 1 else "are"
+        found = f"{wrong} must be equal and {are} not" if wrong else "all are equal that must be"
+        return f"{self.verdict} (of {len(self.rows)} settings, {found})"
+
+
+def require_known(subject: Iterable[str]) -> None:
+    """Check the names of what a comparison is about.
+
+    Raises:
+        RequestError: one of them names no knob.
+    """
+    if unknown := sorted(set(subject) - set(KNOBS)):
+        near = closest(unknown[0], KNOBS, 3) or ["precision", "profile", "batch per replica"]
+        raise RequestError(
+            f"--subject: received {', '.join(unknown)}, expected a setting of the fairness sheet, such as "
+            f"{', '.join(near)}; the page of `dpcompare report --html` lists all {len(KNOBS)}"
+        )
 
 
 def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> Sheet:
@@ -334,10 +386,9 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> She
         subject: knobs that the comparison is about, which may therefore differ.
 
     Raises:
-        ValueError: `subject` names no knob.
+        RequestError: `subject` names no knob.
     """
-    if unknown := set(subject) - set(KNOBS):
-        raise ValueError(f"unknown knob {sorted(unknown)}; expected some of {', '.join(KNOBS)}")
+    require_known(subject)
     rows = []
     of_all = {name: [knob.value(result) for result in results] for name, knob in KNOBS.items()}
     for name, knob in KNOBS.items():

@@ -10,6 +10,7 @@ from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import printable
+from dpcompare.system.words import counted
 
 
 def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
@@ -17,12 +18,12 @@ def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | N
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
     accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
-    figures = [f"the training losses of a step differ by at most {max(losses):.2g}"] if losses else []
+    figures = [f"training losses differ by at most {max(losses):.2g} in any step"] if losses else []
     if accuracies:
         figures.append(
-            f"the accuracies {'' if losses else 'differ '}by at most {max(accuracies):.1%} of the validation samples"
+            f"accuracies {'' if losses else 'differ '}by at most {max(accuracies):.1%} of the validation samples"
         )
-    sentences = [f"Between arms that may be compared {', '.join(figures)}."] if figures else []
+    sentences = [f"Where arms may be compared, {' and '.join(figures)}."] if figures else []
     if accuracies:
         sentences.append(_accuracy_floor(max(accuracies), arms))
     sentences += [
@@ -50,8 +51,10 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
         rounds = (
             "all rounds repeat one training, so they do not show how far rounding alone moves it (docs/measuring.md)"
         )
-    judged = "no arm is more accurate by this" if difference <= max(spread, 2 * error) else "look for the reason"
-    return f"An accuracy on {first.count} samples has a standard error of {error:.1%}, and {rounds}: {judged}."
+    judged = "no arm can be called more accurate" if difference <= max(spread, 2 * error) else "look for the reason"
+    return (
+        f"An accuracy on {counted(first.count, 'sample')} has a standard error of {error:.1%}, and {rounds}: {judged}."
+    )
 
 
 def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int) -> str:
@@ -83,7 +86,7 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
     if too_few == len(judged):
         done = max(made.rounds for made in judged)
         if any(row.failures for row in rows):
-            return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are whole."
+            return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are complete."
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     if too_few:
         return (

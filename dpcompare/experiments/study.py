@@ -168,8 +168,9 @@ def open_study(study: Study, study_dir: Path) -> Study:
             changed = _changed_arms(there, study)
             which = f" ({'; '.join(changed)})" if changed else ""
             raise RequestError(
-                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} differ; ask for the same "
-                "arms, options and version to continue it, or choose another --out"
+                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} "
+                f"{'differs' if len(differing) == 1 else 'differ'}; ask for the same arms, options and "
+                "version to continue it, or choose another --out"
             )
         # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
         is_longer = study.repeats > there.repeats or (there.adding and not study.adding)
@@ -310,7 +311,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
         return result
     if _disturbed(study, study_dir, number, arm):  # made again before, and interrupted
         return result
-    watcher.run_says(f"round {number}: {arm.name}: made again, {result.disturbed_by}")
+    watcher.run_says(f"round {number}: {arm.name}: run again, {result.disturbed_by}")
     _set_aside(run_dir, DISTURBED)
     return _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
 

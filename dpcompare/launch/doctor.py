@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -29,6 +29,7 @@ from dpcompare.system.commands import run_command
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
+from dpcompare.system.words import counted
 
 Status = Literal["ok", "note", "problem"]
 
@@ -58,13 +59,20 @@ class Finding:
     remedy: str = ""
 
 
-def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> Iterator[Finding]:
+def diagnose(
+    interpreters: Mapping[str, str],
+    *,
+    device: str,
+    trials: bool,
+    begins: Callable[[str], None] = lambda what: None,
+) -> Iterator[Finding]:
     """Everything that can be found without a run, then a tiny run of every mode.
 
     Args:
         interpreters: framework -> interpreter of its environment, where it is not this one.
         device: `auto` or `cpu`, as for a run.
         trials: whether to run the modes.
+        begins: called with what takes seconds, before it is done.
     """
     yield Finding(name="dpcompare", status="ok", found=__version__)
     yield Finding(name="system", status="ok", found=f"{platform.platform()}, Python {platform.python_version()}")
@@ -73,12 +81,13 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
     try:
         gpus = visible_gpus(installed_gpus()) if device != "cpu" else []
     except RequestError as error:
-        yield Finding(name="GPUs", status="problem", found=str(error), remedy="mend that first: no mode is tried")
+        yield Finding(name="GPUs", status="problem", found=str(error), remedy="fix that first; no mode is tried")
         gpus, trials = [], False
     else:
         yield from _gpus(gpus)
     usable = []
     for framework in FRAMEWORKS:
+        begins(f"looking at {framework}")
         findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
         yield from findings
         if all(finding.status != "problem" for finding in findings):
@@ -86,15 +95,15 @@ def diagnose(interpreters: Mapping[str, str], *, device: str, trials: bool) -> I
     if trials:
         for (framework, mode), row in MODES.items():
             if framework in usable and row.by_default:
+                begins(f"trying {framework} {mode}")
                 yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
         if "torch" in usable:
             # Each pair by itself: two GPUs that cannot reach each other hang every run that has both.
             pairs = [pair for pair in combinations(gpus, 2) if not _why_apart(pair)] if len(gpus) > 2 else []
             for pair in pairs:
-                cluster = Cluster.partition(1, 2, gpus=pair)
-                yield trial(
-                    "torch", "ddp", cluster, interpreters, name=f"all-reduce between GPUs {pair[0]} and {pair[1]}"
-                )
+                name = f"all-reduce between GPUs {pair[0]} and {pair[1]}"
+                begins(f"trying {name}")
+                yield trial("torch", "ddp", Cluster.partition(1, 2, gpus=pair), interpreters, name=name)
 
 
 def _cores() -> Finding:
@@ -309,6 +318,6 @@ def trial(
     return Finding(
         name=name,
         status="ok",
-        found=f"works on {result.num_replicas} {result.device_type} replicas{how}, collectives by {result.collective}, "
-        f"{result.wall_seconds:.0f} s",
+        found=f"works on {counted(result.num_replicas, f'{result.device_type} replica')}{how}, "
+        f"collectives by {result.collective}, {result.wall_seconds:.0f} s",
     )

@@ -145,12 +145,12 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
 
 def _cause_of_death(evidence: Evidence, status: int) -> str:
     if evidence.outcome.out_of_memory:
-        return "the kernel has just killed a process for want of memory, and most likely this one"
+        return "memory ran out: the kernel has just killed a process, most likely this one"
     if status == -signal.SIGBUS:
         return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"
     if _is_full(evidence.run_dir):
         return "no space left on the disk of the run directory, so it could not say more"
-    return "it was killed (by a signal, or by the kernel for want of memory) or crashed"
+    return "it was killed (by a signal, or by the kernel because memory ran out) or it crashed"
 
 
 def _terminated(evidence: Evidence) -> Iterator[str]:

@@ -19,6 +19,7 @@ from dpcompare.models.weights import classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.import_path import is_custom
 from dpcompare.system.locks import in_turn
+from dpcompare.system.words import counted
 
 
 def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[RunConfig]:
@@ -75,18 +76,18 @@ def _check_steps(config: RunConfig, num_steps: int) -> None:
     workload = config.workload
     if workload.least_warmup_steps >= num_steps:
         raise RequestError(
-            f"warmup_steps: received {workload.warmup_in_words}, but the run has {num_steps} steps only, which leaves "
-            "no step to measure; expected fewer warm-up steps, more epochs or a smaller global batch"
+            f"warmup_steps: received {workload.warmup_in_words}, but the run has only {counted(num_steps, 'step')}, "
+            "which leaves none to measure; expected fewer warm-up steps, more epochs or a smaller global batch"
         )
     if workload.lr_warmup_steps > num_steps:
         raise RequestError(
-            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has {num_steps} steps only; expected "
-            "at most as many, or more epochs"
+            f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has only "
+            f"{counted(num_steps, 'step')}; expected at most as many, or more epochs"
         )
     if config.profile_steps and config.profile_steps[1] > num_steps:
         raise RequestError(
-            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has {num_steps} "
-            "steps only; expected steps of the run"
+            f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has only "
+            f"{counted(num_steps, 'step')}; expected steps of the run"
         )
 
 
@@ -95,8 +96,8 @@ def remarks_on(config: RunConfig) -> Iterator[str]:
     num_images, batch = num_training_images(config), config.workload.global_batch_size
     if num_images < batch:
         yield (
-            f"the training split has {num_images} images and the global batch {batch}: every step trains on a batch "
-            "that is padded, so the speed is not that of full batches; use a smaller --global-batch-size"
+            f"the training split has {counted(num_images, 'image')} and the global batch {batch}: every step trains on "
+            "a batch that is padded, so the speed is not that of full batches; use a smaller --global-batch-size"
         )
 
 

@@ -35,6 +35,7 @@ from dpcompare.system.devices import available_cores, installed_gpus, visible_gp
 from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
 from dpcompare.system.standard_streams import keep_stderr_from_failing
+from dpcompare.system.words import counted
 
 STOP_POLL_SECONDS = 1.0
 """How often a node reads whether it is to stop, through a disk that may be slow."""
@@ -230,8 +231,8 @@ def _with_local_gpus(node: NodeContext) -> RunConfig:
     cores = cluster.nodes[node.rank].num_cores
     if available_cores() < cores:  # a thread more than there are cores costs more than it brings
         raise RequestError(
-            f"{node} has {available_cores()} cores for this process, and the run takes {cores} of each node; ask for "
-            "fewer with --cores-per-node, or have more of them given to it"
+            f"{node} has {counted(available_cores(), 'core')} for this process, and the run takes {cores} of each "
+            "node; ask for fewer with --cores-per-node, or have more of them given to it"
         )
     if cluster.device_type != "gpu":
         return node.config
@@ -239,7 +240,7 @@ def _with_local_gpus(node: NodeContext) -> RunConfig:
     visible = visible_gpus(installed_gpus())
     if len(visible) < cluster.devices_per_node:
         raise RequestError(
-            f"{node} sees {len(visible)} GPUs ({', '.join(visible) or 'none'}), and the run takes "
+            f"{node} sees {counted(len(visible), 'GPU')} ({', '.join(visible) or 'none'}), and the run takes "
             f"{cluster.devices_per_node} of each node; ask for fewer with --devices-per-node"
         )
     local = cluster.nodes[node.rank].model_copy(update={"devices": tuple(visible[: cluster.devices_per_node])})

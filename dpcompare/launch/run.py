@@ -38,6 +38,7 @@ from dpcompare.system.locks import only_one
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
 from dpcompare.system.standard_streams import keep_stderr_from_failing
+from dpcompare.system.words import counted
 
 MOST_LOST_PORTS = 3
 
@@ -126,7 +127,7 @@ def resume(
             if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
                 raise RequestError(
                     f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have "
-                    f"{num_steps} steps; ask for more with --steps or --epochs"
+                    f"{counted(num_steps, 'step')}; ask for more with --steps or --epochs"
                 )
             report(f"resuming from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
@@ -140,7 +141,7 @@ def _nothing_to_resume(run_dir: Path, config: RunConfig, problems: list[str]) ->
         return f"{begin} that can be used: {'; '.join(problems)}"
     if config.checkpoint_every is None:
         return f"{begin}: the run was made without --checkpoint-every N; start a new run"
-    first = f"the first one, which is written after {config.checkpoint_every} steps"
+    first = f"the first one, which is written after {counted(config.checkpoint_every, 'step')}"
     return f"{begin}: it ended before {first}; start a new run"
 
 

@@ -66,29 +66,29 @@ FIGURES: dict[str, Column] = {
         explanation="1.4826 x median absolute deviation of images/s over the rounds",
     ),
     "ms/step": Column(cell=lambda row: figure(row.step_ms), explanation="median step, median of the rounds"),
-    "p95 ms": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
+    "p95 (ms)": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
     "between": Column(
         cell=lambda row: figure(row.between_steps_fraction, "{:.1%}"),
         explanation="fraction of the time that passes between steps, which images/s leave out",
     ),
-    "waiting": Column(
+    "data wait": Column(
         cell=lambda row: figure(row.data_wait_fraction, "{:.1%}"),
         explanation="fraction of a step spent waiting for data",
     ),
-    "sync ms": Column(
+    "sync (ms)": Column(
         cell=lambda row: figure(row.communication_ms),
         explanation="what gradient sync adds to a mean step, where that was measured (--ablate)",
         is_optional=True,
     ),
-    "first step s": Column(
+    "start (s)": Column(
         cell=lambda row: figure(row.time_to_first_step_seconds),
         explanation="from the start of the launch to the first step",
     ),
-    "memory MiB": Column(
+    "memory (MiB)": Column(
         cell=lambda row: figure(row.memory_bytes / MIB if row.memory_bytes else None, "{:,.0f}"),
         explanation="sum of the processes' peaks of resident memory",
     ),
-    "GPU MiB": Column(
+    "GPU (MiB)": Column(
         cell=lambda row: figure(row.gpu_memory_bytes / MIB if row.gpu_memory_bytes else None, "{:,.0f}"),
         explanation="peak memory of all GPUs, from the first measured step on",
         is_optional=True,
@@ -170,7 +170,7 @@ def as_markdown(comparison: Comparison) -> str:
     for row in comparison.arms:
         lines += [f"- {each.kind} {_escaped(row.name)}: {_escaped(each.sentence)}" for each in row.remarks]
         lines += [f"- OUTLIERS {_escaped(row.name)}: {_escaped(outlier)}" for outlier in row.outliers]
-        lines += [f"- MADE AGAIN {_escaped(row.name)}: {_escaped(why)}" for why in row.repeated]
+        lines += [f"- RUN AGAIN {_escaped(row.name)}: {_escaped(why)}" for why in row.repeated]
         lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
         lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING, Any
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.report import plots
 from dpcompare.report.formats import columns
-from dpcompare.report.text import within
+from dpcompare.report.text import arms_by_value, within
 from dpcompare.system.terminal_text import printable
+from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from markupsafe import Markup
+
+
+ENLARGED = 1.2
+"""How much larger than drawn a plot may be: its text is then as large as the page's."""
 
 
 def as_html(comparison: Comparison) -> str:
@@ -35,6 +40,8 @@ def as_html(comparison: Comparison) -> str:
         comparison=comparison,
         columns=columns(comparison),
         within=within,
+        arms_by_value=arms_by_value,
+        counted=counted,
         parts=[part for part in plots.PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, _inline(plots.as_svg(plot), plot.title)) for plot in drawn],
         style=Markup((folder / "page.css").read_text()),
@@ -57,5 +64,5 @@ def _inline(svg: str, title: str) -> Markup:
 
     return Markup(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="graphics-document" '
-        f'aria-label="{{}}" style="max-width:{float(width):.0f}px">'
+        f'aria-label="{{}}" style="max-width:{ENLARGED * float(width):.0f}px">'
     ).format(printable(title)) + Markup(svg)

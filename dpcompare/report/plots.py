@@ -15,7 +15,8 @@ from dpcompare.system.words import counted
 if TYPE_CHECKING:
     import altair
 
-WIDTH = 460
+WIDTH = 380
+"""Of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it elsewhere."""
 # After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#2A7FB8"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
@@ -24,6 +25,13 @@ PART_COLOURS = {
     "communication": COLOURS[1],
     "computing": COLOURS[0],
     "other": "#888888",
+}
+OUTCOME_COLOURS = {
+    "faster": COLOURS[2],
+    "slower": COLOURS[1],
+    "no difference shown": COLOURS[0],
+    "too few rounds": "#888888",
+    "exploratory": "#bbbbbb",
 }
 LARGEST_NUMBER_OF_VALUES = 45
 """Of a curve, that can be pointed at."""
@@ -91,7 +99,7 @@ def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, An
     spec: dict[str, Any] = plot.chart.to_dict()
     axis = {
         "labelColor": ink, "titleColor": ink, "domainColor": ink, "tickColor": ink, "gridColor": ink,
-        "gridOpacity": 0.15, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelFontSize": 12, "titleFontSize": 12,
+        "gridOpacity": 0.15, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelFontSize": 13, "titleFontSize": 13,
         "titleFontWeight": "normal", "labelLimit": 320, "labelOverlap": True, "tickCount": 6,
     }  # fmt: skip
     # Text is measured here and drawn by the reader's browser, whose font may be wider.
@@ -103,7 +111,7 @@ def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, An
         "legend": {
             "labelColor": ink,
             "titleColor": ink,
-            "labelFontSize": 12,
+            "labelFontSize": 13,
             "labelLimit": 400,
             "symbolStrokeWidth": 2,
             "columnPadding": 40,
@@ -248,12 +256,10 @@ def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
 
 def _intervals(alt: Any, data: list[dict[str, Any]]) -> Any:
     """A point per ratio, with a bar from its `low` to its `high` where it has them, and a line at 1."""
+    shown = [outcome for outcome in OUTCOME_COLOURS if any(row["outcome"] == outcome for row in data)]
     colours = alt.Color(
         "outcome:N",
-        scale=alt.Scale(
-            domain=["faster", "slower", "no difference shown", "too few rounds", "exploratory"],
-            range=[COLOURS[2], COLOURS[1], COLOURS[0], "#888888", "#bbbbbb"],
-        ),
+        scale=alt.Scale(domain=shown, range=[OUTCOME_COLOURS[outcome] for outcome in shown]),
         legend=alt.Legend(title=None, orient="top", columns=2),
     )
     # In two lines: a pair of long names would leave no room for the plot.
@@ -282,6 +288,35 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     data = [_speedup(row.name, row.scaling) for row in arms if row.scaling]
     if not data:
         return None
+    counts = {row["devices"] for row in data}
+    chart = _over_devices(alt, data, arms) if len(counts) > 1 else _beside_ideal(alt, data, arms, *counts)
+    return Plot(
+        name="scaling",
+        title="Scaling",
+        explanation="The dashed line is ideal: n devices, n times the speed of one device of the same framework. "
+        "Simulated devices share the cores of one machine and cannot reach it.",
+        chart=chart,
+    )
+
+
+def _beside_ideal(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], num_devices: int) -> Any:
+    """A bar per arm, where all have as many devices."""
+    ideal = alt.Chart(alt.Data(values=[{"speedup": num_devices}])).mark_rule(color=INK, strokeDash=[4, 4])
+    bars = (
+        alt.Chart(alt.Data(values=data))
+        .mark_bar(size=16)
+        .encode(
+            y=alt.Y("arm:N", sort=None, title=None),
+            x=alt.X("speedup:Q", title=f"times the speed of one device, with {num_devices}"),
+            color=_colour(alt, [row["arm"] for row in data], arms, legend=False),
+            description=alt.Description("text:N"),
+        )
+    )
+    return (bars + ideal.encode(x="speedup:Q")).properties(width=WIDTH, height=30 * len(data) + 10)
+
+
+def _over_devices(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow]) -> Any:
+    """A point per arm, over its number of devices."""
     names = [row["arm"] for row in data]
     largest = max(row["devices"] for row in data)
     ideal = (
@@ -305,13 +340,7 @@ def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
             description=alt.Description("text:N"),
         )
     )
-    return Plot(
-        name="scaling",
-        title="Scaling",
-        explanation="The dashed line is ideal: n devices, n times the speed of one device of the same framework. "
-        "Simulated devices share the cores of one machine and cannot reach it.",
-        chart=(ideal + points).properties(width=WIDTH, height=260),
-    )
+    return (ideal + points).properties(width=WIDTH, height=260)
 
 
 def _speedup(name: str, scaling: Scaling) -> dict[str, Any]:

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dpcompare.experiments.comparison import ArmRow, Comparison, Group
-from dpcompare.report.formats import figure
+from dpcompare.experiments.comparison import ArmRow, Comparison, Group, KnobRow
+from dpcompare.report.formats import Column, columns, figure
 from dpcompare.system.words import counted
 
 NARROWEST = 40
@@ -15,6 +15,7 @@ WIDEST = 110
 """Beyond it a line is read with difficulty."""
 BAR = 20
 """Characters of the longest bar."""
+GAP = "  "
 EMULATED = " *"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -89,6 +90,31 @@ def _table(comparison: Comparison, width: int) -> Iterator[str]:
             yield (line + f"  {_bar(speed / fastest, bar)}" if speed and fastest and bar >= 5 else line).rstrip()
 
 
+def figure_lines(comparison: Comparison, width: int) -> Iterator[str]:
+    """All figures of all arms: as many columns below each other as fit, and the others in further tables below."""
+    first, *others = columns(comparison).items()
+    left = list(others)
+    while left:
+        cells = [_cells(*first, comparison)]
+        while left and (len(cells) == 1 or _width([*cells, _cells(*left[0], comparison)]) <= width):
+            cells.append(_cells(*left.pop(0), comparison))
+        for line in zip(*cells, strict=True):
+            yield GAP.join(line).rstrip()
+        if left:
+            yield ""
+
+
+def _cells(name: str, column: Column, comparison: Comparison) -> list[str]:
+    """A column with its title, all as wide as the widest."""
+    texts = [name, *(column.cell(row) for row in comparison.arms)]
+    widest = max(map(len, texts))
+    return [text.ljust(widest) if column.is_text else text.rjust(widest) for text in texts]
+
+
+def _width(cells: Sequence[Sequence[str]]) -> int:
+    return len(GAP.join(column[0] for column in cells))
+
+
 def _title(group: Group) -> str:
     return counted(group.num_devices, "device")
 
@@ -112,6 +138,15 @@ def within(group: Group, comparison: Comparison) -> str:
     if len(comparison.groups) > 1:
         return f"On {_title(group)}: {which} may be compared."
     return f"{which[0].upper()}{which[1:]} may be compared."
+
+
+def arms_by_value(setting: KnobRow, comparison: Comparison) -> dict[str, list[str]]:
+    """Value of a setting -> the arms that have it."""
+    found: dict[str, list[str]] = {}
+    names = (row.name for row in comparison.arms if row.rounds)
+    for name, value in zip(names, setting.values, strict=True):
+        found.setdefault(value, []).append(name)
+    return found
 
 
 def _which(group: Group) -> str:

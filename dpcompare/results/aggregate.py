@@ -30,6 +30,7 @@ from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
 from dpcompare.system.json_files import read_document
+from dpcompare.system.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +310,7 @@ def _contradiction(
 ) -> str | None:
     """What shows that a run which seemed to complete did not do what was asked."""
     if len(records) != config.topology.num_processes:
-        return f"{config.topology.num_processes} processes were planned, {len(records)} left a record"
+        return f"of {counted(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
     if len({record.sample_order_sha256 for record in records[: config.topology.num_trainers]}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
@@ -317,7 +318,9 @@ def _contradiction(
     assert config.inputs is not None
     expected = config.workload.total_steps(config.inputs.num_train)
     if processes[0].num_steps != expected:
-        return f"{expected} steps were planned, {processes[0].num_steps} were logged; is an event file damaged?"
+        return (
+            f"of {counted(expected, 'step')} planned, {processes[0].num_steps} were logged; is an event file damaged?"
+        )
     expected = config.inputs.num_validation
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):
         counts = [evaluation.count for evaluation in evaluations]

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare.results.quantities import Finite, Measured, Number
 from dpcompare.system.cores import CoresUsed
+from dpcompare.system.words import counted
 
 LARGEST_PART = 0.1
 """Of what the run itself took, that others may take before anything is said."""
@@ -68,9 +69,9 @@ class MachineLoad(BaseModel):
             )
             if cores >= taken / 4
         ]
-        return f"{' and '.join(others)} of {self.cores} cores while this run was measured"
+        return f"{' and '.join(others)} of {counted(self.cores, 'core')} while this run was measured"
 
     @property
     def slowdown(self) -> str | None:
         """A sentence about cores that became too hot."""
-        return f"cores were throttled {self.heat_throttles} times for heat" if self.heat_throttles else None
+        return f"cores were throttled {counted(self.heat_throttles, 'time')} for heat" if self.heat_throttles else None

@@ -137,8 +137,8 @@ class Evaluation(BaseModel):
         if mean <= LARGEST_MEAN * median or largest <= LARGEST_BATCH * median:
             return None
         return (
-            f"the evaluation loss of {mean:.4f} is that of a few samples: {median:.4f} in the median batch, "
-            f"{largest:.4g} in the worst; BatchNorm's running statistics may be too young for them"
+            f"the evaluation loss of {mean:.4f} comes from a few samples: {median:.4f} in the median batch, "
+            f"{largest:.4g} in the worst; BatchNorm's running statistics may not have settled yet"
         )
 
 

@@ -58,7 +58,7 @@ def isolated() -> Iterator[Network]:
         if answer != "ready":
             raise RequestError(
                 f"this machine permits no network namespace ({answer or 'no answer'}), which --isolate and --engine "
-                "namespaces take; run as root, allow unprivileged user namespaces, or leave the option out"
+                "namespaces need; run as root, allow unprivileged user namespaces, or leave the option out"
             )
         namespaces = [Path(f"/proc/{holder.pid}/ns/{kind}") for kind in ("user", "net")]
         # Those that this process is in already cannot be entered again.
@@ -72,7 +72,7 @@ def isolated() -> Iterator[Network]:
                 subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
             except subprocess.SubprocessError as error:
                 raise RequestError(
-                    f"the network namespace that --isolate or --engine namespaces takes cannot be entered ({error}); "
+                    f"the network namespace that --isolate or --engine namespaces needs cannot be entered ({error}); "
                     "leave the option out"
                 ) from None
             yield Network(holder.pid, lambda: _enter(files))

@@ -237,6 +237,28 @@ def test_a_mode_can_be_named_as_the_arms_of_a_study(tmp_path):
     assert (planned["config"]["framework"], planned["config"]["mode"]) == ("torch", "ddp")
 
 
+@pytest.mark.parametrize(
+    ("mode", "given", "devices"),
+    [
+        ("torch:ddp", [], (2, 1)),
+        ("torch:dp", [], (1, 2)),
+        ("tensorflow:mirrored", [], (1, 2)),
+        ("tensorflow:multiworker", [], (2, 1)),
+        ("tensorflow:parameter-server", [], (4, 1)),
+        ("torch:pipeline", [], (1, 2)),
+        ("torch:single", [], (1, 1)),
+        ("torch:ddp", ["--nodes", "1"], (1, 1)),
+        ("torch:ddp", ["--devices-per-node", "1"], (1, 1)),
+        ("torch:ddp", ["--gpus", "0,1,2,3"], (1, 4)),
+        ("torch:ddp", ["--stages", "2"], (1, 2)),
+    ],
+)
+def test_simulated_devices_that_nobody_asked_for_are_two_replicas(mode, given, devices):
+    planned = invoke("plan", mode, *given, *([] if "--gpus" in given else ["--device", "cpu"]), "--json").json
+    nodes = planned["config"]["cluster"]["nodes"]
+    assert (len(nodes), len(nodes[0]["devices"])) == devices
+
+
 def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
@@ -386,6 +408,12 @@ def test_forced_colour_does_not_animate_a_pipe():
     assert f"{ESCAPE}[2K" not in done.stderr
     assert "images/s over 3 measured steps" in done.stdout
     assert "result" in done.stdout
+    speed, *commands = done.stderr.splitlines()[-3:]
+    assert re.fullmatch(r"torch single on 1 device: [\d.]+ images/s", speed)
+    assert [line.split()[:3] for line in commands] in (
+        [["next:", "dpcompare", "compare"], ["next:", "dpcompare", "report"]],
+        [["next:", "dpcompare", "setup"], ["next:", "dpcompare", "report"]],
+    )
 
 
 @pytest.mark.torch
@@ -441,7 +469,7 @@ def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, m
     assert process.returncode == 130
     assert json.loads(stdout)["error"]["code"] == 130
     assert "Traceback" not in stderr
-    assert "to go on from the newest checkpoint: dpcompare run --resume run\n" in stderr
+    assert "to continue from the newest checkpoint: dpcompare run --resume run\n" in stderr
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "interrupted"
     assert result["train_loss"]

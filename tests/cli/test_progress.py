@@ -112,7 +112,7 @@ def test_a_study_that_nobody_runs_is_not_shown_as_running(begun):
     shown = invoke("watch", folder)
     assert shown.code == 0
     assert "interrupted after step 2" in shown.stdout
-    assert "nobody runs this study now" in shown.stdout
+    assert "no process runs this study now" in shown.stdout
 
 
 def test_a_view_may_be_asked_by_several_threads(begun):

@@ -89,7 +89,7 @@ def test_a_knob_that_changed_between_rounds_is_found():
 def test_a_round_that_is_not_there_makes_the_study_partial_and_is_left_out_of_its_pairs():
     shown = compared(runs("torch", "ddp", [*FAST, None]), runs("tensorflow", "multiworker", [*SLOW, 99.0]), repeats=7)
     assert shown.partial
-    assert shown.headline.startswith("PARTIAL (6 of 7 rounds are whole).")
+    assert shown.headline.startswith("PARTIAL (6 of 7 rounds are complete).")
     assert shown.claims[0].rounds == 6
 
 
@@ -150,7 +150,7 @@ def test_failed_runs_are_the_reason_for_too_few_rounds():
     failed = runs("torch", "ddp", [*FAST[:2], None])
     failed.failures = ["round 3: killed"]
     shown = compared(failed, runs("torch", "fabric", SLOW[:3]), repeats=3)
-    assert shown.headline == "Too few rounds to claim anything: runs have failed, and at most 2 of 6 are whole."
+    assert shown.headline == "Too few rounds to claim anything: runs have failed, and at most 2 of 6 are complete."
 
 
 def test_one_gpu_has_no_links_and_is_a_baseline_for_several():
@@ -198,11 +198,12 @@ def test_how_closely_comparable_arms_have_trained_is_said():
     first = runs("torch", "ddp", FAST, train_loss=[2.0, 1.5, 1.2, None])
     second = runs("tensorflow", "multiworker", SLOW, train_loss=[2.0, 1.5, 1.23, 1.0])
     shown = compared(first, second)
-    assert "the training losses of a step differ by at most 0.03, the accuracies by at most 0.0%" in shown.agreement
+    assert "training losses differ by at most 0.03 in any step and accuracies by at most 0.0%" in shown.agreement
     assert shown.agreement in as_markdown(shown)
     assert (
         "An accuracy on 359 samples has a standard error of 2.6%, and all rounds repeat one training, so they do not "
-        "show how far rounding alone moves it (docs/measuring.md): no arm is more accurate by this." in shown.agreement
+        "show how far rounding alone moves it (docs/measuring.md): no arm can be called more accurate."
+        in shown.agreement
     )
     first.runs[3] = runs(
         "torch", "ddp", FAST[:1], train_loss=[2.0, 1.5, 1.2, 1.0], evaluations=[evaluation(0.52)]
@@ -214,7 +215,7 @@ def test_how_closely_comparable_arms_have_trained_is_said():
     assert "diverge: from step 4 the loss of one is not finite" in shown.agreement
     at_once = compared(runs("torch", "ddp", FAST, train_loss=[None] * 4), second)
     assert at_once.agreement is None  # they have not computed the same
-    assert any(reason.startswith("first loss differs or is unknown (None, 2)") for reason in at_once.reasons)
+    assert any(reason.startswith("first loss: not known against 2;") for reason in at_once.reasons)
     unfair = compared(first, runs("tensorflow", "multiworker", SLOW, precision="bfloat16"))
     assert unfair.agreement is None
 
@@ -283,7 +284,7 @@ def test_results_of_several_machines_are_merged(tmp_path):
     assert [row.name for row in shown.arms] == ["one: torch ddp 2x1", "two: torch ddp 2x1"]
     with pytest.raises(RequestError, match="the same directory was given twice"):
         collect([tmp_path / "one", tmp_path / "two" / ".." / "one"])
-    with pytest.raises(RequestError, match="unknown subject colour"):
+    with pytest.raises(RequestError, match="--subject: received colour, expected a setting"):
         collect([tmp_path / "one"], subject=["colour"])
 
 
@@ -437,7 +438,7 @@ def test_a_study_that_was_looked_at_is_judged_more_strictly():
 def test_a_study_that_lacks_a_run_without_sync_is_partial():
     arm = runs("torch", "ddp", FAST)
     arm.without_sync = [*arm.runs[:5], None]
-    assert compared(arm).headline.startswith("PARTIAL (5 of 6 rounds are whole).")
+    assert compared(arm).headline.startswith("PARTIAL (5 of 6 rounds are complete).")
 
 
 def renamed(name, arm):
@@ -505,6 +506,17 @@ def test_the_sheet_shows_what_changed_between_rounds():
     shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
     (row,) = (row for row in shown.knobs if row.knob == "precision")
     assert row.values == ["float32, bfloat16", "float32"]
+    assert row.verdict == "NOT COMPARABLE"
+    verdicts = {row.knob: row.verdict for row in shown.knobs if not row.equal}
+    assert verdicts["framework"] == "expected to differ"
+
+
+def test_a_figure_that_one_arm_lacks_is_not_called_expected():
+    known, lacking = (runs("torch", mode, FAST) for mode in ("ddp", "fabric"))
+    lacking.runs = [run.model_copy(update={"computed": None}) for run in lacking.runs]
+    verdicts = {row.knob: row.verdict for row in compared(known, lacking).knobs if not row.equal}
+    assert verdicts["optimizer steps"] == "not known"
+    assert verdicts["mode"] == "expected to differ"
 
 
 def test_where_there_is_nothing_to_judge_a_condition_says_so():

@@ -175,7 +175,7 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
     result = json.loads((run_dir / "result.json").read_text())
     (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
     shown = invoke("report", tmp_path / "out")
-    assert "PARTIAL (1 of 2 rounds are whole)." in shown.stdout
+    assert "PARTIAL (1 of 2 rounds are complete)." in shown.stdout
     again = invoke(*command, "--out", tmp_path / "out")
     assert again.code == 0, again.stderr
     assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
@@ -193,10 +193,10 @@ def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "PARTIAL (" in stdout
-    assert f"interrupted; to go on: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr
+    assert f"interrupted; to continue: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr
     report = invoke("report", tmp_path / "out")
     assert report.code == 0
-    assert "of 50 rounds are whole" in report.stdout
+    assert "of 50 rounds are complete" in report.stdout
 
 
 @pytest.mark.torch
@@ -264,8 +264,8 @@ def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
     assert "exit code 1" in done.stdout, done.stderr
     assert "error: the study has stopped: " in done.stderr
     assert "No space left on device" in done.stderr
-    assert f"to go on: dpcompare compare --resume {tmp_path}/out" in done.stderr
-    (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are whole\)", done.stdout)
+    assert f"to continue: dpcompare compare --resume {tmp_path}/out" in done.stderr
+    (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are complete\)", done.stdout)
     assert int(whole) >= 2
 
 
@@ -308,19 +308,32 @@ REFUSED = {
     "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
     "no second arm to be compared with": (
         ["--arm", "torch:single", "--until", "2%"],
-        "expected at least 2, whose ratio",
+        "expected at least 2: an interval is that of a ratio",
     ),
     "a pair of one": (["--arm", "torch:single", "--pair", "torch:single"], "--pair: received .*expected two arms"),
     "a pair that is none of the arms": (
         ["--arm", "torch:single", "--arm", "torch:ddp", "--pair", "torch:single", "--pair", "torch:dp"],
         "--pair: received 'torch:dp', which is none of the arms; expected one of torch single 1x1, torch ddp 2x1",
     ),
+    "a pair with an unknown option": (
+        [
+            "--arm",
+            "torch:single",
+            "--arm",
+            "torch:ddp",
+            "--pair",
+            "torch:single",
+            "--pair",
+            "torch:ddp,precison=float64",
+        ],
+        "error: --pair: received 'precison=float64' in 'torch:ddp,precison=float64'.*Did you mean 'precision'",
+    ),
     "a pair of which one is several arms": (
         ["--arm=torch:single", "--arm=torch:ddp", "--nodes=1,2", "--pair=torch:single", "--pair=torch:ddp"],
-        "--pair: received 'torch:ddp', which are 2 arms",
+        "--pair: received 'torch:ddp', which names 2 arms",
     ),
     "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
-    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected knobs"),
+    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected a setting"),
     "a batch that does not divide": (
         ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
         "torch:ddp on 3 nodes x 1 device: .*does not divide",
@@ -331,6 +344,13 @@ REFUSED = {
     ),
     "a topology that no arm has": (["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"], "none of the topologies"),
 }
+
+
+@pytest.mark.torch
+def test_an_arm_alone_is_told(tmp_path):
+    planned = invoke("compare", "--arm", "torch:single", "--device", "cpu", "--dry-run", "--out", tmp_path / "out")
+    assert planned.code == 0
+    assert "one arm alone, torch single 1x1: its speed is measured, and compared with nothing" in planned.stderr
 
 
 @pytest.mark.torch
@@ -552,13 +572,13 @@ def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     request = two_arms(6)
     done, said = made(request, tmp_path / "s", {(2, "a"): 1, (3, "b"): 5})
     assert (done.count((2, "a")), done.count((3, "b")), len(done)) == (2, 2, 14)
-    assert said[0] == f"round 2: a: made again, {OTHERS}"
+    assert said[0] == f"round 2: a: run again, {OTHERS}"
     assert (tmp_path / "s" / "runs" / "round-02" / "a.disturbed-1" / "result.json").is_file()
     shown = analyse(collect([tmp_path / "s"]))
     assert [row.repeated for row in shown.arms] == [[f"round 2: {OTHERS}"], [f"round 3: {OTHERS}"]]
     assert [[remark.kind for remark in row.remarks] for row in shown.arms] == [[], ["DISTURBED"]]
-    assert "- MADE AGAIN a: round 2: DISTURBED" in as_markdown(shown)
-    assert "MADE AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
+    assert "- RUN AGAIN a: round 2: DISTURBED" in as_markdown(shown)
+    assert "RUN AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
     again, _ = made(request, tmp_path / "s", {})
     assert again == []
 

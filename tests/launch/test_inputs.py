@@ -93,12 +93,12 @@ def test_a_damaged_store_of_the_users_is_refused(photos, tmp_path):
 
 
 def test_an_epoch_that_is_all_warm_up_is_refused(photos):
-    with pytest.raises(RequestError, match="received 5, but the run has 1 steps only"):
+    with pytest.raises(RequestError, match="received 5, but the run has only 1 step,"):
         inputs(dataset=str(photos))
 
 
 def test_a_learning_rate_warmup_longer_than_the_run_is_refused():
-    with pytest.raises(RequestError, match="lr_warmup_steps: received 99, but the run has 45 steps only"):
+    with pytest.raises(RequestError, match="lr_warmup_steps: received 99, but the run has only 45 steps"):
         inputs(lr_warmup_steps=99)
 
 

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from dpcompare.report.text import as_text
+from dpcompare.report.formats import columns
+from dpcompare.report.text import arms_by_value, as_text, figure_lines
 from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
 
 LONG = "tensorflow multiworker 2x1 global_batch_size=64 profile=native augment=flip+contrast"
@@ -59,6 +60,27 @@ def test_the_narrower_the_terminal_the_fewer_columns():
     shown = {width: [title for title in titles if title in as_text(study(6), width)] for width in (100, 60, 40)}
     assert [len(names) for names in shown.values()] == [3, 2, 1]
     assert shown[40] == ["images/s"]
+
+
+@pytest.mark.parametrize("width", [40, 80, 100, 160])
+def test_all_figures_are_there_at_every_width_and_whole(width):
+    shown = study(6)
+    lines = list(figure_lines(shown, width))
+    assert max(map(len, lines)) <= max(width, len("tensorflow multiworker 2x1  2 nodes x 1 CPU device"))
+    text = "\n".join(lines)
+    tables = text.split("\n\n")
+    assert all(table.startswith("arm ") and len(table.splitlines()) == 5 for table in tables)
+    assert all(name in text for name in columns(shown))
+    assert len(tables) < {40: 20, 80: 6, 100: 4, 160: 3}[width]
+
+
+def test_the_arms_that_have_a_value_stand_beside_it():
+    shown = study(6)
+    (replicas,) = (setting for setting in shown.knobs if setting.knob == "replicas")
+    assert arms_by_value(replicas, shown) == {
+        "1": ["torch single 1x1"],
+        "2": ["torch ddp 2x1", "torch fabric 2x1", "tensorflow multiworker 2x1"],
+    }
 
 
 def test_emulated_arms_are_marked():

@@ -122,7 +122,7 @@ def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path
     assert evaluation.largest_batch_loss == pytest.approx((31 + worst) / 30)
     assert (evaluation.outlier is not None) == is_told
     if is_told:
-        assert "is that of a few samples: 1.0333 in the median batch, 7.167 in the worst" in evaluation.outlier
+        assert "comes from a few samples: 1.0333 in the median batch, 7.167 in the worst" in evaluation.outlier
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path
         ),
         ({}, events(1, losses=(16.0, 8.0)), "different numbers of steps: \\[4, 2\\]"),
         ({}, events(1, evaluated=None), "each of the 359 validation samples once, but counted \\[\\]"),
-        ({"process_rank": 7}, events(1), "2 processes were planned, 1 left a record"),
+        ({"process_rank": 7}, events(1), "of 2 processes planned, 1 left a record"),
     ],
 )
 def test_processes_that_contradict_each_other_make_the_run_failed(config, tmp_path, changes, found, message):

@@ -84,7 +84,7 @@ def test_a_process_that_the_kernel_kills_for_want_of_memory_is_told(tmp_path, li
         preexec_fn=lambda: little_memory.write_text(str(os.getpid())),
     )
     assert done.returncode == 1
-    assert "the kernel has just killed a process for want of memory" in done.stderr
+    assert "memory ran out: the kernel has just killed a process" in done.stderr
 
 
 @pytest.mark.torch

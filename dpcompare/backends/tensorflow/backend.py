@@ -26,6 +26,7 @@ from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
 from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.state import State, TrainingState
+from dpcompare.system.words import counted
 
 
 class TensorFlowBackend(Inspectable):
@@ -133,8 +134,8 @@ class TensorFlowBackend(Inspectable):
         # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
         if self.config.cluster.device_type == "gpu" and len(gpus) != replicas:
             raise RuntimeError(
-                f"TensorFlow sees {len(gpus)} GPUs, the plan gives this process {replicas}; its own message is above; "
-                "`dpcompare setup` makes an environment with its CUDA libraries"
+                f"TensorFlow sees {counted(len(gpus), 'GPU')}, the plan gives this process {replicas}; its own message "
+                "is above; `dpcompare setup` makes an environment with its CUDA libraries"
             )
         for gpu in gpus:
             tf.config.experimental.set_memory_growth(gpu, True)

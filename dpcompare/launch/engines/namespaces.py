@@ -39,7 +39,7 @@ def check(config: RunConfig) -> None:
             "local"
         )
     if os.geteuid() != 0:
-        raise RequestError("--engine namespaces: links between network namespaces take root; use --engine local")
+        raise RequestError("--engine namespaces: links between network namespaces need root; use --engine local")
     if config.cluster.num_nodes > _MOST_NODES:
         raise RequestError(f"--nodes: received {config.cluster.num_nodes}, expected at most {_MOST_NODES} namespaces")
 

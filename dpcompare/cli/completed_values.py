@@ -1,0 +1,121 @@
+"""The values that a shell completes: frameworks, modes, arms, models, datasets, directories of runs and studies.
+
+Each function is what Click calls with (context, parameter, what was typed so far). None imports a framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem
+
+from dpcompare.config.engines import ENGINES
+from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.results.run_dir import CONFIG_FILE
+
+Items = list[CompletionItem]
+Completer = Callable[[click.Context, click.Parameter, str], Items]
+
+
+def _starting_with(typed: str, values: Iterable[str]) -> Items:
+    return [CompletionItem(value) for value in values if value.startswith(typed)]
+
+
+def frameworks(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """torch and tensorflow."""
+    return _starting_with(typed, FRAMEWORKS)
+
+
+def engines(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """Those of the table."""
+    return _starting_with(typed, ENGINES)
+
+
+def modes(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """Of the framework that was given, or of both, with what they are."""
+    given = context.params.get("framework")
+    return [
+        CompletionItem(mode, help=row.summary)
+        for (framework, mode), row in MODES.items()
+        if mode.startswith(typed) and given in (None, framework)
+    ]
+
+
+def named_modes(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """`torch:ddp`, as `run` takes it."""
+    return [
+        CompletionItem(name, help=row.summary)
+        for (framework, mode), row in MODES.items()
+        if (name := f"{framework}:{mode}").startswith(typed)
+    ]
+
+
+def arms(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """`torch:ddp`, then behind a comma the options that are an arm's own, and their values where there are few."""
+    head, comma, change = typed.rpartition(",")
+    if not comma:
+        return named_modes(context, parameter, typed)
+    from dpcompare.cli.options import OPTIONS
+
+    names = {row.name: row for row in OPTIONS if row.scope == "arm"}
+    name, separator, _ = change.partition("=")
+    if not separator:
+        return _starting_with(typed, (f"{head},{name}=" for name in names))
+    kind = names[name].settings.get("type") if name in names else None
+    choices = kind.choices if isinstance(kind, click.Choice) else ()
+    return _starting_with(typed, (f"{head},{name}={choice}" for choice in choices))
+
+
+def models(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """Those that are built in."""
+    from dpcompare.models.architectures import MODELS
+
+    return _starting_with(typed, MODELS)
+
+
+def datasets(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """Those that are built in, and folders."""
+    from dpcompare.data.sources import BUILT_IN
+
+    return _starting_with(typed, BUILT_IN) + _folders(typed, lambda folder: True)
+
+
+def runs(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """The directories of runs, also those below runs/."""
+    return _folders(typed, _is_run, "runs")
+
+
+def studies(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """The directories of studies, also those below studies/."""
+    return _folders(typed, _is_study, "studies")
+
+
+def runs_and_studies(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
+    """Both."""
+    return _folders(typed, lambda folder: _is_run(folder) or _is_study(folder), "runs", "studies")
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file()
+
+
+def _is_study(folder: Path) -> bool:
+    from dpcompare.experiments.study import STUDY_FILE
+
+    return (folder / STUDY_FILE).is_file()
+
+
+def _folders(typed: str, suits: Callable[[Path], bool], *usual: str) -> Items:
+    """The folders that suit and begin as typed, and those in the usual places; where there are none, any folder."""
+    parent = Path(typed if typed.endswith("/") else Path(typed).parent)
+    places = dict.fromkeys([parent, *map(Path, usual)])
+    found = {
+        str(folder)
+        for place in places
+        if place.is_dir()
+        for folder in place.iterdir()
+        if str(folder).startswith(typed) and folder.is_dir() and suits(folder)
+    }
+    return [CompletionItem(name) for name in sorted(found)] or [CompletionItem(typed, type="dir")]

@@ -1,0 +1,119 @@
+"""Completion in shells: what Click's protocol answers, what bash makes of it, and how little is imported for it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import BytesIO, StringIO, TextIOWrapper
+
+import pytest
+
+from dpcompare.cli import main
+from dpcompare.cli.completion import SHELLS
+from dpcompare.experiments.study import Study, open_study
+from tests.experiments.test_fairness import result
+from tests.experiments.test_study import arm
+from tests.support.command import invoke
+
+
+def asked(*words, **environment):
+    """The answers to a TAB after these words, the last of which is begun."""
+    environment |= {"COMP_WORDS": "\n".join(["dpcompare", *words]), "COMP_CWORD": str(len(words))}
+    stdout, stderr = TextIOWrapper(BytesIO()), StringIO()  # Click answers in bytes
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(stdout), redirect_stderr(stderr):
+        for name, value in {"_DPCOMPARE_COMPLETE": "bash_complete", **environment}.items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as ended:
+            main([])
+    assert (ended.value.code, stderr.getvalue()) == (0, "")
+    return [line.partition(",")[2] for line in stdout.buffer.getvalue().decode().splitlines() if line]
+
+
+@pytest.mark.parametrize(
+    ("words", "answers"),
+    [
+        (["comp"], ["compare", "completion"]),
+        (["run", "--fram"], ["--framework"]),
+        (["run", "--framework", ""], ["torch", "tensorflow"]),
+        (["run", "--framework", "tensorflow", "--mode", "m"], ["mirrored", "multiworker"]),
+        (["run", "--framework", "torch", "-m", "f"], ["fsdp", "fabric"]),
+        (["run", "--framework=t"], ["torch", "tensorflow"]),
+        (["plan", "tensorflow:m"], ["tensorflow:mirrored", "tensorflow:multiworker"]),
+        (["run", "--model", "toy"], ["toy-cnn", "toy-bn"]),
+        (["run", "--engine", "sl"], ["slurm"]),
+        (["run", "--precision", "b"], ["bfloat16"]),
+        (["compare", "--arm", "torch:f"], ["torch:fsdp", "torch:fabric"]),
+        (["compare", "--arm", "torch:ddp,prec"], ["torch:ddp,precision="]),
+        (["compare", "--pair", "torch:ddp,precision=b"], ["torch:ddp,precision=bfloat16"]),
+        (["completion", "z"], ["zsh"]),
+    ],
+)
+def test_values_are_completed(words, answers):
+    assert asked(*words) == answers
+
+
+def test_warnings_about_variables_do_not_disturb_the_line_that_is_typed():
+    assert asked("dat", DPCOMPARE_NODE="2") == ["data"]
+
+
+def test_runs_and_studies_are_found_where_they_usually_are(tmp_path):
+    run_dir, other = tmp_path / "runs" / "one", tmp_path / "runs" / "no-run"
+    run_dir.mkdir(parents=True)
+    other.mkdir()
+    (run_dir / "config.json").write_text("{}")
+    result().save(run_dir)
+    open_study(Study(arms=(arm(),), repeats=1), tmp_path / "studies" / "modes")
+    assert asked("run", "--resume", "") == ["runs/one"]
+    assert asked("compare", "--resume", "") == ["studies/modes"]
+    assert asked("report", "") == ["runs/one", "studies/modes"]
+    assert asked("report", "runs/one", "stu") == ["studies/modes"]
+    assert asked("watch", f"{tmp_path}/studies/m") == [f"{tmp_path}/studies/modes"]
+
+
+def test_datasets_are_the_built_in_ones_and_folders(tmp_path):
+    (tmp_path / "photos").mkdir()
+    assert asked("run", "--dataset", "") == ["digits", "synthetic", "synthetic-mini", "photos"]
+    assert asked("run", "--dataset", "pho") == ["photos"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    ("words", "answers"),
+    [
+        # As bash breaks them, and of the last word only what it replaces.
+        ("plan torch : dd", ["ddp"]),
+        ("compare --arm tensorflow :", ["single", "mirrored", "multiworker", "parameter-server", "keras-fit", "tpu"]),
+        ("compare --arm torch : ddp,precision = bf", ["bfloat16"]),
+        ("run --framework = te", ["tensorflow"]),
+    ],
+)
+def test_bash_gets_the_part_of_a_word_that_it_replaces(tmp_path, words, answers):
+    script = tmp_path / "completion.bash"
+    script.write_text(invoke("completion", "bash").stdout)
+    program = tmp_path / "dpcompare"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dpcompare "$@"\n')
+    program.chmod(0o755)
+    words = f"dpcompare {words}".split()
+    command = (
+        f"source {script}; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; "
+        f'_dpcompare_completion {program}; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == answers, done.stderr
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_every_shell_has_a_script_that_asks(shell):
+    script = invoke("completion", shell).stdout
+    assert f"_DPCOMPARE_COMPLETE={shell}_complete" in script
+
+
+def test_completion_imports_no_framework_and_nothing_slow():
+    environment = {"_DPCOMPARE_COMPLETE": "bash_complete", "COMP_WORDS": "dpcompare\nrun\n--mode\nd", "COMP_CWORD": "3"}
+    command = [sys.executable, "-X", "importtime", "-m", "dpcompare"]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["plain,dp", "plain,ddp"]
+    imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
+    assert "click" in imported
+    assert not imported & {"torch", "tensorflow", "keras", "pydantic", "rich", "scipy", "numpy", "altair"}
