@@ -129,7 +129,7 @@ def is_of(command, meaning):
 def test_the_reference_tells_groups_defaults_and_variables():
     rows = {cells[0].partition("<br>")[0]: (heading, cells) for heading, cells in rows_of_reference()}
     heading, cells = rows["<code>--nodes INTEGER</code>"]
-    assert (heading, cells[1]) == ("Mode and devices", "1")
+    assert (heading, cells[1].partition(";")[0]) == ("Mode and devices", "1")
     assert cells[0].endswith("<code>DPCOMPARE_NODES</code>")
     heading, cells = rows["<code>--weights random&#124;imagenet&#124;FILE</code>"]
     assert (heading, cells[1]) == ("Training", "random")
