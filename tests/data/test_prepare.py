@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,11 +96,12 @@ def test_a_script_without_a_main_guard_can_prepare(photos, tmp_path):
 @pytest.fixture
 def preparing(tmp_path):
     """A preparation that has decoded its first images."""
-    (tmp_path / "many").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "many" / name).mkdir()
-        for index in range(300):
-            Image.new("RGB", (600, 600)).save(tmp_path / "many" / name / f"{index}.png")
+    folders = [tmp_path / "many" / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    Image.new("RGB", (600, 600)).save(folders[0] / "one.png")
+    for index in range(600):
+        (folders[index % 2] / f"{index}.png").hardlink_to(folders[0] / "one.png")
     command = [sys.executable, "-m", "dpcompare", "data", "prepare", "many", "store", "--image-size", "32"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=with_default_signals)
     assert "preparing" in process.stderr.readline()
@@ -129,6 +131,17 @@ def test_a_killed_preparation_leaves_no_process_and_its_files_to_the_next(prepar
     with folder_held(in_use):
         sweep(tmp_path, ".store-")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".store-in-use", "many"]
+
+
+def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
+    children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
+    decoding = [pid for pid in children if "popen_loky" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(int(decoding[0]), signal.SIGKILL)
+    _, said = preparing.communicate(timeout=30)
+    assert preparing.returncode == 2
+    assert "error: a process that decodes images was killed or crashed" in said
+    assert "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]
 
 
 def test_resizing_keeps_the_centre_and_turns_images_upright():
