@@ -80,6 +80,8 @@ class Config(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             raise RequestError("\n".join(_describe(each, type(self).model_fields) for each in error.errors())) from None
+        except UnicodeEncodeError:  # pydantic cannot say what is wrong with a text that is not UTF-8
+            raise RequestError("\n".join(p for name in values for p in in_several_lines(values[name], name))) from None
 
     # A model that holds this one must not call it, or the places of problems in a document would be lost.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]

@@ -175,7 +175,7 @@ def _decode_all(target: Path, images: ImageList, image_size: int, num_processes:
     # joblib's processes, unlike multiprocessing's, neither fork a threaded parent nor run the caller's script again.
     # Imported here: it would be a tenth of the time that dpcompare adds to a start, and few runs prepare a dataset.
     import joblib
-    from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky import BrokenProcessPool, get_reusable_executor
 
     with joblib.Parallel(
         min(num_processes, len(starts)),
@@ -186,6 +186,11 @@ def _decode_all(target: Path, images: ImageList, image_size: int, num_processes:
     ) as parallel:
         try:
             yield from parallel(joblib.delayed(_decode)(task) for task in tasks)
+        except BrokenProcessPool:
+            raise RequestError(
+                "a process that decodes images was killed or crashed, most likely for want of memory; nothing was "
+                "kept: prepare the dataset again when there is more, or look for an image that crashes Pillow"
+            ) from None
         finally:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +19,7 @@ from PIL import Image
 
 from dpcompare.data.order import epoch_order
 from dpcompare.errors import RequestError
+from dpcompare.system.commands import run_command
 from dpcompare.system.words import counted
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
@@ -220,31 +225,62 @@ def _hold_out(counts: Mapping[Path, int]) -> dict[str, ImageList]:
 
 def _stanford_dogs(root: Path) -> ImageFiles:
     """The lists hold paths below Images/ (`n02085620-Chihuahua/n02085620_5927.jpg`) and labels from 1."""
-    from scipy.io import loadmat
-
     splits = {}
     names: dict[int, str] = {}
     for split, file in (("train", "train_list.mat"), ("validation", "test_list.mat")):
         try:
-            lists = loadmat(root / file)
-            files = [str(entry[0][0]) for entry in lists["file_list"]]
-            labels = [int(entry[0]) - 1 for entry in lists["labels"]]
+            files, labels = _listed(root / file)
             if len(files) != len(labels):
                 raise ValueError(f"{counted(len(files), 'file')} but {counted(len(labels), 'label')}")
-        except Exception as error:  # SciPy's reader raises whatever a broken file leads it to
+            if wrong := [label for label in labels if not 0 <= label < np.iinfo(np.int32).max]:
+                raise ValueError(f"the label {wrong[0] + 1}")
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
             raise RequestError(
-                f"{str(root / file)!r} cannot be read as a Stanford Dogs list ({type(error).__name__}: {error}); "
-                "expected the variables file_list and labels"
+                f"{str(root / file)!r} cannot be read as a Stanford Dogs list ({error}); expected the variables "
+                "file_list and labels"
             ) from None
         paths = [root / "Images" / relative for relative in files]
-        outside = [path for path in paths if ".." in path.parts or not path.is_relative_to(root / "Images")]
+        outside = [path for path in paths if not _is_in_a_folder_of(root / "Images", path)]
         if outside:
-            raise RequestError(f"{str(root / file)!r} names a file outside Images/: {str(outside[0])!r}")
+            raise RequestError(f"{str(root / file)!r} names a file outside the folders of Images/: {str(outside[0])!r}")
         names |= {label: Path(relative).parts[0] for relative, label in zip(files, labels, strict=True)}
         splits[split] = ImageList(np.array(labels, np.int32), partial(iter, paths))
     if sorted(names) != list(range(len(names))):
         raise RequestError(f"{str(root)!r}: labels {sorted(names)} of the lists are not 1 to {len(names)} without gaps")
     return ImageFiles(root=root, classes=tuple(names[label] for label in sorted(names)), splits=splits)
+
+
+_READ_LIST = """\
+import json, sys
+from scipy.io import loadmat
+lists = loadmat(sys.argv[1])
+files = [str(entry[0][0]) for entry in lists["file_list"]]
+print(json.dumps([files, [int(entry[0]) - 1 for entry in lists["labels"]]]))
+"""
+LIST_SECONDS = 60.0
+
+
+def _listed(file: Path) -> tuple[list[str], list[int]]:
+    """The paths and labels, from 0, of a list of Stanford Dogs.
+
+    Read in a process of its own: SciPy's reader, which is not made for files of strangers, crashes on some.
+
+    Raises:
+        ValueError: it holds none.
+        OSError, SubprocessError: that process cannot be started, or does not end.
+    """
+    done = run_command([sys.executable, "-P", "-c", _READ_LIST, str(file)], seconds=LIST_SECONDS)
+    if done.returncode < 0:
+        raise ValueError(f"SciPy crashed: {signal.Signals(-done.returncode).name}")
+    if done.returncode:
+        raise ValueError(done.stderr.strip().rpartition("\n")[2])
+    files, labels = json.loads(done.stdout)
+    return files, labels
+
+
+def _is_in_a_folder_of(root: Path, path: Path) -> bool:
+    """Whether a path is that of a file in a folder below another, by its name alone."""
+    return path.is_relative_to(root) and ".." not in path.parts and len(path.relative_to(root).parts) > 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -107,33 +107,48 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
     """
     remedy = "remove it and prepare it again with `dpcompare data prepare SOURCE DEST`"
     try:
-        content = json.loads((path / MANIFEST).read_text())
+        text = (path / MANIFEST).read_text()
+        content = json.loads(text)
         if content.get("format", FORMAT) != FORMAT:
             raise RequestError(
                 f"store {path}: received format {content['format']}, expected {FORMAT}; {remedy}, or use the "
                 "dpcompare that wrote it"
             )
-        store = Store(path, Manifest.model_validate(content))
+        store = Store(path, Manifest.model_validate_json(text))  # which refuses names that no document can hold
     except (OSError, ValidationError, ValueError, AttributeError) as error:
         if isinstance(error, RequestError):
             raise
         raise RequestError(f"{path} is not a readable store ({MANIFEST}: {error}); {remedy}") from None
+    if (found := sorted(store.manifest.splits)) != sorted(SPLITS):
+        raise RequestError(f"store {path} is damaged: its splits are {found}, expected {', '.join(SPLITS)}; {remedy}")
     for name, expected in store.manifest.splits.items():
         try:
             split = store.split(name)
         except Exception as error:  # NumPy reads a header with Python's parser, which has many ways to fail
             raise RequestError(f"store {path} is damaged: split {name}: {error}; {remedy}") from None
-        size = store.manifest.image_size
-        if split.images.shape != (expected.count, size, size, 3) or {len(split), len(split.sums)} != {expected.count}:
-            raise RequestError(
-                f"store {path} is damaged: split {name} has images {split.images.shape}, {len(split)} labels and "
-                f"{len(split.sums)} sums, expected {expected.count} images of {size} px; {remedy}"
-            )
+        if problem := _impossible(split, expected.count, store.manifest):
+            raise RequestError(f"store {path} is damaged: split {name} has {problem}; {remedy}")
         if verify and not _is_whole(split, expected):
             raise RequestError(
                 f"store {path} is damaged: the checksum of split {name} does not match its manifest; {remedy}"
             )
     return store
+
+
+def _impossible(split: Split, count: int, manifest: Manifest) -> str | None:
+    """What no writer of a store writes: checksums, which are of values alone, may agree with it all the same."""
+    size, num_classes = manifest.image_size, len(manifest.classes)
+    for what, array, dtype, shape in (
+        ("images", split.images, np.uint8, (count, size, size, 3)),
+        ("labels", split.labels, np.int32, (count,)),
+        ("sums", split.sums, np.int64, (count,)),
+    ):
+        found = (array.shape, array.dtype) if isinstance(array, np.ndarray) else type(array)
+        if found != (shape, dtype):
+            return f"{what} of {found}, expected {(shape, np.dtype(dtype))}"
+    if not count or not 0 <= split.labels.min() <= split.labels.max() < num_classes:
+        return f"labels that are none of its {num_classes} classes, or no image"
+    return None
 
 
 class StoreWatch:

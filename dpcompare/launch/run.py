@@ -31,9 +31,16 @@ from dpcompare.results.checkpoint import newest_checkpoint, training_id
 from dpcompare.results.events import Event
 from dpcompare.results.history import close_attempt, result_so_far
 from dpcompare.results.result import RunResult, Status
-from dpcompare.results.run_dir import ATTEMPTS_DIR, CONFIG_FILE, EVENTS_DIR, LOGS_DIR, RESULT_FILE
+from dpcompare.results.run_dir import (
+    ATTEMPT_CONFIG_FILE,
+    ATTEMPTS_DIR,
+    CONFIG_FILE,
+    EVENTS_DIR,
+    LOGS_DIR,
+    RESULT_FILE,
+)
 from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, visible_gpus
-from dpcompare.system.files import FolderWatch, require_files_of_its_own
+from dpcompare.system.files import FolderWatch, require_files_of_its_own, require_writable
 from dpcompare.system.locks import only_one
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
@@ -112,6 +119,7 @@ def resume(
     directory = Path(run_dir)
     require_one_line(directory.absolute(), "run directory")
     require_files_of_its_own(directory, "the run directory")
+    require_writable(directory, "the run directory")
     with terminated_as_interrupted():
         _require_machine(config)
         config = prepare_inputs(config.model_copy(update={"inputs": None}))
@@ -226,6 +234,7 @@ def _attempt(
     # From the first process to the last word: between two contexts that hold them a signal would cost the result.
     with signals_held(), ExitStack() as engine:
         try:
+            config.save(run_dir / ATTEMPT_CONFIG_FILE)
             if config.placement.engine == "local":
                 node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
                 outcome = launch(

@@ -260,4 +260,4 @@ def parse_condition(text: str) -> Condition | Unstable:
             f"{', '.join(_CONDITION_SUBJECTS)}, such as ratio<0.97; or unstable"
         )
     below = match[2] == "<"
-    return Condition(text, match[1], lambda value: value < limit if below else value > limit)
+    return Condition("".join(match.groups()), match[1], lambda value: value < limit if below else value > limit)

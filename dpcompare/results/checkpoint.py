@@ -130,7 +130,7 @@ def decode(content: bytes) -> Checkpoint:
             raise BrokenCheckpointError(f"its step is {step}, expected at least 1")
     except BrokenCheckpointError:
         raise
-    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise BrokenCheckpointError(f"it is no checkpoint ({type(error).__name__}: {error})") from None
     parts: dict[str, State] = {"model": {}, "optimizer": {}}
     for name, tensor in tensors.items():

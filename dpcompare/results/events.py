@@ -179,7 +179,10 @@ def _decode(line: bytes) -> Event | None:
         fields: dict[str, Any] = json.loads(found[1] + b"}")
     except (ValueError, RecursionError):
         raise _DamagedError from None
-    kind = _KINDS.get(fields.pop("kind"))
+    name = fields.pop("kind")
+    if not isinstance(name, str):
+        raise _DamagedError
+    kind = _KINDS.get(name)
     if kind is None:
         return None
     try:

@@ -2,6 +2,7 @@
 
 RUN_DIR/
     config.json                     the prepared RunConfig; rewritten where the run is resumed
+    attempt-config.json             the same, as the present attempt was started with it
     events/process-<rank>.jsonl     what happened in each training process, while it happens
     events/watch-<rank>.json        when the launcher saw some of them, by its own clock
     process-<rank>.json             the record of each training process, when its work is done
@@ -22,6 +23,7 @@ from __future__ import annotations
 from pathlib import Path
 
 CONFIG_FILE = "config.json"
+ATTEMPT_CONFIG_FILE = "attempt-config.json"
 RESULT_FILE = "result.json"
 HISTORY_FILE = "history.json"
 LOGS_DIR = "logs"

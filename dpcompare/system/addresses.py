@@ -28,9 +28,10 @@ def local_address(name: str) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
             outwards.connect((_ANYWHERE, 9))
             return str(outwards.getsockname()[0])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: it is no name of a host at all
+        reason = getattr(error, "strerror", error)
         raise RequestError(
-            f"hosts: {name!r} cannot be resolved here ({error.strerror}); expected a name or an IPv4 address that all "
+            f"hosts: {name!r} cannot be resolved here ({reason}); expected a name or an IPv4 address that all "
             "hosts know"
         ) from None
 

@@ -49,6 +49,7 @@ def run_command(
                 stdout=_STDERR if shown else subprocess.PIPE,
                 stderr=_STDERR if shown else subprocess.PIPE,
                 text=True,
+                errors="replace",  # such as the name of a device, in any encoding
                 env=env,
                 start_new_session=True,  # Ctrl-C is for this process
             )

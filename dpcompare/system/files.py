@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -44,6 +45,37 @@ def require_files_of_its_own(folder: Path, what: str) -> None:
                     f"{str(path)!r} in {what} is {kind}; expected nothing but files and folders: remove it, or put "
                     "there what it stands for"
                 )
+
+
+def require_writable(folder: Path, what: str) -> None:
+    """Refuse a folder of another user's in which this one cannot read every file, and write into every folder.
+
+    Args:
+        folder: in which files are to be read, moved and written.
+        what: it is, such as `the run directory`.
+
+    Raises:
+        RequestError: there is such a file or folder, with its owner.
+    """
+    everything = os.R_OK | os.W_OK | os.X_OK
+    rights = {folder: everything}
+    for above, folders, files in os.walk(folder):
+        rights |= dict.fromkeys((Path(above, name) for name in folders), everything)
+        rights |= dict.fromkeys((Path(above, name) for name in files), os.R_OK)
+    for path, needed in rights.items():  # what is above comes first
+        if not os.access(path, needed, effective_ids=True) and path.exists():
+            raise RequestError(
+                f"{str(path)!r} in {what} cannot be {'written' if needed == everything else 'read'} by "
+                f"{_name_of_user(os.geteuid())}: it belongs to {_name_of_user(path.stat().st_uid)}; do this as that "
+                "user, or with a copy of the directory that is your own (cp -r)"
+            )
+
+
+def _name_of_user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:  # of another machine, or of a container
+        return f"user {uid}"
 
 
 class FolderWatch:

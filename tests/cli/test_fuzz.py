@@ -4,12 +4,13 @@ Each property is tried with a few cases here and with thousands where slow tests
 """
 
 import json
-import resource
 import string
-import time
+import subprocess
 from contextlib import suppress
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from random import Random
 
 import click
 import numpy as np
@@ -17,7 +18,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpcompare.cli import main
 from dpcompare.cli.plan import plan
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
@@ -26,6 +26,10 @@ from dpcompare.experiments.study import Arm, Study
 from dpcompare.results.checkpoint import BrokenCheckpointError, decode, encode
 from dpcompare.results.events import EventLog, read_events
 from dpcompare.results.run_dir import event_path
+from stress.fuzz_files import FILE_TARGETS
+from stress.fuzz_mutations import mutated
+from stress.fuzz_oracle import Judge, answered, limited, little_memory
+from stress.fuzz_words import WORD_TARGETS
 from tests.experiments.test_analysis import runs
 from tests.results.test_checkpoint import equal, made, sealed
 from tests.support.events import trained
@@ -36,21 +40,10 @@ def few_and(many):
     return pytest.mark.parametrize("cases", cases)
 
 
-LONGEST_SECONDS = 10.0
-"""Of the processor, which others may use meanwhile."""
-MOST_MEMORY = 8 << 30
-
-
 @pytest.fixture(autouse=True)
 def _little_memory():
-    """What would take the memory of the machine fails here."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    # V8, which draws the plots of reports, has reserved tens of GB of addresses once it is loaded.
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + MOST_MEMORY
-    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    with little_memory():
+        yield
 
 
 def tried(cases, *strategies):
@@ -64,23 +57,9 @@ def tried(cases, *strategies):
             deadline=None,
             suppress_health_check=list(HealthCheck),
         )
-        always_the_same(given(*strategies)(check))()
+        always_the_same(given(*strategies)(limited()(check)))()
 
     return run
-
-
-def answered(capsys, *arguments):
-    """The exit code of a command that must answer or refuse."""
-    started_at = time.process_time()
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    assert time.process_time() - started_at < LONGEST_SECONDS
-    shown = capsys.readouterr()
-    assert ended.value.code in (0, 2, 3), shown.err
-    assert "Traceback" not in shown.err
-    assert (ended.value.code == 2) == ("error: " in shown.err)
-    assert not any(ord(char) < 32 and char not in "\n\t" for char in shown.err), "a terminal would obey this"
-    return ended.value.code
 
 
 NUMBERS = st.one_of(st.integers(-3, 70), st.integers(), st.floats(), st.sampled_from([0, 1, 2**31, 2**63, 10**30]))
@@ -138,13 +117,13 @@ def command_lines(draw):
 
 
 @few_and(2000)
-def test_command_lines(cases, capsys):
+def test_command_lines(cases):
     codes = set()
 
     @tried(cases, command_lines())
     def check(line):
         if "-h" not in line and "--help" not in line:
-            codes.add(answered(capsys, "plan", *(part.replace("\0", "") for part in line)))
+            codes.add(answered("plan", *(part.replace("\0", "") for part in line)))
 
     assert codes == {0, 2}
 
@@ -167,7 +146,7 @@ KEYS = st.one_of(
 
 
 @few_and(1000)
-def test_toml_files(cases, capsys, tmp_path):
+def test_toml_files(cases, tmp_path):
     file = tmp_path / "options.toml"
     tables = st.dictionaries(KEYS, TOML_VALUES, max_size=5)
     texts = tables.map(lambda table: "".join(f"{key} = {toml(value)}\n" for key, value in table.items()))
@@ -175,8 +154,8 @@ def test_toml_files(cases, capsys, tmp_path):
     @tried(cases, st.one_of(texts, st.text(max_size=60), st.binary(max_size=60)))
     def check(content):
         file.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
-        answered(capsys, "plan", "--framework", "torch", "--mode", "ddp", "--config", str(file))
-        answered(capsys, "compare", str(file), "--dry-run", "--arm", "torch:ddp", "--steps", "3", "--device", "cpu")
+        answered("plan", "--framework", "torch", "--mode", "ddp", "--config", str(file))
+        answered("compare", str(file), "--dry-run", "--arm", "torch:ddp", "--steps", "3", "--device", "cpu")
 
 
 CHANGES = st.lists(
@@ -249,36 +228,11 @@ def test_stores(cases, tmp_path):
                 assert found == expected, "damage was not seen"
 
 
-def anything(draw, value):
-    """A value of JSON that may stand in the place of another."""
-    return draw(
-        st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.just([]), st.just({}), st.just([value]))
-    )
-
-
-@st.composite
-def mutated(draw, document):
-    """A JSON document of which some values are others, or gone."""
-    document = json.loads(json.dumps(document))
-    for _ in range(draw(st.integers(1, 3))):
-        place, key = document, None
-        while isinstance(place, (dict, list)) and place:
-            keys = sorted(place) if isinstance(place, dict) else list(range(len(place)))
-            parent, key = place, draw(st.sampled_from(keys))
-            place = parent[key]
-            if draw(st.integers(0, 2)) == 0:
-                break
-        if key is None:
-            continue
-        if draw(st.booleans()):
-            parent[key] = anything(draw, parent[key])
-        else:
-            del parent[key]
-    return document
+GENERATORS = st.randoms(use_true_random=False)
 
 
 @few_and(1000)
-def test_files_of_studies_and_runs(cases, capsys, tmp_path):
+def test_files_of_studies_and_runs(cases, tmp_path):
     """The report of a study of which one file says something else."""
     arms = [runs("torch", "ddp", [130.0, 129.0]), runs("tensorflow", "multiworker", [100.0, 101.0])]
     study = Study(arms=tuple(Arm(name=arm.name, config=arm.config) for arm in arms), repeats=2)
@@ -291,7 +245,10 @@ def test_files_of_studies_and_runs(cases, capsys, tmp_path):
     for path in contents:
         path.parent.mkdir(parents=True, exist_ok=True)
     damaged = st.one_of(
-        [st.tuples(st.just(path), mutated(json.loads(content))) for path, content in contents.items()]
+        [
+            st.tuples(st.just(path), GENERATORS.map(partial(mutated, json.loads(content))))
+            for path, content in contents.items()
+        ]
         + [st.tuples(st.just(path), CHANGES) for path in contents]
     )
     codes = set()
@@ -306,7 +263,7 @@ def test_files_of_studies_and_runs(cases, capsys, tmp_path):
         else:
             path.write_text(json.dumps(change))
         target = () if form is None else (form, "-")
-        codes.add(answered(capsys, "report", str(tmp_path / "study"), *target))
+        codes.add(answered("report", str(tmp_path / "study"), *target))
 
     assert codes == {0, 2}
 
@@ -331,3 +288,50 @@ def test_events_of_a_run(cases, tmp_path):
 
     path.write_bytes(whole[:-20] + bytes(20) + b"\n")
     assert read_events(tmp_path, 1) == told[:-1]
+
+
+FOUND = Path(__file__).parent / "fuzz_corpus"
+"""What `stress.fuzz` has found, by target; all of it is mended."""
+
+
+@pytest.mark.parametrize("target", FILE_TARGETS | WORD_TARGETS)
+def test_what_was_found_once_is_answered_or_refused(target, tmp_path):
+    reader = (FILE_TARGETS | WORD_TARGETS)[target](tmp_path)
+    contents = {"seed": reader.seeds[0]}
+    if reader.mutate:
+        contents |= {f"mutation {seed}": reader.mutate(reader.seeds[0], Random(seed)) for seed in range(3)}
+    contents |= {path.name: path.read_bytes() for path in sorted((FOUND / target).glob("*"))}
+    judge = Judge(tmp_path)
+    found = {name: judge.finding(reader.read, content) for name, content in contents.items()}
+    assert not {name: finding.what for name, finding in found.items() if finding}
+
+
+def _writes_elsewhere(content):
+    Path("/var/elsewhere").write_bytes(content)
+
+
+def _lasts(content):
+    while True:
+        pass
+
+
+def _swallows(content):
+    with suppress(Exception):
+        subprocess.run(["true"])
+
+
+@pytest.mark.parametrize(
+    ("read", "place"),
+    [
+        (lambda content: int(content), "ValueError"),
+        (_writes_elsewhere, "ForbiddenError-pathlib-open"),
+        (_lasts, "ForbiddenError-test_fuzz-_lasts"),
+        (_swallows, "ForbiddenError-subprocess"),
+        (lambda content: answered("no-such-command", "--json"), None),
+        (lambda content: answered("--version", "--help"), None),
+    ],
+)
+def test_what_no_reader_may_do_is_found(read, place, tmp_path, monkeypatch):
+    monkeypatch.setattr("stress.fuzz_oracle.LONGEST_SECONDS", 0.2)
+    finding = Judge(tmp_path).finding(read, b"x")
+    assert (finding is None) if place is None else finding.place.startswith(place), finding

@@ -18,7 +18,7 @@ from dpcompare.launch.run import resume
 from dpcompare.results.checkpoint import decode
 from dpcompare.results.events import Started
 from dpcompare.results.history import close_attempt
-from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
+from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_path, checkpoint_paths
 from stress.injection import write_sitecustomize
 from tests.contract.test_modes import ALL_MODES
 from tests.support.command import dpcompare, invoke, start
@@ -114,6 +114,8 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undistur
     (attempt,) = result.attempts
     assert attempt.status == "failed"
     assert (tmp_path / "run" / "attempts" / "01" / "result.json").is_file()
+    own = Config.load(tmp_path / "run" / "attempt-config.json")
+    assert (own.mode, own.resume) == (arm[1], checkpoint_path(tmp_path / "run", result.first_step).resolve())
 
 
 @pytest.mark.torch

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -95,11 +96,12 @@ def test_a_script_without_a_main_guard_can_prepare(photos, tmp_path):
 @pytest.fixture
 def preparing(tmp_path):
     """A preparation that has decoded its first images."""
-    (tmp_path / "many").mkdir()
-    for name in ("a", "b"):
-        (tmp_path / "many" / name).mkdir()
-        for index in range(300):
-            Image.new("RGB", (600, 600)).save(tmp_path / "many" / name / f"{index}.png")
+    folders = [tmp_path / "many" / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    Image.new("RGB", (600, 600)).save(folders[0] / "one.png")
+    for index in range(600):
+        (folders[index % 2] / f"{index}.png").hardlink_to(folders[0] / "one.png")
     command = [sys.executable, "-m", "dpcompare", "data", "prepare", "many", "store", "--image-size", "32"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=with_default_signals)
     assert "preparing" in process.stderr.readline()
@@ -131,6 +133,17 @@ def test_a_killed_preparation_leaves_no_process_and_its_files_to_the_next(prepar
     assert sorted(path.name for path in tmp_path.iterdir()) == [".store-in-use", "many"]
 
 
+def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
+    children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
+    decoding = [pid for pid in children if "popen_loky" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(int(decoding[0]), signal.SIGKILL)
+    _, said = preparing.communicate(timeout=30)
+    assert preparing.returncode == 2
+    assert "error: a process that decodes images was killed or crashed" in said
+    assert "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]
+
+
 def test_resizing_keeps_the_centre_and_turns_images_upright():
     image = Image.new("RGB", (40, 20), "white")
     image.paste("black", (0, 0, 10, 20))  # cut off: the centre square is columns 10 to 30
@@ -147,7 +160,7 @@ def test_every_kind_of_image_becomes_rgb(mode):
     assert resize(Image.new(mode, (50, 40)), 16).shape == (16, 16, 3)
 
 
-@pytest.mark.parametrize("damage", ["empty file", "unequal lists"])
+@pytest.mark.parametrize("damage", ["empty file", "unequal lists", "a file that crashes SciPy 1.17"])
 def test_a_broken_stanford_list_is_named(photos, tmp_path, damage):
     root = tmp_path / "dogs"
     shutil.copytree(photos, root / "Images")
@@ -157,6 +170,8 @@ def test_a_broken_stanford_list_is_named(photos, tmp_path, damage):
         savemat(root / file, {"file_list": names, "labels": np.array([[1]])})
     if damage == "empty file":
         (root / "train_list.mat").write_bytes(b"")
+    if "SciPy" in damage:
+        shutil.copy(Path(__file__).parent / "crashes_scipy.mat", root / "train_list.mat")
     with pytest.raises(RequestError, match=r"train_list\.mat' cannot be read as a Stanford Dogs list"):
         find_images(root)
 

@@ -53,6 +53,17 @@ def test_one_flipped_byte_is_noticed(store):
         open_store(store.path, verify=True)
 
 
+@pytest.mark.parametrize("name", ["labels", "sums"])
+def test_one_flipped_bit_in_the_type_of_an_array_is_noticed(store, name):
+    """The checksums are of values: read the other way round, all bytes are as they were."""
+    path = store.path / f"train-{name}.npy"
+    content = path.read_bytes()
+    assert content.count(b"'<i") == 1
+    path.write_bytes(content.replace(b"'<i", b"'>i"))
+    with pytest.raises(RequestError, match=f"split train has {name} of"):
+        open_store(store.path, verify=True)
+
+
 def test_a_changed_label_is_noticed(store):
     labels = np.load(store.path / "train-labels.npy")
     labels[0] += 1

@@ -1,6 +1,9 @@
 """Folders in which somebody else has put links, pipes, and files of other owners."""
 
 import os
+import pwd
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +12,7 @@ from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.rendezvous import ALIVE_FILE, Rendezvous
 from dpcompare.results.events import EventLog, Failed
 from dpcompare.results.run_dir import event_path
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.files import require_files_of_its_own, require_writable
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.locks import is_held, only_one
 from tests.support.command import invoke
@@ -82,8 +85,57 @@ def test_what_leads_out_of_a_directory_is_refused_by_whoever_reads_it(folder, ma
         assert "Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_the_folder_of_another_user_is_refused_in_words(folder):
+@pytest.fixture
+def as_nobody(tmp_path):
+    """A context in which root is nobody; whoever is not root is bound by permissions anyway."""
+    tmp_path.chmod(0o755)
+
+    @contextmanager
+    def bound():
+        if os.geteuid() != 0:
+            yield
+            return
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    return bound
+
+
+def test_the_folder_of_another_user_is_refused_in_words(folder, as_nobody):
     folder.chmod(0o500)
-    with pytest.raises(RequestError, match="cannot be written \\(lock: Permission denied\\)"), only_one(folder, ""):
+    with (
+        as_nobody(),
+        pytest.raises(RequestError, match="cannot be written \\(lock: Permission denied\\)"),
+        only_one(Path(folder.name), ""),
+    ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "verb"),
+    [
+        ("run", 0o555, "written"),
+        ("run/events", 0o555, "written"),
+        ("run/checkpoints", 0o000, "written"),
+        ("run/checkpoints/step-1.safetensors", 0o000, "read"),
+        ("run/config.json", 0o000, "read"),
+    ],
+)
+def test_a_run_of_another_user_is_not_resumed_halfway(tmp_path, as_nobody, name, mode, verb):
+    """Whatever part of it is not this user's: nothing has been moved when it is noticed."""
+    for folder in ("run/events", "run/checkpoints"):
+        (tmp_path / folder).mkdir(parents=True)
+    for file in ("run/config.json", "run/checkpoints/step-1.safetensors"):
+        (tmp_path / file).touch()
+    for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
+        path.chmod(0o777)
+    require_writable(Path("run"), "the run directory")
+    (tmp_path / name).chmod(mode)
+    owner = pwd.getpwuid(tmp_path.stat().st_uid).pw_name
+    words = f"{name}' in the run directory cannot be {verb} by user .*: it belongs to user {owner}"
+    with as_nobody(), pytest.raises(RequestError, match=words):
+        require_writable(Path("run"), "the run directory")
+    (tmp_path / name).chmod(0o777)

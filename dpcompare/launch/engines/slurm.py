@@ -69,6 +69,9 @@ class Partition:
     is_default: bool
 
 
+_PARTITION_LINE = re.compile(r"(?P<name>[^|]+)\|(?P<nodes>\d+)\|(?P<cpus>\d+)\+?\|[^|]*?(?P<star>\*?)", re.ASCII)
+
+
 def partitions() -> list[Partition]:
     """Those of this machine's Slurm.
 
@@ -76,14 +79,17 @@ def partitions() -> list[Partition]:
         RequestError: there is no Slurm, or it does not answer.
     """
     found: dict[str, Partition] = {}
-    for line in _slurm("sinfo", "--noheader", "--format=%R|%D|%c|%P").splitlines():
-        name, nodes, cpus, starred = line.split("|")
+    # Without --noconvert 1024 nodes are told as 1K.
+    for line in _slurm("sinfo", "--noheader", "--noconvert", "--format=%R|%D|%c|%P").splitlines():
+        told = _PARTITION_LINE.fullmatch(line)
+        if told is None:
+            raise RequestError(f"--engine slurm: sinfo says {line!r}, expected PARTITION|NODES|CPUS|PARTITION")
+        name, cores = told["name"], int(told["cpus"])
         before = found[name].num_nodes if name in found else 0  # a partition has a line per kind of node
-        cores = int(cpus.rstrip("+"))
         if name in found:
             cores = min(cores, found[name].cpus_per_node)
         found[name] = Partition(
-            name=name, num_nodes=before + int(nodes), cpus_per_node=cores, is_default=starred.endswith("*")
+            name=name, num_nodes=before + int(told["nodes"]), cpus_per_node=cores, is_default=bool(told["star"])
         )
     return list(found.values())
 
@@ -104,14 +110,27 @@ def cores_per_node(partition: str | None) -> int:
     """CPUs that a node of the allocation, or of the partition, has for a run."""
     if "SLURM_JOB_ID" in os.environ:
         # Such as 4(x2),8: the least counts.
-        return min(map(int, re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", os.environ.get("SLURM_JOB_CPUS_PER_NODE", "1"))))
+        listed = _of_job("SLURM_JOB_CPUS_PER_NODE", r"\d+(\(x\d+\))?(,\d+(\(x\d+\))?)*")
+        return min(int(part.partition("(")[0]) for part in listed.split(","))
     return partition_of(partition).cpus_per_node
+
+
+def _of_job(variable: str, pattern: str) -> str:
+    """A variable of the job that this process is in; 1 where it is not set.
+
+    Raises:
+        RequestError: it is something else than Slurm sets.
+    """
+    value = os.environ.get(variable, "1")
+    if not re.fullmatch(pattern, value, re.ASCII):
+        raise RequestError(f"{variable}: received {value!r}, expected what Slurm sets in a job, such as 4")
+    return value
 
 
 def check(config: RunConfig) -> None:
     num_nodes, cores = config.cluster.num_nodes, config.cluster.nodes[0].num_cores
     if "SLURM_JOB_ID" in os.environ:
-        allocated, name = int(os.environ.get("SLURM_JOB_NUM_NODES", "1")), "this allocation"
+        allocated, name = int(_of_job("SLURM_JOB_NUM_NODES", r"\d+")), "this allocation"
     else:
         partition = partition_of(config.placement.partition)
         allocated, name = partition.num_nodes, f"partition {partition.name}"
@@ -243,9 +262,13 @@ def _state(job: str) -> tuple[str, str]:
     if answer.returncode:
         forgotten = "Invalid job id" in answer.stderr
         return ("COMPLETED" if forgotten else UNKNOWN, "" if forgotten else answer.stderr.strip())
-    # The first of each name: what a user wrote, such as a comment, comes later.
-    fields = dict(reversed([pair.split("=", 1) for pair in answer.stdout.split() if "=" in pair]))
+    fields = _fields(answer.stdout)
     return fields.get("JobState", UNKNOWN), fields.get("Reason", "")
+
+
+def _fields(described: str) -> dict[str, str]:
+    """NAME=VALUE ... of scontrol, the first of each name: what a user wrote, such as a comment, comes later."""
+    return dict(reversed([pair.split("=", 1) for pair in described.split() if "=" in pair]))
 
 
 def _cancel(job: str, report: Report) -> None:
@@ -300,11 +323,11 @@ def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[
 def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     if "SLURM_NODEID" not in os.environ:
         raise RequestError("this is no step of a Slurm job; expected `dpcompare run --engine slurm` to start it")
-    name = os.environ["SLURMD_NODENAME"]
-    described = dict(
-        pair.split("=", 1) for pair in _slurm("scontrol", "--oneliner", "show", "node", name).split() if "=" in pair
-    )
-    return int(os.environ["SLURM_NODEID"]), local_address(described["NodeAddr"])
+    name = os.environ.get("SLURMD_NODENAME", "")
+    described = _fields(_slurm("scontrol", "--oneliner", "show", "node", name))
+    if "NodeAddr" not in described:
+        raise RequestError(f"--engine slurm: scontrol tells no NodeAddr of node {name!r}; expected its address")
+    return int(_of_job("SLURM_NODEID", r"\d+")), local_address(described["NodeAddr"])
 
 
 def _slurm(*command: str, text: str | None = None, interruptible: bool = True, seconds: float = COMMAND_SECONDS) -> str:
