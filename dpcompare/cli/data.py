@@ -29,7 +29,8 @@ def prepare(source: str, dest: Path, image_size: int, skip_corrupt: bool, proces
     """Decode and resize every image of SOURCE once into the store DEST.
 
     SOURCE is a folder of images (CLASS/*.jpg, or the same below train/ and validation/), the original Stanford
-    Dogs layout, or one of the built-in datasets digits and synthetic.
+    Dogs layout, a Hugging Face dataset (hf:NAME, of the hub or a folder), or one of the built-in datasets digits and
+    synthetic.
     """
     from dpcompare.cli.progress import data_progress
     from dpcompare.data.prepare import prepare as prepare_store

@@ -151,8 +151,8 @@ class RunOptions:
     )
     dataset: str | None = _workload(
         shell_complete=completed_values.datasets,
-        help="digits, synthetic, a prepared store, a folder of images, or package.module:NAME.  [default: digits; "
-        "on GPUs synthetic]",
+        help="digits, synthetic, a prepared store, a folder of images, hf:NAME of Hugging Face, or "
+        "package.module:NAME.  [default: digits; on GPUs synthetic]",
     )
     image_size: int | None = _workload(
         type=int, help="Side of the square input in pixels.  [default: 64; on GPUs the model's own]"

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 )
 @click.option("--html", metavar="FILE", help="Write one self-contained page.")
 @click.option("--markdown", metavar="FILE", help="A table and all sentences; - is stdout.")
-@click.option("--csv", metavar="FILE", help="One line per run; - is stdout.")
+@click.option("--csv", metavar="FILE", help="A table of all figures, one line per run; - is stdout.")
+@click.option("--parquet", metavar="FILE", help="The same table; - is stdout.")
 @click.option(
     "--json",
     "as_json",
@@ -60,6 +61,7 @@ def report(
     html: str | None,
     markdown: str | None,
     csv: str | None,
+    parquet: str | None,
     as_json: str | None,
     plots: str | None,
     tensorboard: str | None,
@@ -74,23 +76,21 @@ def report(
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
-    from dpcompare.report import formats, page
+    from dpcompare.report import formats, page, records
 
     conditions = [formats.parse_condition(text) for text in fail_if]
     collection = collect(paths, subject)
     comparison = analyse(collection)
-    written = False
     for target, render in (
         (html, page.as_html),
         (markdown, formats.as_markdown),
-        (csv, formats.as_csv),
+        (csv, records.as_csv),
+        (parquet, records.as_parquet),
         (as_json, formats.as_json),
     ):
         if target is not None:
-            written = True
             _write(target, render(comparison))
     if plots is not None:
-        written = True
         from dpcompare.report.plots import make_plots, write_files
 
         drawn = make_plots(comparison)
@@ -99,10 +99,9 @@ def report(
     if tensorboard is not None:
         from dpcompare.report.tensorboard import write_event_files
 
-        written = True
         with _writable(tensorboard):
             write_event_files(collection, Path(tensorboard))
-    if not written:
+    if all(each is None for each in (html, markdown, csv, parquet, as_json, plots, tensorboard)):
         print_comparison(comparison, full=full)
         if not full and len(comparison.arms) > 1:
             click.echo(f"why: {hint('report', *paths)} --full", err=True)
@@ -112,12 +111,12 @@ def report(
     return EXIT_NEGATIVE if held else 0
 
 
-def _write(target: str, text: str) -> None:
+def _write(target: str, content: str | bytes) -> None:
     if target == "-":
-        click.echo(text, nl=not text.endswith("\n"))
+        click.echo(content, nl=isinstance(content, str) and not content.endswith("\n"))
         return
     with _writable(target):
-        Path(target).write_text(text)
+        Path(target).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager

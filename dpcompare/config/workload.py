@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_v
 
 from dpcompare.config.validation import Config, one_of, raise_problems
 from dpcompare.data.augmentation import AUGMENTATIONS
+from dpcompare.data.names import is_custom_dataset
 from dpcompare.data.order import steps_per_epoch
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.import_path import is_custom
@@ -74,8 +75,8 @@ class Workload(Config):
     weights: str = "random"
     """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
     dataset: str = "digits"
-    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, or `package.module:NAME` of a
-    custom dataset."""
+    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, `package.module:NAME` of a custom
+    dataset, or `hf:NAME` of one that the library `datasets` loads; see `dpcompare.data.hugging_face`."""
     image_size: int = Field(default=64, ge=1, le=4096)
     """Side of the square input in pixels."""
     global_batch_size: int = Field(default=32, ge=1)
@@ -137,7 +138,7 @@ class Workload(Config):
         problems = []
         if is_custom(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
             problems.append("batchnorm_momentum: received with a custom model, which sets it itself; expected none")
-        if is_custom(self.dataset) and self.skip_corrupt:
+        if is_custom_dataset(self.dataset) and self.skip_corrupt:
             problems.append("skip_corrupt: received with a custom dataset; leave such items out there")
         smallest = model_of(self.model).min_image_size
         if self.image_size < smallest:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -14,11 +15,12 @@ import PIL
 from PIL import Image, ImageOps
 
 from dpcompare.data.custom import custom_dataset
-from dpcompare.data.sources import BUILT_IN, ImageArrays, ImageFiles, ImageList, find_images
+from dpcompare.data.hugging_face import find_hugging_face
+from dpcompare.data.names import is_custom_dataset, is_hugging_face
+from dpcompare.data.sources import BUILT_IN, EncodedImage, ImageArrays, ImageFiles, ImageList, find_images
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores
-from dpcompare.system.import_path import is_custom
 from dpcompare.system.processes import die_with_parent
 
 RESIZE_RULE = (
@@ -53,10 +55,10 @@ def prepare(
     num_processes: int | None = None,
     progress: Progress | None = None,
 ) -> Store:
-    """Write a store of a built-in dataset or of a folder of images.
+    """Write a store of a dataset.
 
     Args:
-        source: the name of a built-in dataset or a path; see `dpcompare.data.sources`.
+        source: the name of a built-in, custom or Hugging Face dataset or a path; see `dpcompare.data.sources`.
         destination: a folder that does not exist yet.
         image_size: side of the square images in pixels.
         skip_corrupt: leave out (and list in the manifest) images that cannot be decoded.
@@ -74,10 +76,19 @@ def prepare(
     with StoreWriter(destination, image_size) as writer:
         if str(source) in BUILT_IN:
             return _write_arrays(writer, str(source), BUILT_IN[str(source)](largest_batch), image_size)
-        if is_custom(str(source)):
+        if is_custom_dataset(str(source)):
             return _write_custom(writer, str(source), image_size, progress)
-        files = find_images(Path(source))
+        files = image_files(source)
         return _write_files(writer, files, image_size, skip_corrupt, num_processes or available_cores(), progress)
+
+
+def image_files(source: str | Path) -> ImageFiles:
+    """The images of a folder, or of a Hugging Face dataset.
+
+    Raises:
+        RequestError: it is no dataset.
+    """
+    return find_hugging_face(str(source)) if is_hugging_face(str(source)) else find_images(Path(source))
 
 
 def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays, image_size: int) -> Store:
@@ -130,45 +141,47 @@ def _write_files(
         writer.images(split, len(images))
         good = np.ones(len(images), bool)
         for decoded in _decode_all(writer.images_path(split), images, image_size, num_processes):
-            for row, (path, error) in decoded.broken.items():
+            for row, (file, error) in decoded.broken.items():
                 if not skip_corrupt:
                     raise RequestError(
-                        f"image {str(path)!r} cannot be decoded: {error}; replace or remove it, or pass "
+                        f"image {str(file)!r} cannot be decoded: {error}; replace or remove it, or pass "
                         "--skip-corrupt to leave such images out and count them"
                     )
                 good[row] = False
                 # A name that is not UTF-8 is recorded with what it has instead.
-                corrupt.append(os.fsencode(path.relative_to(files.root)).decode(errors="backslashreplace"))
+                name = str(file).removeprefix(f"{files.source}{os.sep}")
+                corrupt.append(os.fsencode(name).decode(errors="backslashreplace"))
             done += decoded.count
             progress(done, total)
         if not good.any():
-            raise RequestError(f"no image of the {split} split of {str(files.root)!r} can be decoded")
+            raise RequestError(f"no image of the {split} split of {files.source!r} can be decoded")
         if not good.all():
             writer.keep_rows(split, np.flatnonzero(good))
         labels[split] = images.labels[good]
     return writer.finish(
         labels,
-        source=str(files.root),
+        source=files.source,
         classes=files.classes,
         resize=RESIZE_RULE,
         decoder=DECODER,
         skipped=tuple(corrupt),
         notes=tuple(files.notes()),
+        revision=files.revision,
     )
 
 
 @dataclass(frozen=True)
 class _Decoded:
     count: int
-    broken: dict[int, tuple[Path, str]]
+    broken: dict[int, tuple[Path | EncodedImage, str]]
     """By row: the image, and what was raised."""
 
 
 def _decode_all(target: Path, images: ImageList, image_size: int, num_processes: int) -> Iterator[_Decoded]:
     """Decode image i into row i of `target`, task by task in their order."""
     starts = range(0, len(images), IMAGES_PER_TASK)
-    paths = (path for path, _ in images)
-    tasks = ((target, start, list(islice(paths, IMAGES_PER_TASK)), image_size) for start in starts)
+    files = (file for file, _ in images)
+    tasks = ((target, start, list(islice(files, IMAGES_PER_TASK)), image_size) for start in starts)
     if num_processes == 1 or len(starts) == 1:
         yield from map(_decode, tasks)
         return
@@ -195,16 +208,16 @@ def _decode_all(target: Path, images: ImageList, image_size: int, num_processes:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
-def _decode(task: tuple[Path, int, Sequence[Path], int]) -> _Decoded:
-    target, start, paths, image_size = task
+def _decode(task: tuple[Path, int, Sequence[Path | EncodedImage], int]) -> _Decoded:
+    target, start, files, image_size = task
     rows = np.load(target, mmap_mode="r+")
     broken = {}
-    for row, path in enumerate(paths, start):
+    for row, file in enumerate(files, start):
         try:
-            with Image.open(path) as image:
+            with Image.open(file if isinstance(file, Path) else BytesIO(file.content)) as image:
                 # Most of the time goes into decoding; libjpeg leaves out what bicubic would average away.
                 image.draft("RGB", (2 * image_size, 2 * image_size))
                 rows[row] = resize(image, image_size)
         except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
-            broken[row] = path, f"{type(error).__name__}: {error}"
-    return _Decoded(len(paths), broken)
+            broken[row] = file, f"{type(error).__name__}: {error}"
+    return _Decoded(len(files), broken)

@@ -35,25 +35,36 @@ LAYOUTS = (
 
 
 @dataclass(frozen=True)
+class EncodedImage:
+    """An image file that lies inside another file, such as a row of a table."""
+
+    name: str
+    content: bytes
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
 class ImageList:
-    """(path, class index) of the images of a split, listed at every reading: a million paths take 600 MiB."""
+    """(file, class index) of the images of a split, listed at every reading: a million paths take 600 MiB."""
 
     labels: npt.NDArray[np.int32]
-    paths: Callable[[], Iterable[Path]]
+    files: Callable[[], Iterable[Path | EncodedImage]]
     """Lists as many as there are labels, in their order."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __iter__(self) -> Iterator[tuple[Path, int]]:
+    def __iter__(self) -> Iterator[tuple[Path | EncodedImage, int]]:
         """
         Raises:
             RequestError: there are fewer or more images than there were.
         """
         listed = 0
-        for path in self.paths():
+        for file in self.files():
             if listed < len(self):
-                yield path, int(self.labels[listed])
+                yield file, int(self.labels[listed])
             listed += 1
         if listed != len(self):
             raise RequestError(
@@ -66,11 +77,25 @@ class ImageList:
 class ImageFiles:
     """The image files of a dataset, split by split."""
 
-    root: Path
+    source: str
+    """The folder that they are in, or the name of the dataset."""
     classes: tuple[str, ...]
     splits: dict[str, ImageList]
     notes: Callable[[], Iterable[str]] = tuple
     """What of the folder was not taken, or was taken for something else than its name says; walks the whole folder."""
+    revision: str | None = None
+    """What changes with the images, where they have something of the kind."""
+
+    def stamps(self) -> Iterator[str]:
+        """Text that changes with any of the images: their revision, or else a line per file."""
+        if self.revision is not None:
+            yield self.revision
+            return
+        for split, images in self.splits.items():
+            for file, label in images:
+                status = file.stat() if isinstance(file, Path) and file.exists() else None
+                stamp = (status.st_size, status.st_mtime_ns) if status else None
+                yield f"{split}|{file}|{label}|{stamp}\n"
 
 
 def find_images(root: Path) -> ImageFiles:
@@ -169,7 +194,7 @@ def _image_folder(root: Path) -> ImageFiles:
         raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
     notes = partial(_notes, base, validation, classes)
     if validation is None:
-        return ImageFiles(root=root, classes=classes, splits=_hold_out(counts), notes=notes)
+        return ImageFiles(source=str(root), classes=classes, splits=_hold_out(counts), notes=notes)
     unknown = [
         folder.name for folder in _subfolders(validation) if folder.name not in classes and _count_images(folder)
     ]
@@ -181,7 +206,7 @@ def _image_folder(root: Path) -> ImageFiles:
     of_class = [validation / name for name in classes]
     held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in of_class}
     return ImageFiles(
-        root=root,
+        source=str(root),
         classes=classes,
         splits={"train": _by_class(counts), "validation": _by_class(held_out)},
         notes=notes,
@@ -247,7 +272,7 @@ def _stanford_dogs(root: Path) -> ImageFiles:
         splits[split] = ImageList(np.array(labels, np.int32), partial(iter, paths))
     if sorted(names) != list(range(len(names))):
         raise RequestError(f"{str(root)!r}: labels {sorted(names)} of the lists are not 1 to {len(names)} without gaps")
-    return ImageFiles(root=root, classes=tuple(names[label] for label in sorted(names)), splits=splits)
+    return ImageFiles(source=str(root), classes=tuple(names[label] for label in sorted(names)), splits=splits)
 
 
 _READ_LIST = """\

@@ -56,6 +56,8 @@ class Manifest(BaseModel):
     """Images left out because they could not be decoded."""
     notes: tuple[str, ...] = ()
     """What of the source was not taken, or taken for something else than its name says."""
+    revision: str | None = None
+    """Of a Hugging Face dataset: its commit on the hub, or its fingerprint."""
     splits: dict[str, SplitManifest]
 
     @property

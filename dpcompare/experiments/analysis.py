@@ -14,6 +14,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
+from dpcompare.experiments.rounds import rounds_of
 from dpcompare.experiments.scaling import is_scaling, scaling_of
 from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
 from dpcompare.experiments.statistics import (
@@ -232,10 +233,18 @@ def _median(values: Sequence[float | None]) -> float | None:
     return float(np.median(known)) if known else None
 
 
+MEDIANS = (
+    "images_per_second", "steady_images_per_second", "step_ms", "step_p95_ms", "between_steps_fraction",
+    "data_wait_fraction", "communication_ms", "time_to_first_step_seconds", "memory_bytes", "gpu_memory_bytes",
+    "joules_per_image", "last_loss", "accuracy",
+)  # fmt: skip
+"""Figures of an arm that are medians of those of its rounds."""
+
+
 def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> ArmRow:
-    runs = arm.completed
+    runs, rounds, workload = arm.completed, rounds_of(arm), arm.config.workload
     speeds = [run.images_per_second for run in runs if run.images_per_second is not None]
-    shown = runs[0] if runs else None
+    medians: dict[str, Any] = {name: _median([getattr(each, name) for each in rounds]) for name in MEDIANS}
     return ArmRow(
         name=arm.name,
         source=printable(arm.source),
@@ -245,29 +254,22 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         devices_per_node=arm.config.cluster.devices_per_node,
         num_replicas=arm.config.topology.num_replicas,
         device_type=arm.config.cluster.device_type,
+        model=workload.model,
+        dataset=workload.dataset,
+        image_size=workload.image_size,
+        global_batch_size=workload.global_batch_size,
+        precision=workload.precision,
+        profile=workload.profile,
         emulated=arm.config.emulated,
         pipeline=pipeline,
-        micro_batches=arm.config.workload.accumulate,
+        micro_batches=workload.accumulate,
         rounds=len(runs),
-        images_per_second=_median(speeds),
-        steady_images_per_second=_median(arm.steady_speeds),
         jitter=jitter(speeds) if len(speeds) > 1 else None,
-        step_ms=_median([run.step_seconds.median * 1000 if run.step_seconds else None for run in runs]),
-        step_p95_ms=_median([run.step_seconds.p95 * 1000 if run.step_seconds else None for run in runs]),
-        between_steps_fraction=_median([run.between_steps_fraction for run in runs]),
-        data_wait_fraction=_median([run.data_wait_fraction for run in runs]),
-        time_to_first_step_seconds=_median([run.time_to_first_step_seconds for run in runs]),
-        memory_bytes=_median([run.peak_memory_bytes.total if run.peak_memory_bytes else None for run in runs]),
-        gpu_memory_bytes=_median(
-            [run.peak_device_memory_bytes.total if run.peak_device_memory_bytes else None for run in runs]
-        ),
-        joules_per_image=_median([run.joules_per_image for run in runs]),
-        accuracy=_median([run.evaluations[-1].accuracy if run.evaluations else None for run in runs]),
-        last_loss=_median([run.train_loss[-1] if run.train_loss else None for run in runs]),
-        **_parts(arm),
+        **medians,
+        step_parts_ms=_parts(rounds),
         scaling=scaling_of(arm, all_arms),
-        rounds_shown=_rounds_shown(arm),
-        loss_curve=_curve(shown),
+        rounds_shown=rounds,
+        loss_curve=_curve(runs[0] if runs else None),
         outliers=_outliers(runs),
         remarks=[
             Remark(kind=remark.kind, sentence=printable(f"round {number}: {remark.sentence}"))
@@ -286,21 +288,6 @@ def _outliers(runs: Sequence[RunResult]) -> list[str]:
     return list(dict.fromkeys(sentence for sentence in said if sentence))
 
 
-def _rounds_shown(arm: ArmRuns) -> list[Round]:
-    rounds = enumerate(zip(arm.positions, arm.speeds, arm.steady_speeds, arm.run_dirs, strict=True), start=1)
-    return [
-        Round(
-            number=number,
-            position=position,
-            images_per_second=speed,
-            steady_images_per_second=steady,
-            run_dir=printable(run_dir),
-        )
-        for number, (position, speed, steady, run_dir) in rounds
-        if run_dir  # a round that was not run has none
-    ]
-
-
 def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
     """Name of each arm's pipeline: the same where arms differ in their micro-batches alone; None: it has none."""
     piped = [arm for arm in arms if arm.config.mode_row.is_pipeline]
@@ -317,28 +304,21 @@ def _but_micro_batches(config: RunConfig) -> str:
     return config.model_copy(update={"workload": workload}).model_dump_json()
 
 
-def _parts(arm: ArmRuns) -> dict[str, Any]:
+def _parts(rounds: Sequence[Round]) -> dict[str, float]:
     """The parts of a mean step, in milliseconds; medians over the rounds."""
-    runs = [run for run in arm.completed if run.step_seconds]
-    step_ms = _median([run.step_seconds.mean * 1000 for run in runs if run.step_seconds])
+    step_ms = _median([each.step_mean_ms for each in rounds])
     if step_ms is None:
-        return {"step_parts_ms": {}, "communication_ms": None}
-    waiting = _median([run.data_wait_fraction for run in runs])
+        return {}
+    waiting = _median([each.data_wait_fraction for each in rounds])
     parts = {} if waiting is None else {"waiting for data": step_ms * waiting}
-    # Paired within the rounds, as ratios of speeds are.
-    differences = [
-        1000 * (run.step_seconds.mean - other.step_seconds.mean)
-        for run, other in zip(arm.runs, arm.without_sync, strict=False)
-        if run and other and run.step_seconds and other.step_seconds
-    ]
-    communication = _median(differences)
+    communication = _median([each.communication_ms for each in rounds])
     if communication is not None:
         parts["communication"] = max(0.0, communication)
     parts["computing"] = max(0.0, step_ms - sum(parts.values()))
-    between = _median([run.host_overhead_seconds for run in runs])
+    between = _median([each.between_steps_ms for each in rounds])
     if between is not None:
-        parts["other"] = 1000 * between
-    return {"step_parts_ms": parts, "communication_ms": communication}
+        parts["other"] = between
+    return parts
 
 
 def _curve(run: RunResult | None) -> Curve:

@@ -54,6 +54,11 @@ class ArmRuns:
     def completed(self) -> list[RunResult]:
         return [run for run in self.runs if run is not None]
 
+    def failure_of(self, number: int) -> str | None:
+        """Why the run of a round, counted from 1, does not count; None where it does, or was not made."""
+        start = _in_round(number, "")
+        return next((failure.removeprefix(start) for failure in self.failures if failure.startswith(start)), None)
+
     @property
     def complete_rounds(self) -> int:
         """Rounds whose runs are all there, other than those that failed."""
@@ -63,13 +68,13 @@ class ArmRuns:
         return complete
 
     @property
-    def speeds(self) -> list[float | None]:
-        return [run.images_per_second if run else None for run in self.runs]
-
-    @property
     def steady_speeds(self) -> list[float | None]:
         """By which arms are compared; results of 0.1.0 have their images per second alone."""
         return [run.steady_images_per_second or run.images_per_second if run else None for run in self.runs]
+
+
+def _in_round(number: int, what: str) -> str:
+    return f"round {number}: {what}"
 
 
 @dataclass
@@ -149,7 +154,7 @@ def _of_run(path: Path) -> ArmRuns:
         runs=[None if failure else result],
         run_dirs=[str(path)],
         positions=[1],
-        failures=[f"round 1: {failure}"] if failure else [],
+        failures=[_in_round(1, failure)] if failure else [],
         num_unchecked=0 if failure or is_checked else 1,
     )
 
@@ -201,7 +206,7 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
             run_dir = study.run_dir(study_dir, number, arm)
             _add_round(arms[arm.name], number, run_dir)
             arms[arm.name].positions.append(position)
-            arms[arm.name].repeated += [f"round {number}: {why}" for why in disturbances(study, study_dir, number, arm)]
+            arms[arm.name].repeated += [_in_round(number, why) for why in disturbances(study, study_dir, number, arm)]
     for arm in study.arms:
         if arm.ablation_of in arms:
             without = arms.pop(arm.name)
@@ -229,4 +234,4 @@ def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
     arm.run_dirs.append(str(run_dir) if result else "")
     arm.num_unchecked += not is_checked and failure is None
     if failure:
-        arm.failures.append(f"round {number}: {failure}")
+        arm.failures.append(_in_round(number, failure))

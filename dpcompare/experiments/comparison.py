@@ -1,13 +1,15 @@
-"""What a study shows: one document that terminal, HTML, Markdown, CSV and JSON render."""
+"""What a study shows: one document that every format renders."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
 from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.statistics import Outcome
-from dpcompare.results.remarks import Remark
+from dpcompare.results.remarks import Remark, RemarkKind
 
 
 class _Shown(BaseModel):
@@ -15,13 +17,44 @@ class _Shown(BaseModel):
 
 
 class Round(_Shown):
-    """One run of an arm."""
+    """One run of an arm; of one that does not count only which it is, and why."""
 
     number: int
     position: int
+    run_dir: str
+    failure: str | None
+    """Why it does not count; None where it does."""
+    remarks: list[RemarkKind]
     images_per_second: float | None
     steady_images_per_second: float | None
-    run_dir: str
+    measured_steps: int | None
+    step_ms: float | None
+    """The median of the measured steps."""
+    step_mean_ms: float | None
+    step_mad_ms: float | None
+    """Median absolute deviation, not scaled."""
+    step_p95_ms: float | None
+    data_wait_fraction: float | None
+    between_steps_fraction: float | None
+    between_steps_ms: float | None
+    """Mean time between two measured steps."""
+    communication_ms: float | None
+    """Its mean step less that of the run without gradient sync in the same round."""
+    time_to_first_step_seconds: float | None
+    first_step_seconds: float | None
+    wall_seconds: float | None
+    memory_bytes: int | None
+    largest_process_memory_bytes: int | None
+    gpu_memory_bytes: int | None
+    joules_per_image: float | None
+    steps_trained: int | None
+    last_loss: float | None
+    evaluation_loss: float | None
+    accuracy: float | None
+
+    @property
+    def status(self) -> Literal["completed", "failed"]:
+        return "failed" if self.failure else "completed"
 
 
 class Scaling(_Shown):
@@ -73,6 +106,13 @@ class ArmRow(_Shown):
     devices_per_node: int
     num_replicas: int
     device_type: str
+    model: str
+    dataset: str
+    image_size: int
+    """Pixels of a side."""
+    global_batch_size: int
+    precision: str
+    profile: str
     emulated: bool
     pipeline: str | None
     """Name of its pipeline, the same for arms that differ in their micro-batches alone; None where it has none."""

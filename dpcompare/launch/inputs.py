@@ -11,8 +11,9 @@ from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.custom import custom_dataset
-from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, prepare
-from dpcompare.data.sources import BUILT_IN, find_images, num_synthetic
+from dpcompare.data.names import is_custom_dataset, is_hugging_face
+from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, prepare
+from dpcompare.data.sources import BUILT_IN, num_synthetic
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, sweep, unfinished
 from dpcompare.errors import RequestError
 from dpcompare.models.weights import classifier_of, load_source, prepare_weights
@@ -110,16 +111,21 @@ def num_training_images(config: RunConfig) -> int:
         return num_synthetic(config.workload.global_batch_size)
     if name in BUILT_IN:
         return len(BUILT_IN[name](config.workload.global_batch_size).splits["train"][1])
-    if is_custom(name):
+    if is_custom_dataset(name):
         return len(custom_dataset(name).splits["train"][1])
     path = Path(name).expanduser()
     if is_store(path):
         return open_store(path.resolve()).manifest.splits["train"].count
-    return len(find_images(path).splits["train"])
+    return len(image_files(_source(name)).splits["train"])
+
+
+def _source(name: str) -> str | Path:
+    """As `prepare` takes it."""
+    return name if name in BUILT_IN or is_hugging_face(name) else Path(name).expanduser()
 
 
 def _store(workload: Workload, largest_batch: int, progress: Progress | None) -> Store:
-    if is_custom(workload.dataset):
+    if is_custom_dataset(workload.dataset):
         return _custom_store(workload.dataset, workload.image_size, progress)
     path = Path(workload.dataset).expanduser()
     if workload.dataset not in BUILT_IN and is_store(path):
@@ -131,8 +137,7 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
                 f"`dpcompare data prepare SOURCE DEST --image-size {workload.image_size}`"
             )
         return store
-    source = workload.dataset if workload.dataset in BUILT_IN else path
-    cached = cache_dir() / "stores" / _store_key(workload, path, largest_batch)
+    cached = cache_dir() / "stores" / _store_key(workload, largest_batch)
     if (found := _sound_store(cached)) is not None:
         return found
     sweep(cached.parent, ".")  # what commands that were killed have left of other datasets
@@ -141,7 +146,7 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
             return found
         with unfinished(cached.parent, f".{cached.name}-") as temporary:
             prepared = prepare(
-                source,
+                _source(workload.dataset),
                 temporary / "store",
                 workload.image_size,
                 skip_corrupt=workload.skip_corrupt,
@@ -186,19 +191,17 @@ def _kept(prepared: Store, path: Path) -> Store:
     return open_store(path)
 
 
-def _store_key(workload: Workload, path: Path, largest_batch: int) -> str:
+def _store_key(workload: Workload, largest_batch: int) -> str:
     """Name of the cached store: changes with the files, the size and whatever else decides the pixels."""
     digest = hashlib.sha256(f"{FORMAT}|{RESIZE_RULE}|{DECODER}|{workload.skip_corrupt}".encode())
     name = workload.dataset
     if name == "synthetic":
         name = f"synthetic-{num_synthetic(largest_batch)}"
     elif name not in BUILT_IN:
-        name = path.resolve().name
-        files = find_images(path)
-        digest.update(str(path.resolve()).encode())
-        for split, images in files.splits.items():
-            for file, label in images:
-                status = file.stat() if file.exists() else None
-                stamp = (status.st_size, status.st_mtime_ns) if status else None
-                digest.update(f"{split}|{file}|{label}|{stamp}\n".encode("utf-8", "surrogateescape"))
+        source = _source(name)
+        whole = str(source.resolve() if isinstance(source, Path) else source)
+        name = Path(whole).name
+        digest.update(whole.encode())
+        for stamp in image_files(source).stamps():
+            digest.update(stamp.encode("utf-8", "surrogateescape"))
     return f"{name}-{workload.image_size}px-{digest.hexdigest()[:16]}"

@@ -1,9 +1,7 @@
-"""A comparison as Markdown, CSV and JSON, and conditions on its figures; every format shows the same digits."""
+"""A comparison as Markdown and JSON, and conditions on its figures; every format shows the same digits."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import re
@@ -119,34 +117,6 @@ def columns(comparison: Comparison) -> dict[str, Column]:
 def as_json(comparison: Comparison) -> str:
     """The comparison with all its fields."""
     return json.dumps(comparison.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"
-
-
-def as_csv(comparison: Comparison) -> str:
-    """One line per run."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    speeds = ("images_per_second", "steady_images_per_second")
-    writer.writerow(["arm", "framework", "mode", "replicas", "round", "position", *speeds, "run_dir"])
-    for row in comparison.arms:
-        for shown in row.rounds_shown:
-            writer.writerow(
-                [
-                    _plain(row.name),
-                    row.framework,
-                    row.mode,
-                    row.num_replicas,
-                    shown.number,
-                    shown.position,
-                    *("" if (speed := getattr(shown, name)) is None else speed for name in speeds),
-                    _plain(shown.run_dir),
-                ]
-            )
-    return text.getvalue()
-
-
-def _plain(text: str) -> str:
-    """A spreadsheet takes a cell that starts like a formula for one."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
 
 
 def as_markdown(comparison: Comparison) -> str:

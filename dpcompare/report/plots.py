@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.config.modes import MODES
-from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, paired_ratio
+from dpcompare.system.extras import import_extra
 from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
@@ -66,15 +66,8 @@ def make_plots(comparison: Comparison) -> list[Plot]:
 
 
 def _altair() -> Any:
-    try:
-        import altair
-        import vl_convert  # noqa: F401 (what altair draws with)
-    except ImportError as error:
-        raise RequestError(
-            f"plots need {error.name}, which is not installed; install the extra with: python -m pip install "
-            "'dpcompare[report]'"
-        ) from None
-    return altair
+    import_extra("vl_convert", extra="report", needed_by="drawing")  # what altair draws with
+    return import_extra("altair", extra="report", needed_by="drawing")
 
 
 def as_svg(plot: Plot) -> str:

@@ -15,8 +15,9 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse, widest_interval
 from dpcompare.experiments.collection import ArmRuns, Collection, collect
 from dpcompare.experiments.statistics import Plan
-from dpcompare.report.formats import as_csv, as_json, as_markdown, parse_condition
+from dpcompare.report.formats import as_json, as_markdown, parse_condition
 from dpcompare.report.page import as_html
+from dpcompare.report.records import as_csv
 from dpcompare.report.text import within
 from dpcompare.results.result import Evaluation, NodeRecord, StepSeconds
 from dpcompare.results.steadiness import SlowSteps

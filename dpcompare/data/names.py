@@ -1,0 +1,18 @@
+"""The names of datasets that are no paths."""
+
+from __future__ import annotations
+
+from dpcompare.system.import_path import is_custom
+
+HUGGING_FACE = "hf:"
+"""How the name of a dataset of Hugging Face begins."""
+
+
+def is_hugging_face(name: str) -> bool:
+    """Whether a dataset is one that the library `datasets` loads."""
+    return name.startswith(HUGGING_FACE)
+
+
+def is_custom_dataset(name: str) -> bool:
+    """Whether a dataset is named `package.module:NAME`."""
+    return is_custom(name) and not is_hugging_face(name)

@@ -1,0 +1,32 @@
+"""The examples of the docs that take datasets of other libraries, on small files in their formats."""
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpcompare.data.store import open_store
+from tests.support.command import dpcompare
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.mark.torch
+def test_torchvision(tmp_path):
+    """Files of FashionMNIST as they are published, with few images; that they are there keeps it from downloading."""
+    raw = tmp_path / "data" / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, count in (("train", 20), ("t10k", 10)):
+        (raw / f"{name}-images-idx3-ubyte").write_bytes(struct.pack(">4i", 2051, count, 28, 28) + bytes(count * 784))
+        labels = bytes(np.arange(count, dtype=np.uint8) % 10)
+        (raw / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2i", 2049, count) + labels)
+    found_from = os.pathsep.join([str(EXAMPLES), os.environ.get("PYTHONPATH", "")])
+    command = ("data", "prepare", "library_datasets:of_torchvision", "store", "--image-size", "16")
+    done = dpcompare(*command, PYTHONPATH=found_from)
+    assert done.code == 0, done.stderr
+    store = open_store(tmp_path / "store")
+    assert store.manifest.classes[:2] == ("T-shirt/top", "Trouser")
+    assert store.split("train").labels.tolist() == [*range(10)] * 2
+    assert len(store.split("validation")) == 10

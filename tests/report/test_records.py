@@ -1,0 +1,111 @@
+"""The table of all figures: the same in CSV and Parquet, and as the docs say."""
+
+import csv
+import io
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpcompare.errors import RequestError
+from dpcompare.report.formats import FIGURES
+from dpcompare.report.records import FIELDS, as_csv, as_parquet, records
+from dpcompare.results.result import PeakMemory
+from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single, stalled
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def shown():
+    """One device and two, six rounds; round 2 has failed, round 3 has stalled."""
+    memory = PeakMemory(max_process=2 * 2**30, total=3 * 2**30)
+    several = stalled(runs("torch", "ddp", FAST, peak_memory_bytes=memory, first_step_seconds=2.5), 3)
+    several.runs[1] = None
+    several.failures = ["round 2: killed by signal 9"]
+    several.without_sync = runs("torch", "ddp", [1.25 * speed for speed in FAST]).runs
+    return compared(single(SLOW), several)
+
+
+def test_a_record_has_every_figure_of_its_run(shown):
+    found = {(each["arm"], each["round"]): each for each in records(shown)}
+    assert len(found) == 12
+    first = found["torch ddp 2x1", 1]
+    expected = {
+        "status": "completed",
+        "failure": None,
+        "remarks": "",
+        "images_per_second": 130.0,
+        "step_p95_ms": pytest.approx(3200 / 130),
+        "communication_ms": pytest.approx(3200 / 130 * 0.2),
+        "first_step_seconds": 2.5,
+        "memory_bytes": 3 * 2**30,
+        "largest_process_memory_bytes": 2 * 2**30,
+        "gpu_memory_bytes": None,
+        "last_loss": 2.0,
+        "evaluation_loss": 1.0,
+        "accuracy": 0.5,
+        "steps_trained": 45,
+        "arm_scaling": "strong",
+        "arm_efficiency": pytest.approx(0.65, abs=0.01),
+    }
+    assert {name: first[name] for name in expected} == expected
+    assert found["torch ddp 2x1", 3]["remarks"] == "STALLED"
+    assert found["torch single 1x1", 1]["arm_efficiency"] is None
+
+
+def test_a_run_that_does_not_count_has_a_record_without_figures(shown):
+    (failed,) = [each for each in records(shown) if each["status"] == "failed"]
+    assert (failed["arm"], failed["round"], failed["failure"]) == ("torch ddp 2x1", 2, "killed by signal 9")
+    assert {failed[name] for name in FIELDS if name.endswith(("_ms", "_seconds", "_bytes", "loss", "accuracy"))} == {
+        None
+    }
+
+
+def test_the_median_of_the_records_is_the_figure_of_the_arm(shown):
+    speeds = [each["step_ms"] for each in records(shown) if each["arm"] == "torch single 1x1"]
+    assert shown.arms[0].step_ms == sorted(speeds)[2] / 2 + sorted(speeds)[3] / 2
+
+
+def test_parquet_is_the_table_of_the_csv(shown):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra parquet")
+    read = parquet.read_table(io.BytesIO(as_parquet(shown)))
+    assert read.column_names == list(FIELDS)
+    assert read.to_pylist() == records(shown)
+    kinds = {str: "string", int: "int64", float: "double", bool: "bool"}
+    assert {field.name: str(field.type) for field in read.schema} == {
+        name: kinds[field.kind] for name, field in FIELDS.items()
+    }
+    assert read.schema.field("step_p95_ms").metadata == {b"description": b"95th percentile of the steps"}
+    as_text = [{name: _as_in_csv(value) for name, value in each.items()} for each in read.to_pylist()]
+    assert list(csv.DictReader(io.StringIO(as_csv(shown)))) == as_text
+
+
+def _as_in_csv(value):
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def test_parquet_without_its_library_names_the_extra(shown, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(RequestError, match=r"--parquet needs pyarrow, which is not installed.*'dpcompare\[parquet\]'"):
+        as_parquet(shown)
+
+
+def test_the_docs_list_the_columns():
+    listed = re.findall(r"^\| `(\w+)` \| (.+) \|$", (DOCS / "exports.md").read_text(), re.MULTILINE)
+    assert dict(listed) == {name: field.explanation for name, field in FIELDS.items()}
+
+
+def test_no_figure_of_the_report_is_without_a_column():
+    """The other way round, whoever adds one to the report is told here."""
+    columns = {
+        "arm": "arm", "topology": "nodes", "rounds": "round", "images/s": "images_per_second",
+        "steady": "steady_images_per_second", "jitter": "arm_jitter_images_per_second", "ms/step": "step_ms",
+        "p95 ms": "step_p95_ms", "between": "between_steps_fraction", "waiting": "data_wait_fraction",
+        "sync ms": "communication_ms", "first step s": "time_to_first_step_seconds", "memory MiB": "memory_bytes",
+        "GPU MiB": "gpu_memory_bytes", "J/image": "joules_per_image", "last loss": "last_loss", "accuracy": "accuracy",
+        "efficiency": "arm_efficiency",
+    }  # fmt: skip
+    assert set(columns) == set(FIGURES)
+    assert set(columns.values()) <= set(FIELDS)
