@@ -141,7 +141,7 @@ def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[s
     # GPUs are split again; simulated devices stay as many per node unless asked for.
     per_node = cluster.devices_per_node if device == cluster.device_type == "cpu" else None
     return Cluster.partition(
-        options.nodes if "nodes" in given else cluster.num_nodes,
+        cluster.num_nodes if options.nodes is None else options.nodes,
         options.devices_per_node if "devices_per_node" in given else per_node,
         device=device,
         gpus=gpus,

@@ -145,9 +145,10 @@ def _impossible(split: Split, count: int, manifest: Manifest) -> str | None:
         ("labels", split.labels, np.int32, (count,)),
         ("sums", split.sums, np.int64, (count,)),
     ):
-        found = (array.shape, array.dtype) if isinstance(array, np.ndarray) else type(array)
-        if found != (shape, dtype):
-            return f"{what} of {found}, expected {(shape, np.dtype(dtype))}"
+        found: object = (array.shape, array.dtype) if isinstance(array, np.ndarray) else type(array)
+        expected = shape, np.dtype(dtype)
+        if found != expected:
+            return f"{what} of {found}, expected {expected}"
     if not count or not 0 <= split.labels.min() <= split.labels.max() < num_classes:
         return f"labels that are none of its {num_classes} classes, or no image"
     return None
