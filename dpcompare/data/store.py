@@ -23,6 +23,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpcompare.errors import RequestError
+from dpcompare.system.words import counted
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -150,7 +151,7 @@ def _impossible(split: Split, count: int, manifest: Manifest) -> str | None:
         if found != expected:
             return f"{what} of {found}, expected {expected}"
     if not count or not 0 <= split.labels.min() <= split.labels.max() < num_classes:
-        return f"labels that are none of its {num_classes} classes, or no image"
+        return f"no image, or labels beyond its {counted(num_classes, 'class')}"
     return None
 
 
