@@ -47,7 +47,9 @@ if TYPE_CHECKING:
     help="All figures; - or, as the last option, no FILE is stdout.",
 )
 @click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
-@click.option("--tensorboard", metavar="DIR", help="Losses and accuracies of every run as TensorBoard's event files.")
+@click.option("--tensorboard", metavar="DIR", help="Config, losses, seconds and figures of every run, for TensorBoard.")
+@click.option("--mlflow", metavar="DIR|URI", help="The same in MLflow's database in DIR, or on the server of a URI.")
+@click.option("--wandb", metavar="DIR", help="The same as offline runs of Weights & Biases, for `wandb sync`.")
 @click.option("--full", is_flag=True, help="All figures, every pair, and the fairness sheet.")
 @click.option(
     "--fail-if",
@@ -65,6 +67,8 @@ def report(
     as_json: str | None,
     plots: str | None,
     tensorboard: str | None,
+    mlflow: str | None,
+    wandb: str | None,
     full: bool,
     fail_if: tuple[str, ...],
 ) -> int:
@@ -77,6 +81,10 @@ def report(
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
     from dpcompare.report import formats, page, records
+    from dpcompare.report.mlflow import write_to_mlflow
+    from dpcompare.report.tensorboard import write_to_tensorboard
+    from dpcompare.report.trackers import tracked_runs
+    from dpcompare.report.wandb import write_to_wandb
 
     conditions = [formats.parse_condition(text) for text in fail_if]
     collection = collect(paths, subject)
@@ -96,12 +104,11 @@ def report(
         drawn = make_plots(comparison)
         with _writable(plots):
             write_files(drawn, Path(plots))
-    if tensorboard is not None:
-        from dpcompare.report.tensorboard import write_event_files
-
-        with _writable(tensorboard):
-            write_event_files(collection, Path(tensorboard))
-    if all(each is None for each in (html, markdown, csv, parquet, as_json, plots, tensorboard)):
+    for target, track in ((tensorboard, write_to_tensorboard), (mlflow, write_to_mlflow), (wandb, write_to_wandb)):
+        if target is not None:
+            with _writable(target):
+                track(tracked_runs(collection, comparison), target)
+    if all(each is None for each in (html, markdown, csv, parquet, as_json, plots, tensorboard, mlflow, wandb)):
         print_comparison(comparison, full=full)
         if not full and len(comparison.arms) > 1:
             click.echo(f"why: {hint('report', *paths)} --full", err=True)

@@ -112,6 +112,14 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
     )
 
 
+def seconds_of_steps(config: RunConfig, run_dir: Path) -> dict[int, float]:
+    """Step, from 1 -> the seconds that it took, in the slowest process of the last attempt; nothing without events."""
+    processes = _series(config, read_events(run_dir, config.topology.num_processes))
+    slowest, _ = _slowest(config, processes, _measured_steps(config, processes) or slice(0))
+    seconds = slowest.durations(slice(None), asynchronous=bool(config.mode_row.roles))
+    return dict(enumerate(seconds, start=slowest.first_step + 1))
+
+
 def _series(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
     """Of every process that trains."""
     by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}

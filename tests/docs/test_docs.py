@@ -10,6 +10,7 @@ import click
 import pytest
 
 from dpcompare.cli import cli
+from dpcompare.report.formats import parse_condition
 from tests.support.command import dpcompare
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,18 @@ def test_commands_are_accepted_by_the_command_line(command, tmp_path):
     if isinstance(known, click.Group):
         known, arguments = known.commands[arguments[0]], arguments[1:]
     known.make_context(name, arguments)
+
+
+def test_commands_of_the_workflow_are_accepted_and_its_conditions_too():
+    yaml = pytest.importorskip("yaml", reason="needs the dev extra")
+    workflow = yaml.safe_load((ROOT / "docs" / "examples" / "compare.yml").read_text())
+    lines = [line for step in workflow["jobs"]["compare"]["steps"] for line in step.get("run", "").splitlines()]
+    commands = [shlex.split(line.partition(" >>")[0])[1:] for line in lines if line.startswith("dpcompare ")]
+    assert [name for name, *_ in commands] == ["compare", "report", "report", "report"]
+    for name, *arguments in commands:
+        asked = cli.commands[name].make_context(name, arguments).params
+        for condition in asked.get("fail_if", ()):
+            parse_condition(condition)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
