@@ -14,6 +14,7 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
         *("schedule", "lr_warmup_steps", "scale_lr", "accumulate", "batchnorm", "batchnorm_momentum"),
         *("regularization", "seed"),
     ),
+    "Evaluation": ("evaluate_every", "target_accuracy", "stop_at_target", "keep_predictions"),
     "Data": ("dataset", "image_size", "augment", "skip_corrupt", "input_threads"),
     "Speed and how it is measured": ("profile", "tune", "warmup_steps", "steps_per_window", "profile_steps"),
     "Recovery": (

@@ -259,6 +259,21 @@ class RunOptions:
         type=int, metavar="STEPS", help="Write a checkpoint every so many steps, and at the end."
     )
     keep_checkpoints: int | None = _run(type=int, help="How many of the newest checkpoints are kept.  [default: 2]")
+    evaluate_every: int | None = _run(
+        type=int, metavar="STEPS", help="Evaluate every so many steps, and at the end.  [default: after every epoch]"
+    )
+    target_accuracy: float | None = _run(
+        type=float,
+        scope="study",
+        metavar="FRACTION",
+        help="An accuracy to reach, such as 0.9: reported is what training took until an evaluation first did.",
+    )
+    stop_at_target: bool = _run(
+        is_flag=True, scope="study", help="End the training at the target accuracy, not at its last step."
+    )
+    keep_predictions: bool = _run(
+        is_flag=True, scope="study", help="Keep what the trained model predicts of each validation sample."
+    )
     on_nan: str | None = _run(
         type=click.Choice(["stop", "continue"]), help="What to do when a loss is not finite.  [default: stop]"
     )

@@ -45,6 +45,15 @@ class Inputs(BaseModel):
     """Images of the source that could not be decoded and were left out."""
 
 
+def _fraction(received: float | None) -> float | None:
+    if received is not None and not 0 < received <= 1:
+        raise ValueError(
+            f"target_accuracy: received {received:g}, expected a fraction of the validation samples, above 0 and at "
+            "most 1, such as 0.9"
+        )
+    return received
+
+
 class RunConfig(Config):
     """One run: a workload, trained by one mode of one framework, on a cluster."""
 
@@ -80,6 +89,14 @@ class RunConfig(Config):
     """Steps from one checkpoint to the next; the last step always gets one. None: no checkpoints."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """How many of the newest checkpoints are kept."""
+    evaluate_every: int | None = Field(default=None, ge=1)
+    """Steps from one evaluation to the next; the last step is always followed by one. None: after every epoch."""
+    target_accuracy: Annotated[float | None, AfterValidator(_fraction)] = None
+    """Of the validation samples, which the run is to reach: what that took is reported."""
+    stop_at_target: bool = False
+    """Whether the training ends at the first evaluation that reaches it."""
+    keep_predictions: bool = False
+    """Whether what the trained model predicts of each validation sample is kept in RUN_DIR/predictions."""
     resume: Path | None = None
     """Checkpoint to start from instead of the initial weights; chosen by `dpcompare.launch.run`."""
     on_nan: Literal["stop", "continue"] = "stop"
@@ -164,9 +181,8 @@ def problems_of_run(config: RunConfig) -> list[str]:
         if problems := list(check(config)):
             return problems
     shape = [*_roles(config), *_stages(config)]
-    others = [
-        problem for check in (_devices, _settings, _launcher, _placement, _gradient_sync) for problem in check(config)
-    ]
+    checks = (_devices, _settings, _target, _launcher, _placement, _gradient_sync)
+    others = [problem for check in checks for problem in check(config)]
     # How many rows a replica has is clear only where it is clear what a replica is.
     return others + (shape or list(_batch(config)))
 
@@ -279,6 +295,11 @@ def _settings(config: RunConfig) -> Iterator[str]:
         )
     if config.profile_steps and not 1 <= config.profile_steps[0] <= config.profile_steps[1]:
         yield f"profile_steps: received {config.profile_steps}, expected a first step from 1 and a later last one"
+
+
+def _target(config: RunConfig) -> Iterator[str]:
+    if config.stop_at_target and config.target_accuracy is None:
+        yield "stop_at_target: received without a target to stop at; give target_accuracy too, such as 0.9"
 
 
 def _launcher(config: RunConfig) -> Iterator[str]:

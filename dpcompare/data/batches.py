@@ -102,14 +102,14 @@ class BatchReader:
         for batch in batches:
             if digest is not None:
                 digest.update(batch)
-            for rows in self._rows(len(batch.indices)):
+            for rows in self.rows(len(batch.indices)):
                 yield partial(self._read, batch, rows)
 
     def read(self, batches: Iterable[GlobalBatch]) -> Iterator[HostBatch]:
         """These batches, micro-batch by micro-batch."""
         return (read() for read in self.reads(batches))
 
-    def _rows(self, global_batch_size: int) -> npt.NDArray[np.int64]:
+    def rows(self, global_batch_size: int) -> npt.NDArray[np.int64]:
         """Positions in the global batch, (micro-batch, row): in each, the replicas' rows one replica after another."""
         shape = (self._data_parallel_size, self._replicas_per_process, self._accumulate, -1)
         local: npt.NDArray[np.int64] = np.arange(global_batch_size).reshape(shape)[self._data_parallel_rank]

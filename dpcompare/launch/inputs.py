@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.config.run import Inputs, RunConfig
@@ -16,7 +17,7 @@ from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, 
 from dpcompare.data.sources import BUILT_IN, num_synthetic
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, sweep, unfinished
 from dpcompare.errors import RequestError
-from dpcompare.models.weights import classifier_of, load_source, prepare_weights
+from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.import_path import is_custom
 from dpcompare.system.locks import in_turn
@@ -52,24 +53,46 @@ def prepare_inputs(
     store = _store(workload, largest_batch or workload.global_batch_size, progress)
     _check_steps(config, workload.total_steps(store.manifest.splits["train"].count))
     num_classes = len(store.manifest.classes)
-    custom_shapes = None
-    if is_custom(workload.model):
-        custom_shapes = tensor_shapes(workload.model, config.framework, config.python, workload.image_size, num_classes)
-    weights = prepare_weights(
-        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes
-    )
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
-        weights=weights,
-        weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest(),
-        classifier=classifier_of(weights),
+        **_weights(config, num_classes, source),
         num_classes=num_classes,
         num_train=store.manifest.splits["train"].count,
         num_validation=store.manifest.splits["validation"].count,
         num_skipped=len(store.manifest.skipped),
     )
     return config.model_copy(update={"inputs": inputs})
+
+
+def with_seed(config: RunConfig, seed: int) -> RunConfig:
+    """The same config under another seed; where its inputs are prepared, with that seed's initial weights.
+
+    Raises:
+        RequestError: the weights cannot be had.
+    """
+    workload = config.workload.model_copy(update={"seed": seed})
+    config = config.model_copy(update={"workload": workload})
+    if config.inputs is None:
+        return config
+    source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
+    weights = _weights(config, config.inputs.num_classes, source)
+    return config.model_copy(update={"inputs": config.inputs.model_copy(update=weights)})
+
+
+def _weights(config: RunConfig, num_classes: int, source: Source | None) -> dict[str, Any]:
+    """What `Inputs` says of the initial weights, which are made now unless the cache has them."""
+    workload, custom_shapes = config.workload, None
+    if is_custom(workload.model):
+        custom_shapes = tensor_shapes(workload.model, config.framework, config.python, workload.image_size, num_classes)
+    weights = prepare_weights(
+        workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes
+    )
+    return {
+        "weights": weights,
+        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "classifier": classifier_of(weights),
+    }
 
 
 def _check_steps(config: RunConfig, num_steps: int) -> None:
@@ -84,6 +107,11 @@ def _check_steps(config: RunConfig, num_steps: int) -> None:
         raise RequestError(
             f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has only "
             f"{counted(num_steps, 'step')}; expected at most as many, or more epochs"
+        )
+    if config.evaluate_every is not None and config.evaluate_every > num_steps:
+        raise RequestError(
+            f"evaluate_every: received {config.evaluate_every}, but the run has {num_steps} steps only; expected at "
+            "most as many, or more epochs"
         )
     if config.profile_steps and config.profile_steps[1] > num_steps:
         raise RequestError(

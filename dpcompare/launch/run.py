@@ -39,6 +39,7 @@ from dpcompare.results.run_dir import (
     LOGS_DIR,
     RESULT_FILE,
 )
+from dpcompare.results.target import reached
 from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, visible_gpus
 from dpcompare.system.files import FolderWatch, require_files_of_its_own, require_writable
 from dpcompare.system.locks import only_one
@@ -131,6 +132,7 @@ def resume(
             num_steps = config.workload.total_steps(config.inputs.num_train)
             if path is None:
                 raise RequestError(_nothing_to_resume(directory, config, problems))
+            _require_target_ahead(directory, config)
             # A run that failed after its last checkpoint still lacks its evaluation or its result.
             if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
                 raise RequestError(
@@ -141,6 +143,19 @@ def resume(
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
             return _train(config, directory, observe, report, stopped_by)
+
+
+def _require_target_ahead(run_dir: Path, config: RunConfig) -> None:
+    """Refuse to go on with a run that is to end at a target which it has reached."""
+    if not config.stop_at_target or config.target_accuracy is None:
+        return
+    done = result_so_far(run_dir)
+    found = reached(done.evaluations, config.target_accuracy)
+    if done.status == "completed" and found:
+        raise RequestError(
+            f"{str(run_dir)!r} has reached its target at step {found.step}: an accuracy of {found.accuracy:.4f}, with "
+            f"{config.target_accuracy:g} asked for; ask for more with --target-accuracy"
+        )
 
 
 def _nothing_to_resume(run_dir: Path, config: RunConfig, problems: list[str]) -> str:

@@ -29,6 +29,7 @@ from dpcompare.results.result import (
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
+from dpcompare.results.target import TrainingCost, reached
 from dpcompare.system.json_files import read_document
 from dpcompare.system.words import counted
 
@@ -94,8 +95,9 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         attempts=history.attempts,
         train_loss=history.losses + _global_losses(processes),
         evaluations=evaluations,
+        evaluation_costs=_evaluation_costs(config, processes, evaluations),
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
-        computed=_computed(config, processes, records),
+        computed=_computed(config, processes, records, evaluations),
         store_sha256=config.inputs.store_sha256 if config.inputs else None,
         weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
         skipped_images=config.inputs.num_skipped if config.inputs else 0,
@@ -129,14 +131,17 @@ def _series(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
 
 
 def _computed(
-    config: RunConfig, processes: Sequence[ProcessSeries], records: Sequence[ProcessRecord]
+    config: RunConfig,
+    processes: Sequence[ProcessSeries],
+    records: Sequence[ProcessRecord],
+    evaluations: Sequence[Evaluation],
 ) -> Computed | None:
     """What the training processes say they computed, beside what was asked of this attempt."""
     found = [record.computed for record in records if record.computed is not None]
     if config.inputs is None or len(found) < config.topology.num_trainers:
         return None
     workload, num_train = config.workload, config.inputs.num_train
-    first_step, num_steps = processes[0].first_step, workload.total_steps(num_train)
+    first_step, num_steps = processes[0].first_step, _num_steps(config, processes, evaluations)
     before, after = (
         samples_trained(num_train, workload.global_batch_size, num_steps=steps) for steps in (first_step, num_steps)
     )
@@ -227,6 +232,41 @@ def _batch_losses(parts: Sequence[Evaluated]) -> dict[str, float | None]:
     return {"median_batch_loss": _finite(float(np.median(losses))), "largest_batch_loss": _finite(max(losses))}
 
 
+def _num_steps(config: RunConfig, processes: Sequence[ProcessSeries], evaluations: Sequence[Evaluation]) -> int:
+    """That a run was to have, when it had these evaluations: those up to its target where it was to end there."""
+    assert config.inputs is not None
+    if config.stop_at_target and config.target_accuracy:
+        judged = [evaluation for evaluation in evaluations if evaluation.step >= processes[0].first_step]
+        if found := reached(judged, config.target_accuracy):
+            return found.step
+    return config.workload.total_steps(config.inputs.num_train)
+
+
+def _evaluation_costs(
+    config: RunConfig, processes: Sequence[ProcessSeries], evaluations: Sequence[Evaluation]
+) -> list[TrainingCost]:
+    """What training had taken when each evaluation was made."""
+    if config.inputs is None:
+        return []
+    is_timed = processes[0].first_step == 0  # of earlier attempts the events are elsewhere
+    seconds = [np.cumsum(np.add(process.step_seconds, process.host_overhead_seconds)) for process in processes]
+    metered = _metered(config, processes) or []
+    joules = [np.cumsum(process.joules) for process in metered]
+    costs = []
+    for step in (evaluation.step for evaluation in evaluations):
+        images = samples_trained(config.inputs.num_train, config.workload.global_batch_size, num_steps=step)
+        known = is_timed and all(0 < step <= len(each) for each in (*seconds, *joules))
+        costs.append(
+            TrainingCost(
+                step=step,
+                images=images,
+                seconds=max(float(each[step - 1]) for each in seconds) if known else None,
+                joules=sum(float(each[step - 1]) for each in joules) if known and joules else None,
+            )
+        )
+    return costs
+
+
 def _first_step(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:
     """How long the first step took, with and without the start; nothing where a process made none."""
     reached = [process.first_step_at for process in processes if process.first_step_at is not None]
@@ -297,7 +337,14 @@ def _clock(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSeries])
 
 def _joules_per_image(config: RunConfig, processes: Sequence[ProcessSeries]) -> float | None:
     """Energy of all devices of the run over the measured steps; None where a part of it was not counted."""
-    steps = _measured_steps(config, processes)
+    steps, metered = _measured_steps(config, processes), _metered(config, processes)
+    if steps is None or metered is None:
+        return None
+    return sum(sum(process.joules[steps]) for process in metered) / sum(processes[0].global_counts[steps])
+
+
+def _metered(config: RunConfig, processes: Sequence[ProcessSeries]) -> Sequence[ProcessSeries] | None:
+    """The processes whose counters are those of all devices of the run; None where a part was not counted."""
     # On the CPU the first process of each machine reads the counters of all its packages.
     on_cpu = config.cluster.device_type == "cpu"
     metered = [processes[rank] for rank in config.topology.first_of_machines] if on_cpu else processes
@@ -305,9 +352,7 @@ def _joules_per_image(config: RunConfig, processes: Sequence[ProcessSeries]) -> 
     includes_servers = config.topology.num_trainers == config.topology.num_processes or (
         on_cpu and config.cluster.simulated
     )
-    if steps is None or not includes_servers or not all(process.has_energy for process in metered):
-        return None
-    return sum(sum(process.joules[steps]) for process in metered) / sum(processes[0].global_counts[steps])
+    return metered if includes_servers and all(process.has_energy for process in metered) else None
 
 
 def _contradiction(
@@ -324,7 +369,7 @@ def _contradiction(
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"
     assert config.inputs is not None
-    expected = config.workload.total_steps(config.inputs.num_train)
+    expected = _num_steps(config, processes, evaluations)
     if processes[0].num_steps != expected:
         return (
             f"of {counted(expected, 'step')} planned, {processes[0].num_steps} were logged; is an event file damaged?"

@@ -17,6 +17,7 @@ from dpcompare.results.run_dir import (
     CONFIG_FILE,
     EVENTS_DIR,
     LOGS_DIR,
+    PREDICTIONS_DIR,
     RESULT_FILE,
     TRACES_DIR,
     attempt_path,
@@ -61,6 +62,7 @@ def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
         for name in (
             LOGS_DIR,
             TRACES_DIR,
+            PREDICTIONS_DIR,
             RESULT_FILE,
             *records,
             EVENTS_DIR,

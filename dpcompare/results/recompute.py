@@ -22,7 +22,8 @@ RECOMPUTED = (
     "peak_memory_bytes", "peak_device_memory_bytes",
     "first_step", "images_per_second", "steady_images_per_second", "measured_steps", "step_seconds", "slow_steps",
     "data_wait_fraction", "host_overhead_seconds", "joules_per_image", "first_step_seconds", "train_loss",
-    "evaluations", "steps_left_out", "slow_start", "compiled_steps", "between_steps_fraction", "clock",
+    "evaluations", "evaluation_costs", "steps_left_out", "slow_start", "compiled_steps", "between_steps_fraction",
+    "clock",
 )  # fmt: skip
 """Keys of a result that its config, the records of its processes and their events give."""
 

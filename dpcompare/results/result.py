@@ -17,6 +17,7 @@ from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, 
 from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
 from dpcompare.results.steadiness import SlowStart, SlowSteps
+from dpcompare.results.target import TrainingCost, reached
 from dpcompare.system.cores import CoresUsed
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import read_document, write_document
@@ -253,6 +254,8 @@ class RunResult(BaseModel):
     train_loss: list[Finite | None] = []
     """Global loss of every step, earlier attempts included; None where it is not finite, which JSON cannot express."""
     evaluations: list[Evaluation] = []
+    evaluation_costs: list[TrainingCost] = []
+    """What training had taken when each evaluation was made, in their order; empty in 0.1.0."""
     sample_order_sha256: str | None = None
     computed: Computed | None = None
     """What the processes counted and measured of their own work; None where one left no record, and in 0.1.0."""
@@ -276,6 +279,17 @@ class RunResult(BaseModel):
                 if isinstance(config.get("placement", {}), dict):
                     return config
         raise ValueError("expected the config of a run, with its workload and cluster")
+
+    @property
+    def target_accuracy(self) -> float | None:
+        """That the run was to reach."""
+        return self.config.get("target_accuracy")
+
+    @property
+    def cost_of_target(self) -> TrainingCost | None:
+        """What it took to reach the target; None where there was none, or no evaluation reached it."""
+        found = None if self.target_accuracy is None else reached(self.evaluations, self.target_accuracy)
+        return next((cost for cost in self.evaluation_costs if found and cost.step == found.step), None)
 
     @property
     def devices_per_node(self) -> int:

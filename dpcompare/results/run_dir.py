@@ -11,6 +11,7 @@ RUN_DIR/
     logs/node<n>.log                output of a node process outside its training processes
     logs/host<n>.log, slurm.log     output of what an engine starts
     traces/process-<rank>.json      with --profile-steps
+    predictions/                    with --keep-predictions; see dpcompare.results.predictions
     probe-<rank>.safetensors        the arrays that `verify` compares
     nodes/<attempt>/                how nodes find each other; see dpcompare.launch.rendezvous
     result.json                     the RunResult, when the run has ended
@@ -28,6 +29,7 @@ RESULT_FILE = "result.json"
 HISTORY_FILE = "history.json"
 LOGS_DIR = "logs"
 TRACES_DIR = "traces"
+PREDICTIONS_DIR = "predictions"
 EVENTS_DIR = "events"
 CHECKPOINTS_DIR = "checkpoints"
 ATTEMPTS_DIR = "attempts"

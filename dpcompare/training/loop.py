@@ -13,7 +13,7 @@ import numpy as np
 
 from dpcompare.backends.base import Backend
 from dpcompare.data.batches import BatchReader, DeviceBatch
-from dpcompare.data.order import OrderDigest, evaluation_batches, steps_per_epoch, training_batches
+from dpcompare.data.order import GlobalBatch, OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
 from dpcompare.models.state import TrainingState
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id
@@ -25,6 +25,7 @@ from dpcompare.training.inspection import Inspection
 from dpcompare.training.reader import training_reader
 from dpcompare.training.schedule import learning_rate
 from dpcompare.training.step_log import NonFiniteError, StepLog
+from dpcompare.training.target import Target
 from dpcompare.training.window import MeasuredStep, Window
 
 
@@ -33,7 +34,8 @@ class Trained:
     """What a process says of its training when it is done."""
 
     order_sha256: str
-    """sha256 of the order in which the samples of all steps were trained, those before a checkpoint included."""
+    """sha256 of the order in which the samples of all steps were trained, those before a checkpoint included, and
+    those that a run has left out which ended at its target."""
     computed: ComputedByProcess
 
 
@@ -72,6 +74,8 @@ class Trainer:
         self._events, self._run_dir = events, run_dir
         self._split, self._validation = store.split("train"), store.split("validation")
         self._num_steps = self._workload.total_steps(len(self._split))
+        self._last_step = self._num_steps
+        """An earlier one where the run reaches its target before, and ends there."""
         self._epoch_steps = steps_per_epoch(len(self._split), self._workload.global_batch_size)
         self._place = {
             "data_parallel_rank": backend.data_parallel_rank,
@@ -84,6 +88,7 @@ class Trainer:
         """Of the present step; kept until those of the next have arrived."""
         self._window = Window(backend, energy, previous_end=0.0)
         self._inspection = Inspection(backend)
+        self._target = Target(self._config, run_dir)
 
     def train(self, after_step: Callable[[int], None]) -> Trained:
         """Make all steps that are left; see `train` of this module."""
@@ -94,21 +99,17 @@ class Trainer:
         )
         self._backend.synchronize()
         self._window.previous_end = time.perf_counter()
-        for step in range(first_step + 1, self._num_steps + 1):
-            evaluates, checkpoints = self._evaluates(step), self._checkpoints(step)
+        if first_step == self._num_steps or (first_step and self._config.stop_at_target):
+            self.evaluate(first_step)  # the attempt that made this checkpoint may have ended before it did
+        for step in range(first_step + 1, self._last_step + 1):
+            evaluates = self._evaluates(step)
             is_first = step == first_step + 1  # in which a framework compiles and tries things out
             warmed_up = step - first_step == self._workload.least_warmup_steps  # the next is the first that counts
             if step - first_step == self._workload.least_warmup_steps + 1:
                 self._backend.reset_peak_memory()  # what was tried out in the first steps took more
             self._trace.before(step)
             self.step(feed, step)
-            drain = evaluates or checkpoints or warmed_up or is_first
-            if drain or step % self._config.window == 0 or self._trace.begins_or_ends_after(step):
-                self._log.add(self._window.close(drain=drain))
-                if step == self._num_steps or self._trace.begins_or_ends_after(step):
-                    self._log.write()  # before what takes long and is no step: the launcher looks when it is written
-                if self._trace.after(step):
-                    self._window.leave_out()
+            self._end_step(step, drain=evaluates or self._checkpoints(step) or warmed_up or is_first)
             after_step(step)
             if is_first or step == self._num_steps:
                 self._inspection.inspect(step, self._batches)
@@ -117,10 +118,14 @@ class Trainer:
                 self._window.previous_end = time.perf_counter()
             if evaluates:
                 self.evaluate(step)
-            if checkpoints:
+            if self._checkpoints(step):
                 self.checkpoint(step)
-        if first_step == self._num_steps:  # made by a run that was to go further, and may not have evaluated it
-            self.evaluate(self._num_steps)
+            if step == self._last_step:
+                break
+        if self._last_step < self._num_steps:
+            if self._batches:
+                self._inspection.inspect(self._last_step, self._batches)
+            digest = self._digest_of_all()
         return Trained(order_sha256=digest.hexdigest(), computed=self._inspection.found())
 
     def step(self, feed: Iterator[DeviceBatch], step: int) -> None:
@@ -140,8 +145,19 @@ class Trainer:
             )
         )
 
+    def _end_step(self, step: int, *, drain: bool) -> None:
+        """Wait for the device where a window ends, and log its steps."""
+        is_edge_of_trace = self._trace.begins_or_ends_after(step)
+        if not (drain or step % self._config.window == 0 or is_edge_of_trace):
+            return
+        self._log.add(self._window.close(drain=drain))
+        if step == self._num_steps or is_edge_of_trace:
+            self._log.write()  # before what takes long and is no step: the launcher looks when it is written
+        if self._trace.after(step):
+            self._window.leave_out()
+
     def evaluate(self, step: int) -> None:
-        """Evaluate this process's part of the validation split after `step` steps."""
+        """Evaluate this process's part of the validation split after `step` steps, which may then be the last."""
         self._log.write()
         reader = BatchReader(self._validation, None, None, **self._place)
         order = evaluation_batches(len(self._validation), self._workload.global_batch_size)
@@ -164,6 +180,8 @@ class Trainer:
                 batch_counts=batches[:, 2].astype(int).tolist(),
             )
         )
+        if self._target.is_reached(step, self._log.alive):
+            self._last_step = step
         self._window.leave_out()
 
     def checkpoint(self, step: int) -> None:
@@ -191,21 +209,32 @@ class Trainer:
 
     def _feed(self, first_step: int, digest: OrderDigest) -> Iterator[DeviceBatch]:
         """The training batches after the first steps; `digest` gets the order of all."""
-        workload = self._workload
-        order = training_batches(
-            len(self._split), workload.global_batch_size, seed=workload.seed, num_steps=self._num_steps
-        )
+        workload, order = self._workload, self._order()
         for batch in islice(order, first_step):
             digest.update(batch)
         reader = training_reader(workload, self._split, **self._place, accumulate=workload.accumulate)
         return self._backend.feed(reader.reads(order, digest))
 
+    def _order(self) -> Iterator[GlobalBatch]:
+        """The global batches of all steps."""
+        workload = self._workload
+        return training_batches(
+            len(self._split), workload.global_batch_size, seed=workload.seed, num_steps=self._num_steps
+        )
+
+    def _digest_of_all(self) -> OrderDigest:
+        """Of a run that ends early: with those steps that it leaves out, of which some may have been read ahead."""
+        digest = OrderDigest()
+        for batch in self._order():
+            digest.update(batch)
+        return digest
+
     def _evaluates(self, step: int) -> bool:
-        return step == self._num_steps or step % self._epoch_steps == 0
+        return step == self._num_steps or step % (self._config.evaluate_every or self._epoch_steps) == 0
 
     def _checkpoints(self, step: int) -> bool:
         every = self._config.checkpoint_every
-        return every is not None and (step == self._num_steps or step % every == 0)
+        return every is not None and (step == self._last_step or step % every == 0)
 
 
 class _Trace:

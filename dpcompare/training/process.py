@@ -32,6 +32,8 @@ from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
 from dpcompare.system.numa import bind, near_cores
 from dpcompare.training import loop, probe
+from dpcompare.training.predictions import keep_predictions
+from dpcompare.training.step_log import StepLog
 
 SECONDS_BETWEEN_LOOKS = 0.2
 
@@ -80,11 +82,14 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         cores_used: CoresUsed | None = None
 
         def after_step(step: int) -> None:
-            nonlocal cores_used
             meter.count_step()
             if step == last_step:  # before its evaluation, while the clocks are still those of the training
-                cores_used = meter.used()
-                gpus[:] = read_again(gpus)
+                read_meters()
+
+        def read_meters() -> None:
+            nonlocal cores_used
+            cores_used = meter.used()
+            gpus[:] = read_again(gpus)
 
         last_step = config.workload.total_steps(config.inputs.num_train)
         trained: loop.Trained | None = None
@@ -107,6 +112,11 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                     counts_packages=process_rank in config.topology.first_of_machines,
                 ),
             )
+            if config.stop_at_target and cores_used is None:  # it has ended before its last step
+                read_meters()
+            if config.keep_predictions:
+                assert isinstance(backend, Inspectable)
+                keep_predictions(backend, store, run_dir, StepLog(backend, events).alive)
         record = _record(backend, config, trained, gpus, cores=cores, bound_to=bound_to, **place)
         record.model_copy(update={"cores_used": cores_used}).save(run_dir)
         backend.teardown()

@@ -52,6 +52,14 @@ REFUSED = {
         ["--framework", "tensorflow", "--mode", "mirrored", "--nodes", "2"],
         "trains on one node, received 2 nodes.*multiworker",
     ),
+    "a target above 1": ([*TORCH, "--target-accuracy", "90"], "target_accuracy: received 90.*such as 0.9"),
+    "a target that is no accuracy": ([*TORCH, "--target-accuracy", "0"], "target_accuracy: received 0, expected"),
+    "an end at no target": ([*TORCH, "--stop-at-target"], "stop_at_target: received without a target"),
+    "no steps between evaluations": ([*TORCH, "--evaluate-every", "0"], "evaluate_every: .*received 0"),
+    "evaluations beyond the steps": (
+        [*TORCH, "--evaluate-every", "9", "--steps", "8"],
+        "evaluate_every: received 9, but the run has 8 steps only",
+    ),
     "two devices of single": ([*TORCH, "--devices-per-node", "2"], "trains on one device, received 2"),
     "GPU twice": (
         ["--framework", "torch", "--mode", "ddp", "--gpus", "0,1,0"],

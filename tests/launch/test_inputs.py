@@ -15,7 +15,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
 from dpcompare.errors import RequestError
-from dpcompare.launch.inputs import num_training_images, prepare_compared, prepare_inputs
+from dpcompare.launch.inputs import num_training_images, prepare_compared, prepare_inputs, with_seed
 from dpcompare.system.cache import cache_dir
 
 
@@ -32,6 +32,20 @@ def test_equal_requests_share_their_files():
     assert inputs() == inputs()
     assert inputs(seed=1).weights != inputs().weights
     assert inputs(seed=1).store == inputs().store
+
+
+def test_another_seed_has_other_weights_of_the_same_data():
+    prepared = prepare_inputs(config())
+    other = with_seed(prepared, 7)
+    assert other == prepare_inputs(config(seed=7))
+    assert other.inputs.weights_sha256 != prepared.inputs.weights_sha256
+    assert with_seed(config(), 7) == config(seed=7)  # nothing is prepared for a plan
+
+
+def test_evaluations_are_no_further_apart_than_the_run_is_long():
+    apart = config(steps=9).model_copy(update={"evaluate_every": 10})
+    with pytest.raises(RequestError, match="evaluate_every: received 10, but the run has 9 steps only"):
+        prepare_inputs(apart)
 
 
 def test_weights_are_those_of_the_model():

@@ -102,6 +102,45 @@ def test_losses_and_evaluations_are_sums_over_the_processes(config, tmp_path):
     assert (evaluation.median_batch_loss, evaluation.outlier) == (None, None)  # events of an earlier release
 
 
+def test_what_training_took_until_an_evaluation_is_without_it(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    first, evaluated = events(0)
+    slow, other = events(1, seconds=(2.0, 0.1, 0.1, 0.5))
+    metered = replace(first, joules=[9.0, 1.0, 2.0, 3.0])
+    found = [
+        *(metered, replace(evaluated, step=2, correct=30), evaluated),
+        *(replace(slow, apart_seconds=[0.0, 0.0, 7.0, 0.0]), replace(other, step=2, correct=30), other),
+    ]
+    reaching = config.model_copy(update={"target_accuracy": 0.5})
+    result = aggregated(reaching, tmp_path, found)
+    assert result.status == "completed", result.error
+    assert [(cost.step, cost.images, cost.joules) for cost in result.evaluation_costs] == [(2, 16, 10.0), (4, 32, 15.0)]
+    between = 0.002
+    assert [cost.seconds for cost in result.evaluation_costs] == pytest.approx([2.1 + 2 * between, 2.7 + 4 * between])
+    assert result.cost_of_target == result.evaluation_costs[1]  # 60 of 359 are too few
+    never = aggregated(config.model_copy(update={"target_accuracy": 0.9}), tmp_path / "never", found)
+    assert never.cost_of_target is None
+
+
+def test_a_run_that_was_to_end_at_its_target_is_whole_there(config, tmp_path):
+    for rank in range(2):
+        record(rank).save(tmp_path)
+    ending = config.model_copy(update={"target_accuracy": 0.5, "stop_at_target": True})
+    found = [
+        replace(event, step=2) if isinstance(event, Evaluated) else event
+        for rank in range(2)
+        for event in events(rank, losses=(16.0, 8.0))
+    ]
+    result = aggregated(ending, tmp_path, found)
+    assert (result.status, len(result.train_loss)) == ("completed", 2)
+    too_early = [replace(event, correct=10) if isinstance(event, Evaluated) else event for event in found]
+    (tmp_path / "early").mkdir()
+    for rank in range(2):
+        record(rank).save(tmp_path / "early")
+    assert "4 steps were planned, 2 were logged" in aggregated(ending, tmp_path / "early", too_early).error
+
+
 @pytest.mark.parametrize(("worst", "is_told"), [(184.0, True), (8.0, False)])
 def test_a_sample_that_makes_much_of_an_evaluation_loss_is_told(config, tmp_path, worst, is_told):
     """Twelve batches of a loss of about 1; in one of them is a sample that has the worst."""

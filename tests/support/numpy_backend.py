@@ -60,6 +60,9 @@ class NumpyBackend(Backend):
         correct = (probabilities.argmax(1) == batch.labels) * batch.weights
         return np.array([losses.sum(), correct.sum(), batch.weights.sum()])
 
+    def logits(self, batch, *, training):
+        return self._forward(batch)[0]
+
     def to_host(self, batch):
         self.calls.append("to_host")
         return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}

@@ -20,7 +20,7 @@ from dpcompare.training import loop, step_log
 from tests.support.numpy_backend import NumpyBackend
 
 
-def train(tmp_path, *, energy=None, steps_per_window=None, backend_class=NumpyBackend, **workload):
+def train(tmp_path, *, energy=None, steps_per_window=None, backend_class=NumpyBackend, settings=None, **workload):
     chosen = Workload(model="mlp", image_size=8, global_batch_size=32, **workload)
     config = RunConfig(
         framework="torch",
@@ -28,6 +28,7 @@ def train(tmp_path, *, energy=None, steps_per_window=None, backend_class=NumpyBa
         workload=chosen,
         cluster=Cluster.partition(device="cpu"),
         steps_per_window=steps_per_window,
+        **settings or {},
     )
     backend = backend_class(prepare_inputs(config))
     backend.setup()
@@ -219,12 +220,41 @@ def test_no_clock_runs_while_steps_are_inspected(tmp_path):
     assert sum(series(events, "step_seconds") + series(events, "host_overhead_seconds")) < 0.3
 
 
+def test_evaluations_come_as_often_as_asked_for(tmp_path):
+    _, _, events = train(tmp_path, steps=25, learning_rate=0.01, settings={"evaluate_every": 10})
+    assert [event.step for event in events[Evaluated]] == [10, 20, 25]
+
+
+def test_a_run_ends_at_the_first_evaluation_that_reaches_its_target(tmp_path):
+    settings = {"evaluate_every": 2}
+    _, whole, events = train(tmp_path / "whole", steps=12, learning_rate=0.01, settings=settings)
+    accuracies = {event.step: event.correct / event.count for event in events[Evaluated]}
+    assert list(accuracies) == [2, 4, 6, 8, 10, 12]
+    target = accuracies[8]
+    first = next(step for step, accuracy in accuracies.items() if accuracy >= target)
+    assert 2 < first <= 8
+    settings |= {"target_accuracy": target, "stop_at_target": True}
+    backend, stopped, events = train(tmp_path / "stopped", steps=12, learning_rate=0.01, settings=settings)
+    assert [event.step for event in events[Evaluated]] == list(range(2, first + 1, 2))
+    assert backend.step == len(series(events, "losses")) == first
+    assert stopped.order_sha256 == whole.order_sha256  # of the order that both were to have
+    assert list(stopped.computed.batch_digests) == [1, first]
+
+
 class Resumed(NumpyBackend):
     """Five steps were made before."""
 
     def setup(self):
         super().setup()
         self.step = 5
+
+
+def test_a_run_that_goes_on_from_its_target_trains_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_resume", lambda backend: backend.step)
+    settings = {"target_accuracy": 0.05, "stop_at_target": True}  # no better than chance
+    _, _, events = train(tmp_path, steps=8, learning_rate=0.01, backend_class=Resumed, settings=settings)
+    assert [event.step for event in events[Evaluated]] == [5]
+    assert events[StepsTrained] == []
 
 
 def test_a_run_that_goes_on_has_no_figures_of_the_first_step(tmp_path, monkeypatch):

@@ -1,0 +1,87 @@
+"""Kept predictions: the class that a trained model took each validation sample for, a file per process.
+
+RUN_DIR/predictions/process-<rank>.csv has a line `index,label,prediction` per sample, by the order of the prepared
+store's validation split; classes.json has the names of the classes, in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from dpcompare.errors import RequestError
+from dpcompare.results.run_dir import PREDICTIONS_DIR
+from dpcompare.system.files import no_link
+
+CLASSES_FILE = "classes.json"
+HEADER = "index,label,prediction"
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """Of all validation samples, in the order of the store."""
+
+    classes: list[str]
+    labels: Integers
+    predicted: Integers
+
+
+def save_predictions(run_dir: Path, process_rank: int, rows: Integers) -> None:
+    """Write those of one process: (sample, 3), its index, label and prediction."""
+    path = _folder(run_dir) / f"process-{process_rank}.csv"
+    with open(path, "w", opener=no_link) as file:
+        np.savetxt(file, rows, fmt="%d", delimiter=",", header=HEADER, comments="")
+
+
+def save_classes(run_dir: Path, classes: Sequence[str]) -> None:
+    with open(_folder(run_dir) / CLASSES_FILE, "w", opener=no_link) as file:
+        json.dump(list(classes), file)
+
+
+def _folder(run_dir: Path) -> Path:
+    folder = run_dir / PREDICTIONS_DIR
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def load_predictions(run_dir: Path) -> Predictions | None:
+    """What all processes of a run have kept; None where they kept nothing.
+
+    Raises:
+        RequestError: the files are not those of one evaluation.
+    """
+    folder = run_dir / PREDICTIONS_DIR
+    if not folder.is_dir():
+        return None
+    try:
+        classes = json.loads(_read(folder / CLASSES_FILE))
+        lines = [line for path in folder.glob("process-*.csv") for line in _read(path).splitlines()[1:]]
+        rows = np.array([line.split(",") for line in lines], np.int64).reshape(-1, 3)
+    except (OSError, ValueError) as error:
+        raise _broken(folder, str(error)) from None
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise _broken(folder, f"{CLASSES_FILE} is no list of names")
+    if not len(rows) or (rows[:, 0] != np.arange(len(rows))).any():
+        raise _broken(folder, "not every sample is there once")
+    if rows[:, 1:].min() < 0 or rows[:, 1:].max() >= len(classes):
+        raise _broken(folder, f"a class is not one of the {len(classes)}")
+    return Predictions(classes=classes, labels=rows[:, 1], predicted=rows[:, 2])
+
+
+def _read(path: Path) -> str:
+    with open(path, opener=no_link) as file:
+        return file.read()
+
+
+def _broken(folder: Path, why: str) -> RequestError:
+    return RequestError(
+        f"{str(folder)!r} does not hold the predictions of a run ({why}); remove it to report the run without them"
+    )
