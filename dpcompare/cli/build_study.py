@@ -49,6 +49,15 @@ class StudyOptions:
         show_default=True,
         help="Seed of the order in which the arms of a round run.",
     )
+    vary_seed: bool = option(
+        is_flag=True,
+        help="Give each round a seed of its own, the same for all arms, so that what they learn can be compared.",
+    )
+    margin: float | None = option(
+        type=float,
+        metavar="POINTS",
+        help="With --vary-seed: of accuracy, within which two arms count as equally accurate.  [default: 1]",
+    )
     ablate: bool = option(is_flag=True, help="Run each arm also without gradient sync, to measure its cost.")
     subject: tuple[str, ...] = option(
         multiple=True,
@@ -85,11 +94,13 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
     Raises:
         RequestError: it cannot be run here, or there is none to run.
     """
+    from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
     from dpcompare.experiments.fairness import require_known
     from dpcompare.experiments.study import Study, ablated
 
     require_known(options.subject)
     repeats = num_rounds(options)
+    _refuse_wrong_margin(options, repeats)
     arms = _arms(options, run_options)
     if options.until is not None and len(arms) < 2:
         raise RequestError(
@@ -98,14 +109,59 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
     if options.ablate:
         arms += tuple(filter(None, map(ablated, arms)))
     pair = _pair(options.pair, arms, run_options)
+    if options.vary_seed:
+        _check_seeds(arms, repeats)
     return Study(
         arms=arms,
         pair=pair,
         repeats=repeats,
         order_seed=options.order_seed,
         subject=options.subject,
+        vary_seed=options.vary_seed,
+        margin=DEFAULT_MARGIN if options.margin is None else options.margin,
         adding=options.until is not None,
     )
+
+
+def _refuse_wrong_margin(options: StudyOptions, repeats: int) -> None:
+    """Refuse --vary-seed without rounds to vary it in, and a --margin that says nothing."""
+    from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
+
+    if options.vary_seed and repeats < 2:
+        raise RequestError(
+            f"--vary-seed: received {counted(repeats, 'round')}, expected at least 2, each with a seed of its own; "
+            f"{ROUNDS_FOR_CLAIM} for a claim: --repeats {ROUNDS_FOR_CLAIM}"
+        )
+    if options.margin is None:
+        return
+    if not options.vary_seed:
+        raise RequestError(
+            "--margin: received without --vary-seed; accuracies are compared over rounds of different seeds: give both"
+        )
+    if not 0 < options.margin < 100:
+        raise RequestError(
+            f"--margin: received {options.margin:g}, expected points of accuracy above 0 and below 100, such as 1: no "
+            "number of rounds shows that two accuracies do not differ at all"
+        )
+
+
+def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
+    """Refuse seeds beyond the largest one, and say what varies where weights come from a file."""
+    from dpcompare.config.workload import LARGEST_SEED
+
+    for arm in arms:
+        if arm.config.workload.seed + repeats > LARGEST_SEED:
+            raise RequestError(
+                f"--seed: received {arm.config.workload.seed} with --vary-seed, which adds the number of the round; "
+                f"expected at most {LARGEST_SEED - repeats}"
+            )
+    files = dict.fromkeys(arm.config.workload.weights for arm in arms if arm.config.workload.weights != "random")
+    if files:
+        click.echo(
+            f"--vary-seed with --weights {', '.join(files)}: every round starts from the weights of the file; what "
+            "varies is a classifier that it lacks for these classes, sample order, augmentation and regularization",
+            err=True,
+        )
 
 
 def _pair(texts: tuple[str, ...], arms: tuple[Arm, ...], run_options: RunOptions) -> tuple[str, ...] | None:

@@ -145,8 +145,10 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
         click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
+    learned = comparison.learning.headline if comparison.learning else None
+    in_time = comparison.time_to_accuracy.sentences if comparison.time_to_accuracy else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
-    for sentence in filter(None, (stopped, comparison.unchecked)):
+    for sentence in filter(None, (learned, *in_time, stopped, comparison.unchecked)):
         print_sentence(sentence)
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
@@ -174,6 +176,12 @@ def _print_figures(comparison: Comparison) -> None:
     click.echo()
     for made in sorted(comparison.claims, key=lambda made: made.outcome == "NOT COMPARABLE"):  # those come last
         print_sentence(f"- {made.sentence}", indent=2)
+    if comparison.learning:
+        print_sentence(comparison.learning.varied)
+        for learned in comparison.learning.claims:
+            print_sentence(f"- {learned.sentence}", indent=2)
+    for agreement in comparison.predictions.agreements if comparison.predictions else ():
+        print_sentence(f"- {agreement.sentence}", indent=2)
     for row in comparison.arms:
         if row.scaling:
             print_sentence(f"- {row.scaling.sentence}", indent=2)
@@ -207,6 +215,14 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
     }
     if result.evaluations and (outlier := result.evaluations[-1].outlier):
         rows["outliers"] = outlier
+    if result.target_accuracy is not None:
+        cost, target = result.cost_of_target, f"accuracy {result.target_accuracy:g}"
+        rows["target"] = (
+            f"{target} after {counted(cost.step, 'step')}, {counted(cost.images, 'image')}, "
+            f"{figure(cost.seconds)} s of training"
+            if cost
+            else f"{target} was not reached"
+        )
     return rows
 
 

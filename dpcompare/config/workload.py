@@ -42,6 +42,9 @@ DEFAULT_WARMUP_STEPS = 5
 DEFAULT_BATCHNORM_MOMENTUM = 0.9
 
 
+LARGEST_SEED = 2**63 - 1
+
+
 NO_FLOAT16 = (
     "float16 needs scaled losses, or gradients underflow, and torch and TensorFlow share no rule for that; use "
     "bfloat16, or float32 on GPUs older than Ampere, which have no hardware for bfloat16"
@@ -117,7 +120,7 @@ class Workload(Config):
     profile: Profile = "strict"
     """`strict`: the same in both frameworks. `native`: each framework's faster settings; see
     `dpcompare.config.tuning`."""
-    seed: int = Field(default=0, ge=0, lt=2**63)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     """Seed of the initial weights, the sample order, the augmentation and the regularization."""
     augment: tuple[Annotated[str, AfterValidator(one_of("augmentation", AUGMENTATIONS))], ...] = Field(
         default=(), strict=False

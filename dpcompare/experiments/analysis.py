@@ -12,8 +12,10 @@ import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns, Collection
+from dpcompare.experiments.collection import ArmRuns, Collection, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
+from dpcompare.experiments.learning import learning_of, spread_of
+from dpcompare.experiments.predictions import predictions_of
 from dpcompare.experiments.rounds import rounds_of
 from dpcompare.experiments.scaling import is_scaling, scaling_of
 from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
@@ -26,6 +28,7 @@ from dpcompare.experiments.statistics import (
     jitter,
     paired_ratio,
 )
+from dpcompare.experiments.time_to_accuracy import accuracy_curve, target_row, time_to_accuracy
 from dpcompare.results.remarks import Remark
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import printable
@@ -40,6 +43,10 @@ def analyse(collection: Collection) -> Comparison:
     present = [arm for arm in arms if arm.completed]
     subject = collection.subject_of(present)
     sheet = _sheet(present, subject)
+
+    def sheet_of(pair: Sequence[ArmRuns]) -> fairness.Sheet:
+        return _sheet(pair, collection.subject_of(pair))
+
     claims = _claims(collection, list(combinations(present, 2)))
     rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
     # A failure is reported with its arm; only rounds that are still to be run make a study partial.
@@ -56,6 +63,9 @@ def analyse(collection: Collection) -> Comparison:
         subject=list(subject),
         measured=measured_in_words([run for arm in present for run in arm.completed]),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
+        learning=learning_of(present, sheet_of),
+        time_to_accuracy=time_to_accuracy(present, sheet_of),
+        predictions=predictions_of(present),
         agreement=agreement_of(claims, present),
         verdict=sheet.verdict,
         summary=sheet.summary,
@@ -121,7 +131,9 @@ def _half_width(made: ClaimRow, level: float) -> float:
 
 def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
     """The fairness sheet of all completed runs; arms of different studies did not run in the same rounds."""
-    sheet = fairness.compare([run for arm in arms for run in arm.completed], subject=subject)
+    sheet = fairness.compare(
+        [run for arm in arms for run in arm.completed], subject=subject, rounds=rounds_of_seeds(arms)
+    )
     sources = [arm.source for arm in arms for _ in arm.completed]
     if len(set(sources)) > 1:
         sheet.rows.append(
@@ -267,6 +279,10 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         jitter=jitter(speeds) if len(speeds) > 1 else None,
         **medians,
         step_parts_ms=_parts(rounds),
+        accuracy_over_seeds=spread_of(arm, "accuracy"),
+        loss_over_seeds=spread_of(arm, "loss"),
+        to_target=target_row(arm),
+        accuracy_curve=accuracy_curve(arm),
         scaling=scaling_of(arm, all_arms),
         rounds_shown=rounds,
         loss_curve=_curve(runs[0] if runs else None),

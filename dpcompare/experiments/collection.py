@@ -12,8 +12,10 @@ from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.experiments import fairness
+from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
 from dpcompare.experiments.study import Study, disturbances, is_study
+from dpcompare.results.predictions import Predictions, load_predictions
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
@@ -33,6 +35,10 @@ class ArmRuns:
     """What that study is about."""
     plan: Plan = field(default_factory=Plan)
     """When that study may claim something."""
+    varies_seed: bool = False
+    """Whether each round of that study has a seed of its own."""
+    margin: float = DEFAULT_MARGIN
+    """Points of accuracy within which that study takes two arms for equally accurate."""
     is_named: bool | None = None
     """Whether it is one of the two that the study named beforehand; None where it named none."""
     runs: list[RunResult | None] = field(default_factory=list)
@@ -47,6 +53,8 @@ class ArmRuns:
     """Completed runs without events, whose figures are as result.json has them."""
     repeated: list[str] = field(default_factory=list)
     """Why runs were made again that something had disturbed."""
+    predictions: list[Predictions | None] = field(default_factory=list)
+    """Per round; None where it kept none."""
     without_sync: list[RunResult | None] = field(default_factory=list)
     """Per round, the same arm without gradient sync, where the study has it."""
 
@@ -58,6 +66,11 @@ class ArmRuns:
         """Why the run of a round, counted from 1, does not count; None where it does, or was not made."""
         start = _in_round(number, "")
         return next((failure.removeprefix(start) for failure in self.failures if failure.startswith(start)), None)
+
+    @property
+    def completed_rounds(self) -> list[int]:
+        """The number of each completed round, from 1."""
+        return [number for number, run in enumerate(self.runs, start=1) if run is not None]
 
     @property
     def complete_rounds(self) -> int:
@@ -75,6 +88,11 @@ class ArmRuns:
 
 def _in_round(number: int, what: str) -> str:
     return f"round {number}: {what}"
+
+
+def rounds_of_seeds(arms: Sequence[ArmRuns]) -> list[int] | None:
+    """The round of each completed run, arm after arm, where rounds have seeds of their own; None where they do not."""
+    return [number for arm in arms for number in arm.completed_rounds] if all(arm.varies_seed for arm in arms) else None
 
 
 @dataclass
@@ -156,6 +174,7 @@ def _of_run(path: Path) -> ArmRuns:
         positions=[1],
         failures=[_in_round(1, failure)] if failure else [],
         num_unchecked=0 if failure or is_checked else 1,
+        predictions=[None if failure else load_predictions(path)],
     )
 
 
@@ -197,6 +216,8 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
             source=str(study_dir),
             subject=study.subject,
             plan=plan,
+            varies_seed=study.vary_seed,
+            margin=study.margin,
             is_named=None if study.pair is None else arm.name in study.pair,
         )
         for arm in study.arms
@@ -232,6 +253,7 @@ def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
             result = None if interrupted else result
     arm.runs.append(None if failure else result)
     arm.run_dirs.append(str(run_dir) if result else "")
+    arm.predictions.append(load_predictions(run_dir) if arm.runs[-1] else None)
     arm.num_unchecked += not is_checked and failure is None
     if failure:
         arm.failures.append(_in_round(number, failure))

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
+from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
 from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.statistics import Outcome
 from dpcompare.results.remarks import Remark, RemarkKind
@@ -27,6 +28,8 @@ class Round(_Shown):
     remarks: list[RemarkKind]
     images_per_second: float | None
     steady_images_per_second: float | None
+    seed: int | None
+    """None where it does not count."""
     measured_steps: int | None
     step_ms: float | None
     """The median of the measured steps."""
@@ -76,6 +79,50 @@ class Scaling(_Shown):
     suspicious: bool
     """Above 105%: look for an unfair baseline before believing it."""
     sentence: str
+
+
+class SpreadRow(_Shown):
+    """A figure of one arm over rounds of different seeds."""
+
+    mean: float
+    standard_deviation: float | None
+    """Over the rounds, with n - 1; None of one round."""
+    low: float | None
+    high: float | None
+    """Ends of the 95% interval of the mean; None with fewer rounds than an interval needs."""
+    rounds: int
+
+
+class TargetRow(_Shown):
+    """What an arm needed to reach the accuracy that was asked for; figures are medians over its rounds."""
+
+    accuracy: float
+    """That was asked for."""
+    rounds: int
+    reached: int
+    """Rounds in which an evaluation reached it; fewer than all: the arm is censored, and has no figures."""
+    steps: float | None
+    """Before the first evaluation that reached it."""
+    images: float | None
+    seconds: float | None
+    """Of training, without evaluations and checkpoints."""
+    joules: float | None
+    sentence: str | None
+    """Of an arm that is censored."""
+
+
+class AccuracyPoint(_Shown):
+    """The accuracy of an arm after some steps."""
+
+    step: int
+    seconds: float | None
+    """Of training until then, median of the rounds."""
+    mean: float
+    low: float
+    high: float
+    """Lowest and highest of the rounds."""
+    rounds: int
+    """That were evaluated then."""
 
 
 class Group(_Shown):
@@ -137,6 +184,13 @@ class ArmRow(_Shown):
     joules_per_image: float | None
     """None where the devices count no energy."""
     accuracy: float | None
+    accuracy_over_seeds: SpreadRow | None
+    """Of the last evaluation; None where the rounds repeat one training."""
+    loss_over_seeds: SpreadRow | None
+    """The same of the evaluation loss, over the rounds where it is finite."""
+    to_target: TargetRow | None
+    """None where no accuracy was to be reached."""
+    accuracy_curve: list[AccuracyPoint]
     last_loss: float | None
     step_parts_ms: dict[str, float]
     """A mean step in parts: waiting for data, communication where it was measured, computing; and other, what the loop
@@ -203,6 +257,103 @@ class ClaimRow(_Shown):
     sentence: str
 
 
+class LearningRow(_Shown):
+    """One of the sentences on what two arms learned, and its figures; of loss where `measure` says so."""
+
+    first: str
+    second: str
+    measure: Measure
+    outcome: LearningOutcome
+    difference: float | None
+    """First - second, mean over the rounds; of accuracy as a fraction of the validation samples."""
+    low: float | None
+    high: float | None
+    confidence: float | None
+    """Of the interval from `low` to `high`."""
+    standard_error: float | None
+    """Of the difference."""
+    rounds: int
+    sentence: str
+
+
+class Learning(_Shown):
+    """What a study says of what its arms learned."""
+
+    varied: str
+    """What differs from round to round, in a sentence."""
+    margin: float
+    """Within which two arms count as equally accurate, as a fraction of the validation samples."""
+    headline: str
+    claims: list[LearningRow]
+
+
+class ArmPredictions(_Shown):
+    """What one arm took the validation samples for, all rounds that kept it together."""
+
+    name: str
+    rounds: int
+    class_accuracy: list[float | None]
+    """Per class, the part of its samples that were recognized; None of a class without samples."""
+    confusion: list[list[int]]
+    """[label][prediction]: samples."""
+    agreement_between_rounds: float | None
+    """Part of the samples that two of its rounds take for the same class, mean of all two; None of one round."""
+
+
+class PredictionAgreement(_Shown):
+    """How often two arms take a sample for the same class, be it the right one or not."""
+
+    first: str
+    second: str
+    agreement: float
+    """Part of the samples, mean over the rounds in which both kept their predictions."""
+    rounds: int
+    sentence: str
+
+
+class PredictionRows(_Shown):
+    """What the models of a study predict, sample by sample."""
+
+    classes: list[str]
+    samples: int
+    arms: list[ArmPredictions]
+    agreements: list[PredictionAgreement]
+
+
+class TimeClaimRow(_Shown):
+    """One of the six sentences on time to accuracy, and its figures."""
+
+    first: str
+    second: str
+    outcome: Outcome
+    ratio: float | None
+    """Of the training seconds of the second over those of the first."""
+    low: float | None
+    high: float | None
+    confidence: float | None
+    """Of the interval from `low` to `high`."""
+    standard_error: float | None
+    """Of the logarithm of the ratio."""
+    rounds: int
+    sentence: str
+
+
+class TimeToAccuracy(_Shown):
+    """Which arms are at the target first."""
+
+    target: float
+    """Accuracy, as a fraction of the validation samples."""
+    censored: list[str]
+    """A sentence per arm that did not reach it in every round."""
+    claims: list[TimeClaimRow]
+    """Empty where the rounds repeat one training."""
+
+    @property
+    def sentences(self) -> list[str]:
+        """All that is said."""
+        return [*self.censored, *(claim.sentence for claim in self.claims)]
+
+
 class Comparison(_Shown):
     """Everything that a report shows."""
 
@@ -224,6 +375,12 @@ class Comparison(_Shown):
     measured: str
     """Model, data, batch, precision and machine, where the arms share them."""
     headline: str
+    learning: Learning | None
+    """None where the rounds repeat one training, or each arm ends at the accuracy that it was to reach."""
+    time_to_accuracy: TimeToAccuracy | None
+    """None where no accuracy was to be reached."""
+    predictions: PredictionRows | None
+    """None where none were kept."""
     agreement: str | None
     """How closely the arms that may be compared have trained."""
     verdict: str

@@ -38,6 +38,7 @@ from dpcompare.experiments.agreement import (
     on_cpu,
     same_batches,
 )
+from dpcompare.models.architectures import MODELS
 from dpcompare.results.result import RunResult
 
 Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
@@ -78,7 +79,14 @@ def _environment(result: RunResult) -> str:
 
 def _measured_steps(result: RunResult) -> int | str:
     """Where one rule for all finds how many steps are left out, it may find another number in each run."""
-    return "all that had settled" if _workload("warmup_steps")(result) == "auto" else result.measured_steps
+    if _workload("warmup_steps")(result) == "auto":
+        return "all that had settled"
+    return _until_target(result) or result.measured_steps
+
+
+def _until_target(result: RunResult) -> str | None:
+    """How long a run trains that ends at its target, which comes at another step in each; None of others."""
+    return f"until an accuracy of {result.target_accuracy:g}" if result.config.get("stop_at_target") else None
 
 
 def _gpu_settings(result: RunResult) -> str | None:
@@ -121,7 +129,10 @@ KNOBS: dict[str, Knob] = {
     ),
     "image size": Knob(value=lambda r: r.image_size, remedy="use the same --image-size"),
     "initial weights": Knob(value=lambda r: r.weights_sha256, remedy="use the same --model, --weights and --seed"),
-    "steps trained": Knob(value=lambda r: len(r.train_loss), remedy="use the same --epochs or --steps"),
+    "steps trained": Knob(
+        value=lambda r: _until_target(r) or len(r.train_loss),
+        remedy="use the same --epochs or --steps, --target-accuracy and --stop-at-target",
+    ),
     # How it is trained.
     "global batch size": Knob(value=lambda r: r.global_batch_size, remedy="use the same --global-batch-size"),
     "batch per replica": Knob(
@@ -236,6 +247,10 @@ KNOBS: dict[str, Knob] = {
     ),
     "input threads per replica": Knob(value=_setting("input_threads"), remedy="use the same --input-threads"),
     "steps per window of the clock": Knob(value=_setting("steps_per_window"), remedy="use the same --steps-per-window"),
+    "evaluations": Knob(
+        value=lambda r: f"every {n} steps" if (n := r.config.get("evaluate_every")) else "after every epoch",
+        remedy="use the same --evaluate-every",
+    ),
     "checkpoints": Knob(
         value=lambda r: (
             ("every step" if n == 1 else f"every {n} steps") if (n := r.config.get("checkpoint_every")) else "none"
@@ -289,6 +304,22 @@ KNOBS: dict[str, Knob] = {
     ),
     "versions": Knob(value=lambda r: r.versions),
 }
+
+
+OF_SEED = frozenset({"sample order", "initial weights"})
+"""Knobs that follow from a seed: in a study whose rounds have seeds of their own they are equal within rounds."""
+
+SPEED_ONLY = frozenset({
+    "convolution algorithms", "profile", "tuning", "emulation", "device type", "devices", "device names",
+    "GPU settings", "links between GPUs", "cores", "allocator", "input threads per replica",
+    "steps per window of the clock", "evaluations", "checkpoints", "profiled steps", "clock", "warm-up steps",
+    "measured steps", "versions that differ between nodes", "engine", "link",
+})  # fmt: skip
+"""Knobs that decide how fast a model learns and not what, but for rounding; what a profile or a device makes of the
+arithmetic is judged by the knobs of that."""
+
+OF_NORMALISATION = frozenset({"batch per replica", "replicas", "micro-batches per step", "BatchNorm scope"})
+"""Knobs that decide what a model learns only by the images that BatchNorm normalises together."""
 
 
 def _kinds(names: Sequence[str]) -> list[str]:
@@ -378,12 +409,13 @@ def require_known(subject: Iterable[str]) -> None:
         )
 
 
-def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> Sheet:
+def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds: Sequence[int] | None = None) -> Sheet:
     """The sheet of two or more results.
 
     Args:
         results: what is to be compared.
         subject: knobs that the comparison is about, which may therefore differ.
+        rounds: of each result its round, where each round has a seed of its own; None where all have one.
 
     Raises:
         RequestError: `subject` names no knob.
@@ -393,10 +425,42 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = ()) -> She
     of_all = {name: [knob.value(result) for result in results] for name, knob in KNOBS.items()}
     for name, knob in KNOBS.items():
         values = of_all[name]
-        equal = all(value == values[0] for value in values)
+        equal = _equal(values, rounds if name in OF_SEED else None)
         judged = knob.judge(results, values, of_all) if knob.judge else Judgement(equal=equal, is_reason=not equal)
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = knob.must_be_equal and (judged.is_reason or unknown_value) and name not in subject
         rows.append(Row(knob=name, values=values, equal=judged.equal and not reason, reason=reason, remedy=knob.remedy))
     return Sheet(rows=rows)
+
+
+def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
+    """Whether values are the same, all of them or those of each round."""
+    first: dict[int, Any] = {}
+    numbers = rounds or [0] * len(values)
+    return all(value == first.setdefault(number, value) for number, value in zip(numbers, values, strict=True))
+
+
+def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]:
+    """Knobs of a sheet by which its results learn something else, other than by rounding."""
+    harmless = SPEED_ONLY | OF_NORMALISATION if _normalised_alike(results) else SPEED_ONLY
+    return [row.knob for row in sheet.rows if row.reason and row.knob not in harmless]
+
+
+def _normalised_alike(results: Sequence[RunResult]) -> bool:
+    """Whether BatchNorm takes its statistics of as many images in all results, or there is none.
+
+    Workers that train asynchronously learn otherwise by their number alone.
+    """
+    together = {_normalised_together(result) for result in results}
+    return len(together) == 1 and None not in together
+
+
+def _normalised_together(result: RunResult) -> float | None:
+    """Images of which BatchNorm takes its statistics, 0 without BatchNorm; None where that is not known."""
+    if result.model not in MODELS or (result.settings or {}).get("updates") == "asynchronous":
+        return None
+    if MODELS[result.model].batchnorm_stride is None:
+        return 0.0
+    replicas = 1 if _workload("batchnorm")(result) == "sync" else result.num_replicas
+    return result.global_batch_size / (replicas * int(_workload("accumulate")(result) or 1))

@@ -52,6 +52,7 @@ def _figures(run: RunResult | None) -> dict[str, Any]:
         "time_to_first_step_seconds", "first_step_seconds", "wall_seconds", "joules_per_image",
     )  # fmt: skip
     return {name: getattr(run, name, None) for name in as_written} | {
+        "seed": run.config["workload"].get("seed") if run else None,
         "step_ms": 1000 * step.median if step else None,
         "step_mean_ms": 1000 * step.mean if step else None,
         "step_mad_ms": 1000 * step.mad if step else None,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns
+from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
 from dpcompare.experiments.comparison import Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, confidence, paired_ratio
 from dpcompare.system.words import counted
 
-_OF_SCALING = frozenset({"devices", "replicas", "batch per replica", "emulation", "links between GPUs"})
+OF_SCALING = frozenset({"devices", "replicas", "batch per replica", "emulation", "links between GPUs"})
 """Knobs in which a baseline of one device differs by its nature."""
 
 _OF_WEAK_SCALING = frozenset({"global batch size", "sample order", "steps trained", "measured steps"})
@@ -70,7 +70,9 @@ def _kind(arm: ArmRuns, baseline: ArmRuns) -> str | None:
     if (one.mode, one.framework) != ("single", run.framework) or run.num_replicas == 1:
         return None
     # All rounds of both: the speed-up is of all of them.
-    sheet = fairness.compare([*arm.completed, *baseline.completed], subject=sorted(_OF_SCALING))
+    sheet = fairness.compare(
+        [*arm.completed, *baseline.completed], subject=sorted(OF_SCALING), rounds=rounds_of_seeds([arm, baseline])
+    )
     unequal = {row.knob for row in sheet.rows if row.reason}
     same_per_replica = one.global_batch_size == run.global_batch_size / run.num_replicas
     if same_per_replica and unequal <= _OF_WEAK_SCALING:

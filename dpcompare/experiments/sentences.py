@@ -18,6 +18,8 @@ def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | N
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     losses = [made.loss_difference for made in comparable if made.loss_difference is not None]
     accuracies = [made.accuracy_difference for made in comparable if made.accuracy_difference is not None]
+    if any(arm.varies_seed for arm in arms):
+        accuracies = []  # those of one seed; `dpcompare.experiments.learning` compares all rounds
     figures = [f"training losses differ by at most {max(losses):.2g} in any step"] if losses else []
     if accuracies:
         figures.append(

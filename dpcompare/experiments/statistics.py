@@ -169,11 +169,16 @@ class Claim:
     sentence: str
 
 
-def claims_of(pairs: Sequence[Pair], plan: Plan) -> list[Claim]:
+def claims_of(pairs: Sequence[Pair], plan: Plan, *, measure: str = "steady speed") -> list[Claim]:
     """What a study says of its pairs, which are judged together: one of six fixed sentences for each.
 
     A pair with too few rounds counts among those that are judged, so that it may be looked at later. The one that was
     named beforehand is judged alone.
+
+    Args:
+        pairs: of a study.
+        plan: when it may claim something.
+        measure: in words, what the ratios are of.
     """
     comparable = [pair for pair in pairs if not (pair.unequal or pair.exploratory)]
     p_values = [pair.ratio.p_value if pair.ratio and _is_judged(pair.ratio, plan) else 1.0 for pair in comparable]
@@ -181,9 +186,9 @@ def claims_of(pairs: Sequence[Pair], plan: Plan) -> list[Claim]:
     return [
         _not_comparable(pair)
         if pair.unequal
-        else _exploratory(pair, plan)
+        else _exploratory(pair, plan, measure)
         if pair.exploratory
-        else _claim(pair, next(levels), plan)
+        else _claim(pair, next(levels), plan, measure)
         for pair in pairs
     ]
 
@@ -205,13 +210,13 @@ def _not_comparable(pair: Pair) -> Claim:
     )
 
 
-def _exploratory(pair: Pair, plan: Plan) -> Claim:
+def _exploratory(pair: Pair, plan: Plan, measure: str) -> Claim:
     ratio = pair.ratio
     interval = ratio.interval(plan.level) if ratio else None
     figures = "never measured in one round"
     if ratio is not None:
         width = f"{confidence(plan.level)} interval {interval[0]:.3f} to {interval[1]:.3f}, " if interval else ""
-        figures = f"measured ratio {ratio.value:.3f} of steady speed ({width}{counted(ratio.rounds, 'round')})"
+        figures = f"measured ratio {ratio.value:.3f} of {measure} ({width}{counted(ratio.rounds, 'round')})"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -226,7 +231,7 @@ def _exploratory(pair: Pair, plan: Plan) -> Claim:
     )
 
 
-def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
+def _claim(pair: Pair, level: float, plan: Plan, measure: str) -> Claim:
     ratio = pair.ratio
     interval = ratio.interval(level) if ratio else None
     rounds = counted(ratio.rounds if ratio else 0, "round")
@@ -241,12 +246,13 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
         if low <= 1 <= high:
             outcome = "no difference shown"
             sentence = (
-                f"{pair.first} against {pair.second}: no difference shown, ratio {ratio.value:.3f} of steady speed "
+                f"{pair.first} against {pair.second}: no difference shown, ratio {ratio.value:.3f} of {measure} "
                 f"({shown})."
             )
         else:
             outcome = "faster" if low > 1 else "slower"
-            sentence = _faster_first(pair, ratio.value, interval, f"{confidence(level)} interval", rounds)
+            shown = f"{confidence(level)} interval"
+            sentence = _faster_first(pair, ratio.value, interval, shown, rounds, measure)
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -258,13 +264,13 @@ def _claim(pair: Pair, level: float, plan: Plan) -> Claim:
     )
 
 
-def _faster_first(pair: Pair, ratio: float, interval: tuple[float, float], name: str, rounds: str) -> str:
+def _faster_first(pair: Pair, ratio: float, interval: tuple[float, float], name: str, rounds: str, measure: str) -> str:
     low, high = interval
     faster, slower = pair.first, pair.second
     if ratio < 1:
         faster, slower, ratio, low, high = slower, faster, 1 / ratio, 1 / high, 1 / low
     shown = f"{name} {low:.3f} to {high:.3f}, {rounds}"
-    return f"{faster} is {ratio:.3f} times as fast as {slower} in steady speed ({shown})."
+    return f"{faster} is {ratio:.3f} times as fast as {slower} in {measure} ({shown})."
 
 
 def confidence(level: float) -> str:

@@ -18,7 +18,9 @@ from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import Config
 from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
+from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
+from dpcompare.launch.inputs import with_seed
 from dpcompare.launch.run import run
 from dpcompare.results.events import Event
 from dpcompare.results.result import RunResult
@@ -82,6 +84,10 @@ class Study(Config):
     """Knobs of the fairness sheet that the study is about, which may therefore differ."""
     pair: tuple[str, str] | None = None
     """Names of the two arms that the study is to judge, named before its first round: all others are exploratory."""
+    vary_seed: bool = False
+    """Whether each round has a seed of its own, the same for all arms: what they learn can then be compared."""
+    margin: float = Field(default=DEFAULT_MARGIN, gt=0, lt=100, allow_inf_nan=False)
+    """Points of accuracy within which two arms count as equally accurate; chosen before the first round."""
     tried: dict[str, list[Tried]] = Field(default_factory=dict)
     """Arm -> the short runs that found its settings, where it was autotuned."""
     looks: tuple[int, ...] = ()
@@ -115,6 +121,10 @@ class Study(Config):
         """The arms of a round (from 1), in the order in which they run."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self.order_seed, number])))
         return [self.arms[index] for index in generator.permutation(len(self.arms))]
+
+    def config_of(self, number: int, arm: Arm) -> RunConfig:
+        """What an arm trains in a round: with `vary_seed` under the seed of that round, with its initial weights."""
+        return with_seed(arm.config, arm.config.workload.seed + number) if self.vary_seed else arm.config
 
     def run_dir(self, study_dir: Path, number: int, arm: Arm) -> Path:
         return study_dir / RUNS_DIR / f"round-{number:02d}" / arm.folder
@@ -304,7 +314,8 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
     choose between the two would be to choose a speed. The first one is kept next to it.
     """
     run_dir = study.run_dir(study_dir, number, arm)
-    result = _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+    config = study.config_of(number, arm)
+    result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
     repeated = sum(len(_disturbed(study, study_dir, at, each)) for at in study.rounds for each in study.arms)
     most = max(1, int(LARGEST_REPEATED * len(study.arms) * study.repeats))
     if result.status != "completed" or result.disturbed_by is None or repeated >= most:
@@ -313,7 +324,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
         return result
     watcher.run_says(f"round {number}: {arm.name}: run again, {result.disturbed_by}")
     _set_aside(run_dir, DISTURBED)
-    return _run(arm, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+    return _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
 
 
 def _disturbed(study: Study, study_dir: Path, number: int, arm: Arm) -> list[Path]:
@@ -385,9 +396,11 @@ def add_rounds(
         return study
 
 
-def _run(arm: Arm, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]) -> RunResult:
+def _run(
+    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]
+) -> RunResult:
     try:
-        return run(arm.config, run_dir, observe=observe, report=report)
+        return run(config, run_dir, observe=observe, report=report)
     except RunFailedError:
         if not (run_dir / RESULT_FILE).is_file():  # it could not be written
             raise

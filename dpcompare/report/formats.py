@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.errors import RequestError
-from dpcompare.experiments.comparison import ArmRow, Comparison
+from dpcompare.experiments.comparison import ArmRow, Comparison, PredictionRows, SpreadRow
 from dpcompare.results.remarks import UNSTABLE
 from dpcompare.system.terminal_text import printable
 
@@ -37,6 +37,28 @@ def _efficiency(row: ArmRow) -> str:
     if row.scaling is None:
         return "-"
     return f"{row.scaling.efficiency:.0%} {row.scaling.kind}" + (" SUSPICIOUS" if row.scaling.suspicious else "")
+
+
+def _to_target(row: ArmRow, name: str, form: str) -> str:
+    found = row.to_target
+    if found is None:
+        return "-"
+    if found.sentence:
+        return f"{found.reached} of {found.rounds} reached it"
+    return figure(getattr(found, name), form)
+
+
+def spread_in_words(spread: SpreadRow | None, *, scale: float, digits: int, unit: str = "") -> str:
+    """Such as `81.2% ± 1.1% (80.3% to 82.1%)`."""
+    if spread is None:
+        return "-"
+
+    def shown(value: float) -> str:
+        return f"{value * scale:.{digits}f}{unit}"
+
+    deviation = "" if spread.standard_deviation is None else f" ± {shown(spread.standard_deviation)}"
+    interval = "" if spread.low is None or spread.high is None else f" ({shown(spread.low)} to {shown(spread.high)})"
+    return f"{shown(spread.mean)}{deviation}{interval}"
 
 
 FIGURES: dict[str, Column] = {
@@ -98,6 +120,30 @@ FIGURES: dict[str, Column] = {
     ),
     "last loss": Column(cell=lambda row: figure(row.last_loss, "{:.4f}"), explanation="training loss of the last step"),
     "accuracy": Column(cell=lambda row: figure(row.accuracy, "{:.3f}"), explanation="on the validation split"),
+    "accuracy over seeds": Column(
+        cell=lambda row: spread_in_words(row.accuracy_over_seeds, scale=100, digits=1, unit="%"),
+        explanation="mean and standard deviation over the rounds, with the 95% interval of the mean",
+        is_optional=True,
+    ),
+    "evaluation loss over seeds": Column(
+        cell=lambda row: spread_in_words(row.loss_over_seeds, scale=1, digits=3),
+        explanation="the same of the loss on the validation split",
+        is_optional=True,
+    ),
+    "s to target": Column(
+        cell=lambda row: _to_target(row, "seconds", "{:.1f}"),
+        explanation="training seconds until an evaluation first reached the target accuracy, without evaluations and "
+        "checkpoints, the first step with what it compiles included; median of the rounds",
+        is_optional=True,
+    ),
+    "steps to target": Column(
+        cell=lambda row: _to_target(row, "steps", "{:.0f}"), explanation="steps until then", is_optional=True
+    ),
+    "J to target": Column(
+        cell=lambda row: figure(row.to_target.joules if row.to_target else None, "{:.0f}"),
+        explanation="energy until then, counted as for J/image",
+        is_optional=True,
+    ),
     "efficiency": Column(
         cell=_efficiency,
         explanation="steady speed / (devices x that of `single` of the same framework); over 105% is suspicious",
@@ -129,8 +175,15 @@ def as_markdown(comparison: Comparison) -> str:
         lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in shown.values()) + " |")
     if comparison.claims:
         lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
+    if comparison.learning:
+        lines += ["", f"**{_escaped(comparison.learning.headline)}** {_escaped(comparison.learning.varied)}", ""]
+        lines += [f"- {_escaped(made.sentence)}" for made in comparison.learning.claims]
+    if comparison.time_to_accuracy:
+        lines += ["", *(f"- {_escaped(sentence)}" for sentence in comparison.time_to_accuracy.sentences)]
     if scalings := [row.scaling for row in comparison.arms if row.scaling]:
         lines += ["", *(f"- {_escaped(scaling.sentence)}" for scaling in scalings)]
+    if comparison.predictions:
+        lines += ["", *_predictions(comparison.predictions)]
     if comparison.agreement:
         lines += ["", _escaped(comparison.agreement)]
     if comparison.unchecked:
@@ -145,6 +198,16 @@ def as_markdown(comparison: Comparison) -> str:
     if len(comparison.arms) > 1:
         lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]
     return "\n".join(lines) + "\n"
+
+
+def _predictions(predictions: PredictionRows) -> Iterator[str]:
+    """How often arms agree, and a table of their accuracies per class."""
+    yield from (f"- {_escaped(each.sentence)}" for each in predictions.agreements)
+    yield from ("", "| class | " + " | ".join(_escaped(arm.name) for arm in predictions.arms) + " |")
+    yield "|---|" + "--:|" * len(predictions.arms)
+    for number, name in enumerate(predictions.classes):
+        cells = (figure(arm.class_accuracy[number], "{:.1%}") for arm in predictions.arms)
+        yield f"| {_escaped(name)} | " + " | ".join(cells) + " |"
 
 
 def _escaped(text: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.report import plots
-from dpcompare.report.formats import columns
+from dpcompare.report.formats import columns, figure
 from dpcompare.report.text import arms_by_value, within
 from dpcompare.system.terminal_text import printable
 from dpcompare.system.words import counted
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ENLARGED = 1.2
 """How much larger than drawn a plot may be: its text is then as large as the page's."""
+LARGEST_MATRIX = 20
+"""Classes of a confusion matrix that a page can show."""
 
 
 def as_html(comparison: Comparison) -> str:
@@ -42,6 +44,8 @@ def as_html(comparison: Comparison) -> str:
         within=within,
         arms_by_value=arms_by_value,
         counted=counted,
+        figure_of=figure,
+        largest_matrix=LARGEST_MATRIX,
         parts=[part for part in plots.PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, _inline(plots.as_svg(plot), plot.title)) for plot in drawn],
         style=Markup((folder / "page.css").read_text()),

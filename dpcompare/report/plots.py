@@ -59,7 +59,11 @@ def make_plots(comparison: Comparison) -> list[Plot]:
     _altair()
     shown = [row for row in comparison.arms if row.rounds]
     plots = []
-    for build in (_speeds, _ratios, _rounds, _scaling, _micro_batches, _breakdown, _losses, _loss_differences, _memory):
+    builders = (
+        *(_speeds, _ratios, _rounds, _scaling, _micro_batches, _breakdown),
+        *(_accuracy_over_steps, _accuracy_over_seconds, _losses, _loss_differences, _memory),
+    )
+    for build in builders:
         if (plot := build(comparison, shown)) is not None:
             plots.append(plot)
     return plots
@@ -408,6 +412,55 @@ def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         "where it was not measured, it is part of computing. Other is what the loop does between two steps "
         "(reading losses, writing events), which images/s leave out.",
         chart=chart,
+    )
+
+
+def _accuracy_over_steps(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    return _accuracies(arms, "step", "step", "Accuracy over the steps", "")
+
+
+def _accuracy_over_seconds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
+    explanation = " Seconds are those of training, without evaluations and checkpoints: the median of the rounds."
+    return _accuracies(arms, "seconds", "seconds of training", "Accuracy over time", explanation)
+
+
+def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanation: str) -> Plot | None:
+    """A line per arm, with the band of its rounds; None where arms were evaluated once."""
+    alt = _altair()
+    data = [
+        {
+            "arm": row.name,
+            field: at,
+            "accuracy": point.mean,
+            "low": point.low,
+            "high": point.high,
+            "text": f"{row.name}, step {point.step}: accuracy {point.mean:.3f} ({point.low:.3f} to {point.high:.3f}, "
+            f"{counted(point.rounds, 'round')})",
+        }
+        for row in arms
+        if len(row.accuracy_curve) > 1
+        for point in row.accuracy_curve
+        if (at := getattr(point, field)) is not None
+    ]
+    if not data:
+        return None
+    names = list(dict.fromkeys(str(row["arm"]) for row in data))
+    base = alt.Chart(alt.Data(values=data)).encode(x=alt.X(f"{field}:Q", title=axis), color=_colour(alt, names, arms))
+    y = alt.Y("accuracy:Q", scale=alt.Scale(zero=False), title="accuracy on the validation split")
+    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q")
+    line = base.mark_line(strokeWidth=2).encode(y=y, strokeDash=_dash(alt, names, arms))
+    points = base.mark_point(filled=True, opacity=1, size=40).encode(y=y, description=alt.Description("text:N"))
+    chart = band + line + points
+    targets = {row.to_target.accuracy for row in arms if row.to_target}
+    if len(targets) == 1:
+        rule = alt.Chart(alt.Data(values=[{"accuracy": targets.pop()}])).mark_rule(color=INK, strokeDash=[4, 4])
+        chart += rule.encode(y="accuracy:Q")
+        explanation += " The level line is the accuracy that was to be reached."
+    return Plot(
+        name=f"accuracy-over-{field}",
+        title=title,
+        explanation=f"The mean of the rounds of each arm, and the band from the lowest to the highest.{explanation}",
+        chart=chart.properties(width=WIDTH, height=260),
     )
 
 

@@ -55,6 +55,7 @@ FIELDS: dict[str, Field] = {
     "precision": _of_arm(str, "in which is computed", "precision"),
     "profile": _of_arm(str, "`strict` or `native`", "profile"),
     "round": _of_run(int, "of the study, from 1", "number"),
+    "seed": _of_run(int, "of weights, order, augmentation and regularization", "seed"),
     "position": _of_run(int, "when it ran among the arms of its round, from 1", "position"),
     "status": _of_run(str, "`completed`, or `failed`: then it has no figures", "status"),
     "failure": _of_run(str, "why it does not count", "failure"),

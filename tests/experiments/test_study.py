@@ -248,6 +248,40 @@ def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
 
 
 @pytest.mark.torch
+def test_what_varies_with_weights_of_a_file_is_said(tmp_path):
+    arguments = ["--arm", "torch:single", "--model", "efficientnet-b0", "--device", "cpu", "--vary-seed", "--repeats=2"]
+    done = invoke("compare", *arguments, "--weights", "imagenet", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert "every round starts from the weights of the file; what varies is a classifier" in done.stderr
+    assert [run["workload"]["seed"] for run in done.json["runs"]] == [1, 2]
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("warm")
+def test_a_study_of_accuracy(tmp_path):
+    learning = ["--vary-seed", "--evaluate-every", "2", "--target-accuracy", "0.01", "--keep-predictions"]
+    command = ["compare", "--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, *learning, "--repeats", "2"]
+    done = invoke(*command, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    shown = done.json
+    assert [made["outcome"] for made in shown["learning"]["claims"]] == ["too few rounds"] * 2
+    seeds = [[each["seed"] for each in row["rounds_shown"]] for row in shown["arms"]]
+    assert seeds == [[1, 2], [1, 2]]
+    accuracies = [[each["accuracy"] for each in row["rounds_shown"]] for row in shown["arms"]]
+    assert accuracies[0] == accuracies[1]  # the same training twice
+    assert shown["predictions"]["agreements"][0]["agreement"] == 1.0
+    assert shown["predictions"]["samples"] == 359
+    (row, _) = shown["arms"]
+    right = sum(row[number] for number, row in enumerate(shown["predictions"]["arms"][0]["confusion"]))
+    assert right == pytest.approx(359 * sum(accuracies[0]))
+    assert [point["step"] for point in row["accuracy_curve"]] == [2, 4]
+    assert row["to_target"]["steps"] == 2
+    run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
+    lines = (run_dir / "predictions" / "process-0.csv").read_text().splitlines()
+    assert (lines[0], len(lines)) == ("index,label,prediction", 360)
+
+
+@pytest.mark.torch
 @pytest.mark.root
 def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
     """In a mount namespace of its own, on a disk of 100 KiB."""
@@ -331,6 +365,19 @@ REFUSED = {
     "a pair of which one is several arms": (
         ["--arm=torch:single", "--arm=torch:ddp", "--nodes=1,2", "--pair=torch:single", "--pair=torch:ddp"],
         "--pair: received 'torch:ddp', which names 2 arms",
+    ),
+    "seeds of one round": (
+        ["--arm", "torch:single", "--vary-seed"],
+        "--vary-seed: received 1 round, expected at least 2",
+    ),
+    "a margin of 0": (
+        ["--arm", "torch:single", "--vary-seed", "--repeats", "6", "--margin", "0"],
+        "--margin: received 0, expected points of accuracy above 0",
+    ),
+    "a margin without seeds": (["--arm", "torch:single", "--margin", "2"], "--margin: received without --vary-seed"),
+    "seeds beyond the last": (
+        ["--arm", "torch:single", "--vary-seed", "--repeats", "6", "--seed", str(2**63 - 3)],
+        "--seed: received 9223372036854775805 with --vary-seed",
     ),
     "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
     "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected a setting"),

@@ -1,0 +1,269 @@
+"""The statistics of what arms learn: differences of accuracy and loss, paired by seed, and fixed sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from dpcompare.experiments.statistics import (
+    FALSE_CLAIMS,
+    ROUNDS_FOR_CLAIM,
+    ROUNDS_FOR_INTERVAL,
+    Plan,
+    confidence,
+    holm,
+)
+from dpcompare.system.words import counted
+
+DEFAULT_MARGIN = 1.0
+"""Points of accuracy within which two arms count as equally accurate."""
+
+POINTS = " points"
+
+Measure = Literal["accuracy", "loss"]
+"""Of the last evaluation of a run."""
+
+LearningOutcome = Literal[
+    "higher",
+    "lower",
+    "the same within the margin",
+    "no difference shown",
+    "too few rounds",
+    "exploratory",
+    "NOT COMPARABLE",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """How much higher a figure of one arm is than that of another, over the rounds in which both have it."""
+
+    mean: float
+    standard_error: float | None
+    """Of the mean; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    rounds: int
+
+    def interval(self, level: float) -> tuple[float, float] | None:
+        """Ends of Student's interval of the mean, which misses the truth with probability `level`."""
+        from scipy.special import stdtrit
+
+        if self.standard_error is None:
+            return None
+        reach = float(-stdtrit(self.rounds - 1, level / 2)) * self.standard_error
+        return self.mean - reach, self.mean + reach
+
+    @property
+    def p_value(self) -> float:
+        """The smallest level at which the interval leaves 0 out; 1 where there is none."""
+        return 1.0 if self.mean == 0 else min(1.0, 2 * self._tail(abs(self.mean)))
+
+    def p_value_within(self, margin: float) -> float:
+        """Of two one-sided tests, the larger: the smallest level at which the mean is within plus or minus `margin`."""
+        return self._tail(margin - abs(self.mean))
+
+    def _tail(self, distance: float) -> float:
+        """How probable it is that the mean is as far as this from the truth, or farther, in one direction."""
+        from scipy.special import stdtr
+
+        if self.standard_error is None:
+            return 1.0
+        if self.standard_error == 0:
+            return 0.0 if distance > 0 else 1.0
+        return float(stdtr(self.rounds - 1, -distance / self.standard_error))
+
+
+def paired_difference(first: Sequence[float | None], second: Sequence[float | None]) -> Difference | None:
+    """The difference first - second of two figures, one per round; rounds that lack one of them are left out.
+
+    Both arms of a round have its seed, so what weights and order do to both alike cancels. Nothing is trimmed: a seed
+    with which a training goes wrong is part of what is asked.
+    """
+    differences = np.array([a - b for a, b in zip(first, second, strict=True) if a is not None and b is not None])
+    rounds = len(differences)
+    if not rounds:
+        return None
+    error = float(differences.std(ddof=1)) / math.sqrt(rounds) if rounds >= ROUNDS_FOR_INTERVAL else None
+    return Difference(mean=float(differences.mean()), standard_error=error, rounds=rounds)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A figure of one arm over its rounds."""
+
+    mean: float
+    standard_deviation: float | None
+    """Over the rounds, with n - 1; None of one round."""
+    interval: tuple[float, float] | None
+    """Of the mean, at 95%; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    rounds: int
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean, standard deviation and interval of one figure per round; None of no rounds."""
+    found = paired_difference(values, [0.0] * len(values))
+    if found is None:
+        return None
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return Spread(
+        mean=found.mean, standard_deviation=deviation, interval=found.interval(FALSE_CLAIMS), rounds=len(values)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningPair:
+    """Two arms of a study, and how a figure of what they learned differs."""
+
+    first: str
+    """Name of the arm that a claim is about."""
+    second: str
+    """Name of the arm that it is compared with."""
+    measure: Measure
+    difference: Difference | None
+    unequal: Sequence[str] = ()
+    """Knobs of the fairness sheet by which they train something else."""
+    exploratory: bool = False
+    """Whether their study named another pair beforehand: shown, and never claimed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningClaim:
+    """What a study says of a figure of two arms; `sentence` is the same, to the digit, wherever it is shown."""
+
+    pair: LearningPair
+    outcome: LearningOutcome
+    level: float | None
+    """Probability with which the interval misses the truth."""
+    interval: tuple[float, float] | None
+    """Leaves 0 out where a difference is claimed, and lies within the margin where sameness is."""
+    sentence: str
+
+
+def learning_claims(pairs: Sequence[LearningPair], plan: Plan, margin: float) -> list[LearningClaim]:
+    """What a study says of its pairs, which are judged together: one of five fixed sentences for each that may be.
+
+    Differences of accuracy and of loss share one level, by Holm's procedure, as those of speed share another: a study
+    of equal arms claims any of them in at most 5 of 100 cases. Sameness, of accuracy alone, is judged by two one-sided
+    tests; all of these share a level too.
+
+    Args:
+        pairs: each pair of arms once per measure.
+        plan: when the study may claim something.
+        margin: of accuracy, as a fraction of the samples.
+    """
+    judged = [pair for pair in pairs if not (pair.unequal or pair.exploratory)]
+    accuracies = [pair for pair in judged if pair.measure == "accuracy"]
+    ready = {id(pair): pair.difference for pair in judged if pair.difference and _is_judged(pair.difference, plan)}
+    different = [found.p_value if (found := ready.get(id(pair))) else 1.0 for pair in judged]
+    same = [found.p_value_within(margin) if (found := ready.get(id(pair))) else 1.0 for pair in accuracies]
+    levels = {id(pair): level for pair, level in zip(judged, holm(different, plan.level), strict=True)}
+    levels_of_sameness = {id(pair): level for pair, level in zip(accuracies, holm(same, plan.level), strict=True)}
+    return [
+        _not_comparable(pair)
+        if pair.unequal
+        else _shown(pair, plan.level)
+        if pair.exploratory
+        else _claim(pair, levels[id(pair)], levels_of_sameness.get(id(pair)), plan, margin)
+        for pair in pairs
+    ]
+
+
+def margin_in_words(margin: float) -> str:
+    """A fraction of the samples as `1 point`, `0.5 points`."""
+    points = f"{margin * 100:g}"
+    return f"{points} point{'' if points == '1' else 's'}"
+
+
+def _is_judged(difference: Difference, plan: Plan) -> bool:
+    return not plan.adding and difference.rounds >= max(plan.rounds, ROUNDS_FOR_CLAIM)
+
+
+def _not_comparable(pair: LearningPair) -> LearningClaim:
+    differ = f"{pair.unequal[0]} differs" if len(pair.unequal) == 1 else f"{', '.join(pair.unequal)} differ"
+    return LearningClaim(
+        pair=pair,
+        outcome="NOT COMPARABLE",
+        level=None,
+        interval=None,
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE in {pair.measure}: {differ}.",
+    )
+
+
+def _shown(pair: LearningPair, level: float) -> LearningClaim:
+    """A pair of which nothing is claimed, since another was named beforehand."""
+    interval = pair.difference.interval(level) if pair.difference else None
+    figures = _figures(pair, interval, level) if pair.difference else "never evaluated in one round"
+    return LearningClaim(
+        pair=pair,
+        outcome="exploratory",
+        level=level if interval else None,
+        interval=interval,
+        sentence=f"{pair.first} against {pair.second}, {pair.measure}: exploratory, since another pair was named "
+        f"beforehand; nothing is claimed, {figures}.",
+    )
+
+
+def _claim(
+    pair: LearningPair, level: float, level_of_sameness: float | None, plan: Plan, margin: float
+) -> LearningClaim:
+    difference = pair.difference
+    both = f"{pair.first} against {pair.second}, {pair.measure}"
+    if difference is None or not _is_judged(difference, plan):
+        rounds = counted(difference.rounds if difference else 0, "round")
+        needed = ", and more are being added" if plan.adding else f" of {max(plan.rounds, ROUNDS_FOR_CLAIM)}"
+        measured = f" (measured difference {_amount(pair.measure, difference.mean)})" if difference else ""
+        return LearningClaim(
+            pair=pair,
+            outcome="too few rounds",
+            level=level if difference and difference.interval(level) else None,
+            interval=difference.interval(level) if difference else None,
+            sentence=f"{both}: too few rounds to claim anything, {rounds}{needed}{measured}.",
+        )
+    is_same = level_of_sameness is not None and difference.p_value_within(margin) <= level_of_sameness
+    within = f"within plus or minus {margin_in_words(margin)}"
+    outcome: LearningOutcome
+    if difference.p_value <= level:
+        outcome = "higher" if difference.mean > 0 else "lower"
+        figures = _figures(pair, difference.interval(level), level)
+        noted = f" That is {within}." if is_same else ""
+        sentence = f"{_higher_first(pair)} ({figures}).{noted}"
+    elif is_same and level_of_sameness is not None:
+        # Two one-sided tests at a level are the interval that misses the truth with twice that probability.
+        outcome, level = "the same within the margin", 2 * level_of_sameness
+        figures = _figures(pair, difference.interval(level), level)
+        sentence = f"{pair.first} and {pair.second} are equally accurate {within} ({figures})."
+    else:
+        outcome = "no difference shown"
+        sentence = f"{both}: no difference shown ({_figures(pair, difference.interval(level), level)})."
+    return LearningClaim(
+        pair=pair, outcome=outcome, level=level, interval=difference.interval(level), sentence=sentence
+    )
+
+
+def _higher_first(pair: LearningPair) -> str:
+    """Which is more accurate, or has the lower loss, and by how much."""
+    assert pair.difference is not None
+    mean, names = pair.difference.mean, (pair.first, pair.second)
+    better, worse = names if (mean > 0) == (pair.measure == "accuracy") else names[::-1]
+    if pair.measure == "accuracy":
+        return f"{better} is {abs(mean) * 100:.2f} points more accurate than {worse}"
+    return f"{better} has an evaluation loss {abs(mean):.4f} lower than {worse}"
+
+
+def _figures(pair: LearningPair, interval: tuple[float, float] | None, level: float) -> str:
+    """The difference first - second, with its interval."""
+    assert pair.difference is not None
+    rounds = counted(pair.difference.rounds, "round")
+    shown = f"difference {_amount(pair.measure, pair.difference.mean)}"
+    if interval is None:
+        return f"{shown}, {rounds}"
+    low, high = (_amount(pair.measure, end) for end in interval)
+    return f"{shown}, {confidence(level)} interval {low.removesuffix(POINTS)} to {high}, {rounds}"
+
+
+def _amount(measure: Measure, value: float) -> str:
+    """Of accuracy in points."""
+    return f"{value * 100:+.2f}{POINTS}" if measure == "accuracy" else f"{value:+.4f}"

@@ -1,0 +1,134 @@
+"""What the arms of a study have learned: from the evaluations of rounds with different seeds to what may be claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from dpcompare.experiments import fairness
+from dpcompare.experiments.accuracy_statistics import (
+    LearningClaim,
+    LearningPair,
+    Measure,
+    Spread,
+    learning_claims,
+    margin_in_words,
+    paired_difference,
+    spread,
+)
+from dpcompare.experiments.collection import ArmRuns
+from dpcompare.experiments.comparison import Learning, LearningRow, SpreadRow
+from dpcompare.results.result import RunResult
+
+SheetOf = Callable[[Sequence[ArmRuns]], fairness.Sheet]
+"""The fairness sheet of some arms."""
+
+
+def figures_of(arm: ArmRuns, measure: Measure) -> list[float | None]:
+    """Accuracy or loss of the last evaluation of each round; None where there is none, or it is not finite."""
+    return [getattr(run.evaluations[-1], measure) if run and run.evaluations else None for run in arm.runs]
+
+
+def spread_of(arm: ArmRuns, measure: Measure) -> SpreadRow | None:
+    """A figure over the seeds of the rounds; None where they repeat one training."""
+    found: Spread | None = spread([value for value in figures_of(arm, measure) if value is not None])
+    if found is None or not arm.varies_seed:
+        return None
+    low, high = found.interval or (None, None)
+    return SpreadRow(
+        mean=found.mean, standard_deviation=found.standard_deviation, low=low, high=high, rounds=found.rounds
+    )
+
+
+def learning_of(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> Learning | None:
+    """What may be claimed of the accuracy and the loss of arms; None where nothing may be asked.
+
+    Rounds that repeat one training show how rounding moves an accuracy, and nothing of other weights and orders. All
+    arms must be of one study, since seeds are paired within its rounds.
+    """
+    if len({arm.source for arm in arms}) != 1 or not all(arm.varies_seed for arm in arms):
+        return None
+    if any(arm.config.stop_at_target for arm in arms):  # their last accuracy is the one that they were to reach
+        return None
+    margin = arms[0].margin / 100
+    pairs = [
+        pair for first, second in combinations(arms, 2) for pair in _pairs(first, second, sheet_of([first, second]))
+    ]
+    claims = learning_claims(pairs, arms[0].plan, margin)
+    return Learning(
+        varied=_varied([run for arm in arms for run in arm.completed]),
+        margin=margin,
+        headline=_headline(claims, margin),
+        claims=[_row(claim) for claim in claims],
+    )
+
+
+def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[LearningPair]:
+    unequal = fairness.learning_differs_by(sheet, [*first.completed, *second.completed])
+    measures: tuple[Measure, ...] = ("accuracy", "loss")
+    return [
+        LearningPair(
+            first=first.name,
+            second=second.name,
+            measure=measure,
+            difference=paired_difference(figures_of(first, measure), figures_of(second, measure)),
+            unequal=unequal,
+            exploratory=False in (first.is_named, second.is_named),
+        )
+        for measure in measures
+    ]
+
+
+def _varied(runs: Sequence[RunResult]) -> str:
+    """What a seed decides here."""
+    if all(run.config["workload"].get("weights") == "random" for run in runs):
+        weights = "initial weights"
+    else:
+        weights = "what is drawn of the initial weights (a classifier that the file of weights lacks)"
+    varied = [weights, "sample order"]
+    if any(run.config["workload"].get("augment") for run in runs):
+        varied.append("augmentation")
+    if any(run.config["workload"].get("regularization") == "shared" for run in runs):
+        varied.append("regularization")
+    return f"Each round has a seed of its own, the same for all arms: {', '.join(varied)}."
+
+
+def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
+    """The sentence of the pair whose accuracies differ most, or what all pairs have in common."""
+    of_accuracy = [claim for claim in claims if claim.pair.measure == "accuracy"]
+    judged = [claim for claim in of_accuracy if claim.outcome not in ("NOT COMPARABLE", "exploratory")]
+    if len(judged) == 1:
+        return judged[0].sentence
+    if not judged:
+        return "The accuracies of no two arms may be compared." if of_accuracy else "One arm alone: see its accuracy."
+    decided = [claim for claim in judged if claim.outcome in ("higher", "lower")]
+    if decided:
+        widest = max(decided, key=lambda claim: abs(claim.pair.difference.mean) if claim.pair.difference else 0.0)
+        return f"{widest.sentence} This is the largest difference of {len(judged)} pairs that may be compared."
+    same = sum(claim.outcome == "the same within the margin" for claim in judged)
+    if same == len(judged):
+        return f"All arms that may be compared are equally accurate within plus or minus {margin_in_words(margin)}."
+    if all(claim.outcome == "too few rounds" for claim in judged):
+        return "Too few rounds to claim anything of accuracy."
+    return (
+        f"No difference in accuracy shown between any two arms that may be compared; {same} of their {len(judged)} "
+        f"pairs are shown to be equally accurate within plus or minus {margin_in_words(margin)}."
+    )
+
+
+def _row(claim: LearningClaim) -> LearningRow:
+    difference = claim.pair.difference if claim.outcome != "NOT COMPARABLE" else None
+    low, high = claim.interval or (None, None)
+    return LearningRow(
+        first=claim.pair.first,
+        second=claim.pair.second,
+        measure=claim.pair.measure,
+        outcome=claim.outcome,
+        difference=difference.mean if difference else None,
+        low=low,
+        high=high,
+        confidence=None if claim.level is None or claim.interval is None else 1 - claim.level,
+        standard_error=difference.standard_error if difference else None,
+        rounds=difference.rounds if difference else 0,
+        sentence=claim.sentence,
+    )

@@ -1,0 +1,258 @@
+"""What studies with a seed per round say of accuracies, of time to an accuracy, and of predictions."""
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+
+from dpcompare.cli.report import print_summary
+from dpcompare.config.workload import Workload
+from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.collection import Collection, collect
+from dpcompare.experiments.predictions import confusion
+from dpcompare.experiments.study import Study
+from dpcompare.report.formats import as_json, as_markdown
+from dpcompare.report.page import as_html
+from dpcompare.report.records import as_csv
+from dpcompare.results.predictions import Predictions
+from dpcompare.results.result import Evaluation
+from dpcompare.results.target import TrainingCost
+from tests.experiments.test_accuracy_statistics import BETTER, NEARLY, SEEDS
+from tests.experiments.test_analysis import runs, single
+from tests.experiments.test_study import arm, study
+
+SPEEDS = [100.0 + number for number in range(8)]
+
+
+def varied(made, accuracies, *, target=None, stop_at_target=False, **changes):
+    """The same arm, each round with a seed of its own."""
+    made.varies_seed = True
+    made.config = made.config.model_copy(update={"target_accuracy": target, "stop_at_target": stop_at_target})
+    made.runs = [
+        None
+        if run is None
+        else run.model_copy(
+            update={
+                "sample_order_sha256": f"order {number}",
+                "weights_sha256": f"weights {number}",
+                "train_loss": [2.0 + number / 100] * 45,
+                "evaluations": [Evaluation(epoch=1, step=45, loss=1 - accuracy, accuracy=accuracy, count=400)],
+                "config": run.config
+                | {"target_accuracy": target, "stop_at_target": stop_at_target}
+                | {"workload": run.config["workload"] | {"seed": number, **changes.get("workload", {})}},
+                **{name: value for name, value in changes.items() if name != "workload"},
+            }
+        )
+        for number, (run, accuracy) in enumerate(zip(made.runs, accuracies, strict=True), start=1)
+    ]
+    for each in made.runs:
+        each.computed.batch_digests.clear()
+    return made
+
+
+def ddp(accuracies=SEEDS, **changes):
+    return varied(runs("torch", "ddp", SPEEDS), accuracies, **changes)
+
+
+def multiworker(accuracies=SEEDS, **changes):
+    return varied(runs("tensorflow", "multiworker", SPEEDS), accuracies, **changes)
+
+
+def compared(*arms, subject=()):
+    for each in arms:
+        each.plan = each.plan.__class__(rounds=8)
+    return analyse(Collection(arms=list(arms), repeats=8, subject=subject))
+
+
+def of_accuracy(shown):
+    return [made for made in shown.learning.claims if made.measure == "accuracy"]
+
+
+def test_arms_whose_rounds_have_the_same_seeds_may_be_compared():
+    shown = compared(ddp(BETTER), multiworker())
+    assert shown.verdict == "COMPARABLE"
+    assert [made.outcome for made in shown.claims] == ["no difference shown"]  # of speed
+    assert shown.learning.headline.startswith("torch ddp 2x1 is 2.8")
+    assert [(made.measure, made.outcome) for made in shown.learning.claims] == [
+        ("accuracy", "higher"),
+        ("loss", "lower"),
+    ]
+    assert shown.learning.varied == (
+        "Each round has a seed of its own, the same for all arms: initial weights, sample order."
+    )
+    row = shown.arms[0]
+    assert row.accuracy_over_seeds.mean == pytest.approx(np.mean(BETTER))
+    assert row.accuracy_over_seeds.standard_deviation == pytest.approx(np.std(BETTER, ddof=1))
+    assert shown.agreement is None or "accuracies" not in shown.agreement
+
+
+def test_the_same_sentence_is_everywhere():
+    shown = compared(ddp(BETTER), multiworker())
+    markdown, page, document = as_markdown(shown), as_html(shown), json.loads(as_json(shown))
+    for number, made in enumerate(shown.learning.claims):
+        assert made.sentence in markdown
+        assert made.sentence in page
+        assert made.sentence == document["learning"]["claims"][number]["sentence"]
+    assert "| 83.4% ± " in markdown
+    runs_of_csv = list(csv.DictReader(io.StringIO(as_csv(shown))))
+    assert [(run["seed"], float(run["accuracy"])) for run in runs_of_csv[:2]] == [("1", 0.83), ("2", 0.84)]
+
+
+def test_seeds_that_differ_within_a_round_are_no_pair():
+    other = multiworker()
+    other.runs[2] = other.runs[2].model_copy(update={"weights_sha256": "of another seed"})
+    shown = compared(ddp(), other)
+    assert shown.verdict == "NOT COMPARABLE"
+    assert of_accuracy(shown)[0].sentence.endswith("are NOT COMPARABLE in accuracy: initial weights differs.")
+    same_seed = [runs("torch", "ddp", SPEEDS), runs("torch", "fabric", SPEEDS)]
+    assert compared(*same_seed).learning is None  # rounds that repeat one training
+
+
+def test_what_decides_speed_alone_is_no_reason_and_what_is_learned_is_one():
+    slower = compared(ddp(), multiworker(emulated=True, profile="native", measured_steps=39))
+    assert slower.claims[0].outcome == "NOT COMPARABLE"
+    assert of_accuracy(slower)[0].outcome == "the same within the margin"
+    assert slower.learning.headline == of_accuracy(slower)[0].sentence
+    other = {"workload": {"learning_rate": 0.1}}
+    assert "learning rate differs" in of_accuracy(compared(ddp(), multiworker(**other)))[0].sentence
+    about_it = compared(ddp(BETTER), multiworker(**other), subject=("learning rate",))
+    assert of_accuracy(about_it)[0].outcome == "higher"
+
+
+def test_one_device_is_compared_with_several_where_batchnorm_sees_as_many_images():
+    def one(**changes):
+        return varied(single(SPEEDS), NEARLY, **changes)
+
+    apart = of_accuracy(compared(one(), ddp()))[0]
+    assert "BatchNorm" not in apart.sentence
+    assert "batch per replica" in apart.sentence
+    together = of_accuracy(compared(one(), ddp(workload={"batchnorm": "sync"})))[0]
+    assert together.outcome == "the same within the margin"
+    without = of_accuracy(compared(one(model="toy-cnn"), ddp(model="toy-cnn")))[0]
+    assert without.outcome == "the same within the margin"
+
+
+def evaluated(made, accuracies, seconds):
+    """Each round evaluated after 15, 30 and 45 steps, a step taking so many seconds."""
+    made.runs = [
+        run.model_copy(
+            update={
+                "evaluations": [
+                    Evaluation(epoch=1, step=step, loss=1 - accuracy, accuracy=accuracy, count=400)
+                    for step, accuracy in zip((15, 30, 45), of_round, strict=True)
+                ],
+                "evaluation_costs": [
+                    TrainingCost(step=step, images=32 * step, seconds=step * of_step, joules=None)
+                    for step in (15, 30, 45)
+                ],
+            }
+        )
+        for run, of_round, of_step in zip(made.runs, accuracies, seconds, strict=True)
+    ]
+    return made
+
+
+EARLY, LATE, NEVER = (0.5, 0.75, 0.8), (0.4, 0.6, 0.8), (0.4, 0.5, 0.6)
+SECONDS = [0.1, 0.11, 0.1, 0.12, 0.1, 0.1, 0.11, 0.1]
+
+
+def test_the_arm_that_needs_less_training_time_is_there_first():
+    first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
+    second = evaluated(multiworker(target=0.7), [LATE] * 7 + [EARLY], SECONDS)
+    shown = compared(first, second)
+    assert (shown.arms[0].to_target.steps, shown.arms[1].to_target.steps) == (30, 45)
+    assert shown.arms[0].to_target.seconds == pytest.approx(30 * 0.1)
+    assert shown.arms[0].to_target.images == 960
+    (made,) = shown.time_to_accuracy.claims
+    assert made.outcome == "faster"
+    assert made.ratio == pytest.approx(1.5 ** (7 / 8))
+    assert made.sentence.startswith(
+        "torch ddp 2x1 is 1.426 times as fast as tensorflow multiworker 2x1 in training time to an accuracy of 0.7 ("
+    )
+    assert made.sentence in as_markdown(shown)
+    band = shown.arms[1].accuracy_curve[1]
+    assert (band.step, band.low, band.high, band.rounds) == (30, 0.6, 0.75, 8)
+    page = as_html(shown)
+    assert made.sentence in page
+    assert {"accuracy-over-step", "accuracy-over-seconds"} <= set(re.findall(r'id="plot-([\w-]+)"', page))
+
+
+def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
+    first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
+    second = evaluated(multiworker(target=0.7), [NEVER] * 2 + [EARLY] * 6, SECONDS)
+    shown = compared(first, second)
+    assert shown.time_to_accuracy.claims == []
+    assert shown.time_to_accuracy.censored == [
+        "tensorflow multiworker 2x1 did not reach an accuracy of 0.7 in 2 of 8 rounds (the highest was 0.800): it is "
+        "censored, so it makes no ratio."
+    ]
+    assert (shown.arms[1].to_target.reached, shown.arms[1].to_target.seconds) == (6, None)
+    assert "6 of 8 reached it" in as_markdown(shown)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "said"), [(EARLY, "accuracy 0.7 after 30 steps, 960 images, 3.0 s of training"), (NEVER, "was not")]
+)
+def test_a_run_says_what_its_target_took(accuracies, said, tmp_path, capsys):
+    print_summary(evaluated(ddp(target=0.7), [accuracies] * 8, SECONDS).runs[0], tmp_path)
+    assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy():
+    first = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 8, SECONDS)
+    second = evaluated(multiworker(target=0.7, stop_at_target=True), [EARLY] * 8, [2 * each for each in SECONDS])
+    second.runs = [run.model_copy(update={"train_loss": run.train_loss[:30]}) for run in second.runs]
+    shown = compared(first, second)
+    assert shown.verdict == "COMPARABLE"
+    assert shown.learning is None
+    assert shown.time_to_accuracy.claims[0].ratio == pytest.approx(2.0)
+
+
+LABELS = np.array([0, 0, 1, 1, 2, 2])
+
+
+def predicted(*classes):
+    return Predictions(classes=["cat", "dog", "hen"], labels=LABELS, predicted=np.array(classes))
+
+
+def test_predictions_are_counted_per_class_and_compared_sample_by_sample():
+    first, second = ddp(), multiworker()
+    right, wrong = predicted(0, 0, 1, 1, 2, 2), predicted(0, 1, 1, 1, 0, 0)
+    first.predictions = [right, wrong]
+    second.predictions = [right, right]
+    shown = compared(first, second).predictions
+    assert shown.samples == 6
+    assert shown.arms[0].confusion == [[3, 1, 0], [0, 4, 0], [2, 0, 2]]
+    assert shown.arms[0].class_accuracy == [0.75, 1.0, 0.5]
+    assert shown.arms[0].agreement_between_rounds == pytest.approx(0.5)
+    assert shown.agreements[0].sentence == (
+        "torch ddp 2x1 and tensorflow multiworker 2x1 take 75.0% of the 6 validation samples for the same class (mean "
+        "of 2 rounds, 50.0% to 100.0%)."
+    )
+    page = as_html(compared(first, second))
+    assert "Confusion matrix of torch ddp 2x1, 2 rounds of 6 samples" in page
+    assert "| cat | 75.0% | 100.0% |" in as_markdown(compared(first, second))
+    assert confusion(LABELS, right.predicted, 3).tolist() == [[2, 0, 0], [0, 2, 0], [0, 0, 2]]
+
+
+def test_each_round_of_a_study_has_its_seed():
+    begun = study(arms=(arm(seed=10),), repeats=3, vary_seed=True)
+    assert [begun.config_of(number, begun.arms[0]).workload.seed for number in begun.rounds] == [11, 12, 13]
+    assert begun.arms[0].config.workload.seed == 10
+    assert study(arms=(arm(seed=10),)).config_of(3, arm(seed=10)).workload == Workload(
+        model="mlp", image_size=8, steps=4, warmup_steps=1, seed=10
+    )
+
+
+def test_a_study_remembers_its_margin(tmp_path):
+    begun = study(arms=(arm(),), repeats=1, vary_seed=True, margin=2.5)
+    begun.save(tmp_path)
+    assert Study.load(tmp_path).margin == 2.5
+    made = begun.run_dir(tmp_path, 1, begun.arms[0])
+    made.mkdir(parents=True)
+    runs("torch", "single", [100.0], replicas=1).runs[0].save(made)
+    (collected,) = collect([tmp_path]).arms
+    assert (collected.varies_seed, collected.margin) == (True, 2.5)
