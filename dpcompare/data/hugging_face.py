@@ -188,8 +188,8 @@ def _labels(request: _Request, split: str, rows: Any, column: str) -> npt.NDArra
     labels = np.array(values, np.int32)
     if missing := int((labels < 0).sum()):
         raise RequestError(
-            f"dataset: {missing} of {len(labels)} images of split {split!r} of {request.text!r} have no label; choose "
-            f"another split with ,validation=SPLIT (that of ,train=: a fifth of it is held out)"
+            f"dataset: {missing} of {counted(len(labels), 'image')} of split {split!r} of {request.text!r} lack a "
+            f"label; choose another split with ,validation=SPLIT (that of ,train=: a fifth of it is held out)"
         )
     return labels
 

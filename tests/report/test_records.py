@@ -102,10 +102,10 @@ def test_no_figure_of_the_report_is_without_a_column():
     columns = {
         "arm": "arm", "topology": "nodes", "rounds": "round", "images/s": "images_per_second",
         "steady": "steady_images_per_second", "jitter": "arm_jitter_images_per_second", "ms/step": "step_ms",
-        "p95 ms": "step_p95_ms", "between": "between_steps_fraction", "waiting": "data_wait_fraction",
-        "sync ms": "communication_ms", "first step s": "time_to_first_step_seconds", "memory MiB": "memory_bytes",
-        "GPU MiB": "gpu_memory_bytes", "J/image": "joules_per_image", "last loss": "last_loss", "accuracy": "accuracy",
-        "efficiency": "arm_efficiency",
+        "p95 (ms)": "step_p95_ms", "between": "between_steps_fraction", "data wait": "data_wait_fraction",
+        "sync (ms)": "communication_ms", "start (s)": "time_to_first_step_seconds", "memory (MiB)": "memory_bytes",
+        "GPU (MiB)": "gpu_memory_bytes", "J/image": "joules_per_image", "last loss": "last_loss",
+        "accuracy": "accuracy", "efficiency": "arm_efficiency",
     }  # fmt: skip
     assert set(columns) == set(FIGURES)
     assert set(columns.values()) <= set(FIELDS)

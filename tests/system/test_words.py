@@ -27,7 +27,7 @@ NEVER_ONE = {
         "len(judged)",
     ),
     *("config.stages", "max(done, needed)", "max(best.rounds, needed)", "self.stages", "len(again)", "self.count"),
-    *("num_stages", "len(seconds)", "collection.repeats", "num_runs", "len(split)", "expected.count"),
+    *("num_stages", "len(seconds)", "collection.repeats", "num_runs", "num_classes", "len(split)", "expected.count"),
     # No numbers.
     *("device_type", "config.cluster.device_type", "optimizer", "group.workload.optimizer"),
     # Fractions.
