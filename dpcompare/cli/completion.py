@@ -58,7 +58,7 @@ def completion(context: click.Context, shell: str) -> None:
     \b
     bash:  echo 'eval "$(dpcompare completion bash)"' >> ~/.bashrc
     zsh:   echo 'eval "$(dpcompare completion zsh)"' >> ~/.zshrc     (after compinit)
-    fish:  dpcompare completion fish > ~/.config/fish/completions/dpcompare.fish
+    fish:  echo 'dpcompare completion fish | source' >> ~/.config/fish/config.fish
     """
     cli = context.find_root().command
     click.echo(SHELLS[shell](cli, {}, "dpcompare", VARIABLE).source())

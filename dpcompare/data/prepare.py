@@ -201,8 +201,8 @@ def _decode_all(target: Path, images: ImageList, image_size: int, num_processes:
             yield from parallel(joblib.delayed(_decode)(task) for task in tasks)
         except BrokenProcessPool:
             raise RequestError(
-                "a process that decodes images was killed or crashed, most likely because memory ran out; nothing was "
-                "kept: prepare the dataset again when there is more, or look for an image that crashes Pillow"
+                "a process that decodes images was killed or crashed, most likely because memory ran out; nothing "
+                "was kept: prepare the dataset again when there is more, or look for an image that crashes Pillow"
             ) from None
         finally:
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
