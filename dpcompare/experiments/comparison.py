@@ -54,6 +54,11 @@ class Round(_Shown):
     last_loss: float | None
     evaluation_loss: float | None
     accuracy: float | None
+    steps_to_target: int | None
+    """Before the first evaluation that reached the target accuracy; None where none did, or there was no target."""
+    seconds_to_target: float | None
+    """Of training until then, without evaluations and checkpoints."""
+    joules_to_target: float | None
 
     @property
     def status(self) -> Literal["completed", "failed"]:

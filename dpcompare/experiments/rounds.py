@@ -46,6 +46,7 @@ def _figures(run: RunResult | None) -> dict[str, Any]:
     memory = run.peak_memory_bytes if run else None
     gpu_memory = run.peak_device_memory_bytes if run else None
     evaluation = run.evaluations[-1] if run and run.evaluations else None
+    cost = run.cost_of_target if run else None
     between = run.host_overhead_seconds if run else None
     as_written = (
         "images_per_second", "measured_steps", "data_wait_fraction", "between_steps_fraction",
@@ -65,4 +66,7 @@ def _figures(run: RunResult | None) -> dict[str, Any]:
         "last_loss": run.train_loss[-1] if run and run.train_loss else None,
         "evaluation_loss": evaluation.loss if evaluation else None,
         "accuracy": evaluation.accuracy if evaluation else None,
+        "steps_to_target": cost.step if cost else None,
+        "seconds_to_target": cost.seconds if cost else None,
+        "joules_to_target": cost.joules if cost else None,
     }

@@ -32,8 +32,9 @@ def _of_run(kind: type[Any], explanation: str, name: str) -> Field:
     return Field(kind=kind, of=lambda row, shown: getattr(shown, name), explanation=explanation)
 
 
-def _of_scaling(kind: type[Any], explanation: str, name: str) -> Field:
-    return Field(kind=kind, of=lambda row, shown: getattr(row.scaling, name, None), explanation=explanation)
+def _of_part(kind: type[Any], explanation: str, part: str, name: str) -> Field:
+    """Of a part of an arm that it may not have."""
+    return Field(kind=kind, of=lambda row, shown: getattr(getattr(row, part), name, None), explanation=explanation)
 
 
 FIELDS: dict[str, Field] = {
@@ -100,13 +101,28 @@ FIELDS: dict[str, Field] = {
     "last_loss": _of_run(float, "training loss of the last step", "last_loss"),
     "evaluation_loss": _of_run(float, "of the last evaluation", "evaluation_loss"),
     "accuracy": _of_run(float, "of the last evaluation, from 0 to 1", "accuracy"),
+    "steps_to_target": _of_run(int, "steps until an evaluation first reached the target accuracy", "steps_to_target"),
+    "seconds_to_target": _of_run(
+        float, "training seconds until then, without evaluations and checkpoints", "seconds_to_target"
+    ),
+    "joules_to_target": _of_run(float, "energy until then", "joules_to_target"),
     # Of its arm: the same in all of its rounds.
     "arm_jitter_images_per_second": _of_arm(
         float, "1.4826 x median absolute deviation of images per second over the rounds", "jitter"
     ),
-    "arm_scaling": _of_scaling(str, "`strong` or `weak`, against one device", "kind"),
-    "arm_speedup": _of_scaling(float, "steady speed over that of one device", "speedup"),
-    "arm_efficiency": _of_scaling(float, "the speed-up over the number of devices", "efficiency"),
+    "arm_accuracy_mean": _of_part(
+        float, "mean accuracy over the rounds, where each has a seed of its own", "accuracy_over_seeds", "mean"
+    ),
+    "arm_accuracy_deviation": _of_part(
+        float, "its standard deviation over the rounds", "accuracy_over_seeds", "standard_deviation"
+    ),
+    "arm_evaluation_loss_mean": _of_part(float, "the same of the evaluation loss", "loss_over_seeds", "mean"),
+    "arm_evaluation_loss_deviation": _of_part(
+        float, "its standard deviation over the rounds", "loss_over_seeds", "standard_deviation"
+    ),
+    "arm_scaling": _of_part(str, "`strong` or `weak`, against one device", "scaling", "kind"),
+    "arm_speedup": _of_part(float, "steady speed over that of one device", "scaling", "speedup"),
+    "arm_efficiency": _of_part(float, "the speed-up over the number of devices", "scaling", "efficiency"),
 }
 """Name, with its unit -> the field, in the order of the columns."""
 

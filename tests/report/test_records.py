@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from dpcompare.errors import RequestError
+from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.collection import Collection
 from dpcompare.report.formats import FIGURES
 from dpcompare.report.records import FIELDS, as_csv, as_parquet, records
 from dpcompare.results.result import PeakMemory
 from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single, stalled
+from tests.experiments.test_learning import EARLY, NEVER, SECONDS, ddp, evaluated
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -53,6 +56,16 @@ def test_a_record_has_every_figure_of_its_run(shown):
     assert {name: first[name] for name in expected} == expected
     assert found["torch ddp 2x1", 3]["remarks"] == "STALLED"
     assert found["torch single 1x1", 1]["arm_efficiency"] is None
+
+
+def test_a_record_says_when_its_run_reached_the_target():
+    found = records(analyse(Collection(arms=[evaluated(ddp(target=0.7), [EARLY] * 7 + [NEVER], SECONDS)], repeats=8)))
+    assert [each["seed"] for each in found] == [*range(1, 9)]
+    assert [each["steps_to_target"] for each in found] == [30] * 7 + [None]
+    assert found[1]["seconds_to_target"] == pytest.approx(30 * 0.11)
+    mean = sum(each["accuracy"] for each in found) / 8
+    assert found[0]["arm_accuracy_mean"] == found[7]["arm_accuracy_mean"] == pytest.approx(mean)
+    assert found[0]["arm_accuracy_deviation"] > 0
 
 
 def test_a_run_that_does_not_count_has_a_record_without_figures(shown):
@@ -105,7 +118,9 @@ def test_no_figure_of_the_report_is_without_a_column():
         "p95 (ms)": "step_p95_ms", "between": "between_steps_fraction", "data wait": "data_wait_fraction",
         "sync (ms)": "communication_ms", "start (s)": "time_to_first_step_seconds", "memory (MiB)": "memory_bytes",
         "GPU (MiB)": "gpu_memory_bytes", "J/image": "joules_per_image", "last loss": "last_loss",
-        "accuracy": "accuracy", "efficiency": "arm_efficiency",
+        "accuracy": "accuracy", "accuracy over seeds": "arm_accuracy_mean",
+        "evaluation loss over seeds": "arm_evaluation_loss_mean", "s to target": "seconds_to_target",
+        "steps to target": "steps_to_target", "J to target": "joules_to_target", "efficiency": "arm_efficiency",
     }  # fmt: skip
     assert set(columns) == set(FIGURES)
     assert set(columns.values()) <= set(FIELDS)
