@@ -38,6 +38,7 @@ def _nothing_outside() -> Iterator[None]:
     with (
         patch("subprocess.Popen", side_effect=FileNotFoundError(2, "not found")),
         patch("dpcompare.system.ports.free_ports", lambda count: list(range(1024, 1024 + count))),
+        patch.dict(sys.modules, {"pynvml": None}),
     ):
         yield
 
