@@ -214,13 +214,25 @@ def little_memory(trial: Trial) -> Iterator[BeforeExec]:
 
 @contextmanager
 def memory_limit(limit: int, name: str) -> Iterator[Path]:
-    """A control group with a limit of memory in bytes; yields the file that takes a process into it.
+    """A control group with a limit of memory in bytes; yields the file that takes a process into it."""
+    with control_group({"memory": "memory.limit_in_bytes", "": "memory.max"}, limit, name) as procs:
+        yield procs
+
+
+@contextmanager
+def control_group(settings: dict[str, str], limit: int, name: str) -> Iterator[Path]:
+    """A control group with a limit; yields the file that takes a process into it.
+
+    Args:
+        settings: by the hierarchy that has it, the name of the setting; "" is that of cgroups version 2.
+        limit: what it is set to.
+        name: of the group.
 
     Raises:
         OSError: none may be made here.
     """
-    for root, setting in (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")):
-        group = Path(root) / name
+    for hierarchy, setting in settings.items():
+        group = Path("/sys/fs/cgroup") / hierarchy / name
         try:
             group.mkdir()
             (group / setting).write_text(str(limit))
@@ -235,7 +247,7 @@ def memory_limit(limit: int, name: str) -> Iterator[Path]:
                 time.sleep(0.05)
             group.rmdir()
         return
-    raise OSError("no control group with a limit of memory may be made here")
+    raise OSError(f"no control group with {' or '.join(settings.values())} may be made here")
 
 
 def start_another(run_dir: Callable[[Trial], Path]) -> Callable[[Trial], None]:
@@ -262,8 +274,9 @@ def as_if_alone(*names: str) -> Callable[[Trial], list[str]]:
             other.wait(timeout=LONGEST)
         if trial.problems:  # there may be nothing to compare
             return []
-        reference = reference_losses(trial.framework, trial.mode)
         results = {name: json.loads((trial.run_dir.parent / name / "result.json").read_text()) for name in names}
+        steps = max(len(result["train_loss"]) for result in results.values())
+        reference = reference_losses(trial.framework, trial.mode, steps)
         return [
             f"{name} is {result['status']}, or its losses differ"
             for name, result in results.items()

@@ -37,7 +37,9 @@ def _nothing_outside() -> Iterator[None]:
     """No program is found, such as an interpreter that is named by chance; ports are free without being tried."""
     with (
         patch("subprocess.Popen", side_effect=FileNotFoundError(2, "not found")),
+        patch("shutil.which", return_value=None),
         patch("dpcompare.system.ports.free_ports", lambda count: list(range(1024, 1024 + count))),
+        patch.dict(sys.modules, {"pynvml": None}),
     ):
         yield
 

@@ -1,10 +1,12 @@
-"""The soak test: two hundred tiny runs in one process, half of them killed and resumed; nothing may be lost or leaked.
+"""The soak test: hundreds of tiny runs in series, half of them killed and resumed; nothing may be lost, left or leaked.
 
-    python -m stress.soak [--runs 200] [--seed 0] [--write FILE]
+    python -m stress.soak [--runs 500] [--seed 0] [--out DIR [--seconds 3600]] [--write FILE]
 
 The parent is the Python API: a process that starts run after run. After each it must have no child process and as many
-open files and threads as before, every file of the run must be readable, and the losses must be those of a run that was
-left alone. Its resident memory is compared between an early run and the last. Exit code 3 where anything is wrong.
+open files and threads as before, every file of the run must be readable, and the losses must be those of a run that
+was left alone. Its resident memory, the cache and the folder of temporary files must not grow. With --out runs are
+kept, and the same command goes on with those that were not made yet: growth is told of each piece, after its first
+runs. Exit code 3 where anything is wrong.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
 import threading
+import time
 import traceback
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -36,8 +42,8 @@ from stress.trials import num_processes, ports_listening, shared_memory
 STEPS = 30
 SETTLED_AFTER = 20
 """Runs after which the parent has loaded all that it needs."""
-MOST_GROWTH = 8 << 20
-"""Bytes by which it may grow after that."""
+MOST_GROWTH = {"resident_bytes": 8 << 20, "open_files": 0, "cache_bytes": 0, "temporary_files": 0}
+"""By which each figure may grow after that."""
 
 
 def config(framework: str, mode: str) -> RunConfig:
@@ -141,39 +147,116 @@ def left_behind() -> set[str]:
     return children | files | threads | ports_listening() | shared_memory()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Soaked:
+    """A run of the soak, and the state of its parent afterwards."""
+
+    number: int
+    """Of the run, from 1."""
+    parent: int
+    """Its pid: each piece of a soak has another."""
+    framework: str
+    mode: str
+    happened: str
+    """killed, interrupted, or nothing."""
+    resumed: int
+    problems: list[str]
+    resident_bytes: int
+    open_files: int
+    cache_bytes: int
+    temporary_files: int
+
+    def __str__(self) -> str:
+        sizes = f"{self.resident_bytes >> 20} MiB, {self.open_files} files, cache {self.cache_bytes >> 10} KiB"
+        return f"[{self.number}] {self.framework} {self.mode} {sizes} {self.problems or ''}"
+
+
+def soak_once(number: int, seed: int, folder: Path) -> Soaked:
+    """The run of that number, whatever was run before."""
+    framework, mode = modes_by_default()[number % len(modes_by_default())]
+    alone(framework, mode)  # what it leaves in memory is no leak of this run
+    counts, before = Counter[str](), left_behind()
+    run_dir = folder / "runs" / f"{number}"
+    try:
+        problems = one_run(framework, mode, random.Random(f"{seed} {number}"), run_dir, counts)
+    except Exception:
+        problems = [traceback.format_exc()]
+    shutil.rmtree(run_dir, ignore_errors=True)
+    return Soaked(
+        number=number,
+        parent=os.getpid(),
+        framework=framework,
+        mode=mode,
+        happened="killed" if counts["killed"] else "interrupted" if counts["interrupted"] else "nothing",
+        resumed=counts["resumed"],
+        problems=problems + [f"left: {each}" for each in left_behind() - before],
+        resident_bytes=resident_bytes(),
+        open_files=len(list(Path("/proc/self/fd").iterdir())),
+        cache_bytes=sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file()),
+        temporary_files=len(list((folder / "tmp").iterdir())),
+    )
+
+
+def growths(soaked: Sequence[Soaked]) -> dict[str, list[float]]:
+    """By how much each figure grew in each piece of the soak that was long enough to tell."""
+    found: dict[str, list[float]] = {}
+    for parent in dict.fromkeys(each.parent for each in soaked):
+        piece = [each for each in soaked if each.parent == parent]
+        if len(piece) > SETTLED_AFTER:
+            for name in MOST_GROWTH:
+                grown = getattr(piece[-1], name) - getattr(piece[SETTLED_AFTER - 1], name)
+                found.setdefault(name, []).append(grown)
+    return found
+
+
+def kept(out: Path) -> list[Soaked]:
+    file = out / "runs.jsonl"
+    return [Soaked(**json.loads(line)) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def soak(arguments: argparse.Namespace, folder: Path) -> list[Soaked]:
+    """Make the runs that were not made yet."""
+    soaked = kept(folder)
+    shutil.rmtree(folder / "tmp", ignore_errors=True)  # of a piece that was killed
+    (folder / "tmp").mkdir(parents=True)
+    os.environ |= {"DPCOMPARE_CACHE_DIR": str(folder / "cache"), "TMPDIR": str(folder / "tmp")}
+    tempfile.tempdir = None  # it is looked up again
+    began = time.monotonic()
+    for number in range(len(soaked) + 1, arguments.runs + 1):
+        if time.monotonic() - began > arguments.seconds:
+            break
+        soaked.append(soak_once(number, arguments.seed, folder))
+        print(soaked[-1], file=sys.stderr)
+        with (folder / "runs.jsonl").open("a") as file:
+            file.write(json.dumps(vars(soaked[-1])) + "\n")
+    return soaked
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keeps what was run, and goes on with it")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no run begins after that")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the counts")
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
-    generator, counts, problems, settled = random.Random(arguments.seed), Counter[str](), [], 0
-    for number in range(1, arguments.runs + 1):
-        framework, mode = modes_by_default()[number % len(modes_by_default())]
-        before = left_behind()
-        with tempfile.TemporaryDirectory(prefix="dpcompare-soak-") as folder:
-            try:
-                found = one_run(framework, mode, generator, Path(folder) / "run", counts)
-            except Exception:
-                found = [traceback.format_exc()]
-        found += [f"left: {each}" for each in left_behind() - before]
-        problems += [f"run {number}, {framework} {mode}: {each}" for each in found]
-        counts["runs"] += 1
-        settled = resident_bytes() if number == SETTLED_AFTER else settled
-        print(
-            f"[{number}/{arguments.runs}] {framework} {mode} {resident_bytes() >> 20} MiB {found or ''}",
-            file=sys.stderr,
-        )
-    grown = resident_bytes() - settled if settled else math.nan
-    if grown > MOST_GROWTH:
-        problems.append(f"the parent grew by {grown} bytes")
+    with tempfile.TemporaryDirectory(prefix="dpcompare-soak-") as temporary:
+        soaked = soak(arguments, (arguments.out or Path(temporary)).resolve())
+    problems = [f"run {each.number}, {each.framework} {each.mode}: {one}" for each in soaked for one in each.problems]
+    grown = growths(soaked)
+    for name, most in MOST_GROWTH.items():
+        problems += [f"{name} grew by {each}" for each in grown.get(name, []) if each > most]
+    happened = Counter(each.happened for each in soaked)
+    curves = ", ".join(f"{name} {'/'.join(f'{each:+,}' for each in values)}" for name, values in grown.items())
     lines = [
-        f"`python -m stress.soak {' '.join(sys.argv[1:])}` at {commit()}: {counts['runs']} runs in one parent over "
-        f"six modes, {counts['killed']} with a process killed, {counts['interrupted']} interrupted, "
-        f"{counts['resumed']} resumed. Problems (processes, files, threads, ports or shared memory left, files "
-        "unreadable, checkpoints lost, other losses): "
-        f"{len(problems)}. Memory of the parent between run {SETTLED_AFTER} and the last: {grown / 2**20:+.1f} MiB.",
+        f"`python -m stress.soak {' '.join(sys.argv[1:])}` at {commit()}: {len(soaked)} runs in "
+        f"{len({each.parent for each in soaked})} parents over {len(modes_by_default())} modes, "
+        f"{happened['killed']} with a process killed, {happened['interrupted']} interrupted, "
+        f"{sum(each.resumed for each in soaked)} resumed. "
+        "Problems (processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other "
+        f"losses, growth): {len(problems)}. Growth of each parent after its first {SETTLED_AFTER} runs: "
+        f"{curves or 'not told, there were too few'}.",
     ]
     print("\n".join([*problems, *lines]))
     if arguments.write:

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from stress.injection import write_sitecustomize
 LONGEST = 90.0
 """Seconds after a fault when a trial counts as hanging."""
 SECONDS_TO_BE_GONE = 2.0
-REFERENCE_STEPS = 4000
+REFERENCE_STEPS = (40, 400, 4000)
+"""Of a run that is left alone: as few of these as will do, since on a busy machine thousands take minutes."""
 STEPS_PER_EPOCH = 5
 """72 images in batches of 16."""
 TINY = [
@@ -59,6 +61,8 @@ class Trial:
     """By the command."""
     problems: list[str] = field(default_factory=list)
     """Everything that is not as it must be."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables that the command gets beside those of this process."""
 
     @property
     def run_dir(self) -> Path:
@@ -81,7 +85,8 @@ class Trial:
 
     def start(self, arguments: list[str], before_exec: BeforeExec = lambda: None) -> subprocess.Popen[str]:
         """A command with the fault in its processes; what it says goes into a file."""
-        environment = os.environ | {"DPCOMPARE_CACHE_DIR": str(self.folder / "cache"), "TMPDIR": str(self.temporary)}
+        own = {"DPCOMPARE_CACHE_DIR": str(self.folder / "cache"), "TMPDIR": str(self.temporary)}
+        environment = os.environ | own | self.environment
         if (self.folder / "fault").is_dir():
             environment["PYTHONPATH"] = f"{self.folder / 'fault'}:{environment.get('PYTHONPATH', '')}"
 
@@ -131,8 +136,13 @@ class Fault:
     around: Callable[[Trial], AbstractContextManager[BeforeExec]] = lambda trial: nullcontext(lambda: None)
     """What the trial runs in: a separate disk or limited memory; yields what the command calls before it starts."""
     options: tuple[str, ...] = ()
+    """Of the command; FOLDER in them is that of the trial."""
     modes: Callable[[str, str], bool] = lambda framework, mode: True
     needs_root: bool = False
+    needs: tuple[str, ...] = ()
+    """Programs."""
+    leaves_logs: bool = True
+    """Whether they are where they belong: there are none before training, nor where the directory is gone."""
     writes_result: bool = True
     """Whether it can."""
     resumable: bool = True
@@ -143,7 +153,8 @@ class Fault:
     """Further problems, of a run that survives."""
 
     def applies(self, framework: str, mode: str) -> bool:
-        return self.modes(framework, mode) and (os.geteuid() == 0 or not self.needs_root)
+        can_be_had = (os.geteuid() == 0 or not self.needs_root) and all(map(shutil.which, self.needs))
+        return can_be_had and self.modes(framework, mode)
 
 
 def several(framework: str, mode: str) -> bool:
@@ -201,7 +212,8 @@ def trial_of(
             write_sitecustomize(trial.folder / "fault", *fault.inject(trial))
         with fault.around(trial) as before_exec:
             before = shared_memory() | ports_listening()
-            options = fault.options if "--steps" in fault.options else (*fault.options, "--steps", "1000000")
+            options = [option.replace("FOLDER", str(trial.folder)) for option in fault.options]
+            options += [] if "--steps" in options else ["--steps", "1000000"]
             began_at = time.monotonic()
             arguments = command(framework, mode, *options, "--run-dir", str(trial.run_dir))
             trial.process = trial.start(arguments, before_exec)
@@ -275,7 +287,7 @@ def _problems(trial: Trial, fault: Fault) -> Iterator[str]:
         yield from (f"left: {path}" for path in left)
     if "Traceback" in trial.said.split("error:")[0]:
         yield "a traceback of the command itself"
-    if not (trial.run_dir / LOGS_DIR).is_dir():
+    if fault.leaves_logs and not (trial.run_dir / LOGS_DIR).is_dir():
         yield "no logs"
     if fault.code > 0 and fault.writes_result:
         try:
@@ -293,10 +305,10 @@ def resume_trial(trial: Trial, fault: Fault) -> list[str]:
     paths = checkpoint_paths(trial.run_dir)
     if not paths:
         return ["no checkpoint"]
-    reference = reference_losses(trial.framework, trial.mode)
     steps = int(paths[0].stem.removeprefix("step-")) + 3
-    if steps > len(reference):
+    if steps > REFERENCE_STEPS[-1]:
         return [f"step {steps} is beyond the reference"]
+    reference = reference_losses(trial.framework, trial.mode, steps)
     done = subprocess.run(
         resume_command(trial, steps),
         # Another cache: a store that was truncated is prepared again.
@@ -318,12 +330,16 @@ def resume_trial(trial: Trial, fault: Fault) -> list[str]:
     return []
 
 
+def reference_losses(framework: str, mode: str, steps: int) -> list[float]:
+    """Of at least that many steps of a run that was left alone."""
+    return _losses_alone(framework, mode, next(length for length in REFERENCE_STEPS if length >= steps))
+
+
 @cache
-def reference_losses(framework: str, mode: str) -> list[float]:
-    """Of a run that was left alone."""
+def _losses_alone(framework: str, mode: str, steps: int) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="dpcompare-reference-") as folder:
         # One checkpoint instead of thousands: they do not change a loss.
-        length = str(REFERENCE_STEPS)
+        length = str(steps)
         options = ("--steps", length, "--checkpoint-every", length, "--run-dir", f"{folder}/run", "--json")
         done = subprocess.run(
             command(framework, mode, *options),

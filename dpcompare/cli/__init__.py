@@ -85,5 +85,7 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     except BrokenPipeError:  # the reader of our output has gone, as in `dpcompare modes | head -1`
         give_up_stdout()
         sys.exit(EXIT_FAILED)
+    except MemoryError:
+        fail(EXIT_FAILED, "this process has no memory left; its limit is too low, or others hold it", as_json=as_json)
     except OSError as error:
         fail(EXIT_FAILED, f"{type(error).__name__}: {error}", as_json=as_json)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shlex
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -45,7 +48,20 @@ def _console(**options: Any) -> Console:
         def render_str(self, text: str, **style: Any) -> Text:
             return super().render_str(printable_lines(text), **style)
 
+        def on_broken_pipe(self) -> None:  # rich would end the process with exit code 1
+            raise BrokenPipeError(errno.EPIPE, "nobody reads this output")
+
     return PlainConsole(highlight=False, markup=False, emoji=False, **options)
+
+
+@contextmanager
+def if_anybody_reads() -> Iterator[None]:
+    """Within this context stdout may be lost: what was done is in files, and its exit code is no other for that."""
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError:
+        give_up_stdout()
 
 
 def is_animated() -> bool:

@@ -14,7 +14,7 @@ from dpcompare.cli import completed_values
 from dpcompare.cli.build_config import build_config, chosen_topology, with_named_mode
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.options import OPTIONS, is_given, run_options
-from dpcompare.cli.output import hint, print_json
+from dpcompare.cli.output import hint, if_anybody_reads, print_json
 from dpcompare.cli.remembered import as_remembered
 from dpcompare.cli.resume_config import changed_config
 from dpcompare.cli.what_next import what_next
@@ -71,7 +71,8 @@ def run(context: click.Context, /, named_mode: str | None, resume: Path | None, 
     if as_json:
         print_json(json.loads(result.model_dump_json()))
     else:
-        print_summary(result, run_dir)
+        with if_anybody_reads():
+            print_summary(result, run_dir)
         for line in what_next(context, config, result, run_dir):
             click.echo(line, err=True)
 

@@ -481,3 +481,13 @@ def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, m
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["status"] == "interrupted"
     assert result["train_loss"]
+
+
+def test_want_of_memory_is_told_in_words(monkeypatch):
+    def without_memory(*arguments):
+        raise MemoryError
+
+    monkeypatch.setattr("dpcompare.cli.progress.StudyView", without_memory)
+    done = invoke("watch", ".")
+    assert done.code == 1
+    assert "error: this process has no memory left" in done.stderr

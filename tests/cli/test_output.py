@@ -70,3 +70,21 @@ def test_no_text_from_outside_is_obeyed_by_a_terminal(monkeypatch, stream):
     console.print(hostile, soft_wrap=True)
     assert shown.getvalue().count("]0;title") == 5
     assert not set("\x1b\x07\x9b") & set(shown.getvalue())
+
+
+SUMMARY = """
+from dpcompare.cli.output import if_anybody_reads, stdout_console
+with if_anybody_reads():
+    stdout_console().print("a summary " * 10_000)
+"""
+
+
+@pytest.mark.parametrize("output", ["pipe", "/dev/full"])
+def test_a_summary_that_nobody_can_read_does_not_make_a_run_a_failed_one(output):
+    reading, writing = os.pipe()
+    os.close(reading)
+    stdout = writing if output == "pipe" else os.open(output, os.O_WRONLY)
+    done = subprocess.run([sys.executable, "-c", SUMMARY], stdout=stdout, stderr=subprocess.PIPE, text=True)
+    for descriptor in {writing, stdout}:
+        os.close(descriptor)
+    assert (done.returncode, done.stderr) == (0, "")
