@@ -13,6 +13,7 @@ from click.shell_completion import CompletionItem
 
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.experiments import STUDY_FILE
 from dpcompare.results.run_dir import CONFIG_FILE
 
 Items = list[CompletionItem]
@@ -102,8 +103,6 @@ def _is_run(folder: Path) -> bool:
 
 
 def _is_study(folder: Path) -> bool:
-    from dpcompare.experiments.study import STUDY_FILE
-
     return (folder / STUDY_FILE).is_file()
 
 

@@ -18,6 +18,7 @@ from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import Config
 from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
+from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.inputs import with_seed
@@ -29,7 +30,6 @@ from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.locks import LOCK_FILE, only_one
 
-STUDY_FILE = "study.json"
 LONGEST_FOLDER = 80
 DISTURBED = "disturbed"
 """Part of the name of a run that was made again."""

@@ -51,7 +51,7 @@ def prepare_inputs(
     # Before a dataset is prepared, which can take long.
     source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
     store = _store(workload, largest_batch or workload.global_batch_size, progress)
-    _check_steps(config, workload.total_steps(store.manifest.splits["train"].count))
+    config = _with_fitting_warmup(config, workload.total_steps(store.manifest.splits["train"].count))
     num_classes = len(store.manifest.classes)
     inputs = Inputs(
         store=store.path,
@@ -95,6 +95,20 @@ def _weights(config: RunConfig, num_classes: int, source: Source | None) -> dict
     }
 
 
+def _with_fitting_warmup(config: RunConfig, num_steps: int) -> RunConfig:
+    """A config whose warm-up fits: nobody asked for the usual one, of which few images leave no step to measure.
+
+    Raises:
+        RequestError: what was asked for does not fit.
+    """
+    workload = config.workload
+    if "warmup_steps" not in workload.model_fields_set and workload.least_warmup_steps >= num_steps:
+        workload = workload.model_copy(update={"warmup_steps": num_steps - 1})  # as where few --steps are asked for
+        config = config.model_copy(update={"workload": workload})
+    _check_steps(config, num_steps)
+    return config
+
+
 def _check_steps(config: RunConfig, num_steps: int) -> None:
     """Refuse what does not fit into the length of the run, which only the dataset tells."""
     workload = config.workload
@@ -110,8 +124,8 @@ def _check_steps(config: RunConfig, num_steps: int) -> None:
         )
     if config.evaluate_every is not None and config.evaluate_every > num_steps:
         raise RequestError(
-            f"evaluate_every: received {config.evaluate_every}, but the run has {num_steps} steps only; expected at "
-            "most as many, or more epochs"
+            f"evaluate_every: received {config.evaluate_every}, but the run has only "
+            f"{counted(num_steps, 'step')}; expected at most as many, or more epochs"
         )
     if config.profile_steps and config.profile_steps[1] > num_steps:
         raise RequestError(

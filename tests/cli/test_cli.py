@@ -58,7 +58,7 @@ REFUSED = {
     "no steps between evaluations": ([*TORCH, "--evaluate-every", "0"], "evaluate_every: .*received 0"),
     "evaluations beyond the steps": (
         [*TORCH, "--evaluate-every", "9", "--steps", "8"],
-        "evaluate_every: received 9, but the run has 8 steps only",
+        "evaluate_every: received 9, but the run has only 8 steps",
     ),
     "two devices of single": ([*TORCH, "--devices-per-node", "2"], "trains on one device, received 2"),
     "GPU twice": (

@@ -109,11 +109,17 @@ def test_every_shell_has_a_script_that_asks(shell):
     assert f"_DPCOMPARE_COMPLETE={shell}_complete" in script
 
 
-def test_completion_imports_no_framework_and_nothing_slow():
-    environment = {"_DPCOMPARE_COMPLETE": "bash_complete", "COMP_WORDS": "dpcompare\nrun\n--mode\nd", "COMP_CWORD": "3"}
+@pytest.mark.parametrize(
+    ("words", "answers"), [("run\n--mode\nd", ["plain,dp", "plain,ddp"]), ("report\nstu", ["plain,studies/modes"])]
+)
+def test_completion_imports_no_framework_and_nothing_slow(tmp_path, words, answers):
+    (tmp_path / "studies" / "modes").mkdir(parents=True)
+    (tmp_path / "studies" / "modes" / "study.json").touch()
+    environment = {"COMP_WORDS": f"dpcompare\n{words}", "COMP_CWORD": str(len(words.split()))}
     command = [sys.executable, "-X", "importtime", "-m", "dpcompare"]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["plain,dp", "plain,ddp"]
+    environment |= os.environ | {"_DPCOMPARE_COMPLETE": "bash_complete"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == answers
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "click" in imported
     assert not imported & {"torch", "tensorflow", "keras", "pydantic", "rich", "scipy", "numpy", "altair"}

@@ -44,7 +44,7 @@ def test_another_seed_has_other_weights_of_the_same_data():
 
 def test_evaluations_are_no_further_apart_than_the_run_is_long():
     apart = config(steps=9).model_copy(update={"evaluate_every": 10})
-    with pytest.raises(RequestError, match="evaluate_every: received 10, but the run has 9 steps only"):
+    with pytest.raises(RequestError, match="evaluate_every: received 10, but the run has only 9 steps"):
         prepare_inputs(apart)
 
 
@@ -108,7 +108,16 @@ def test_a_damaged_store_of_the_users_is_refused(photos, tmp_path):
 
 def test_an_epoch_that_is_all_warm_up_is_refused(photos):
     with pytest.raises(RequestError, match="received 5, but the run has only 1 step,"):
-        inputs(dataset=str(photos))
+        inputs(dataset=str(photos), warmup_steps=5)
+
+
+def test_few_images_leave_a_step_to_be_measured_where_no_warm_up_was_asked_for(photos):
+    workload = Workload(model="mlp", image_size=8, dataset=str(photos), global_batch_size=4)
+    cluster = Cluster.partition(1, 1, device="cpu")
+    prepared = prepare_inputs(RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster))
+    num_steps = prepared.workload.total_steps(prepared.inputs.num_train)
+    assert 1 < num_steps <= 5
+    assert prepared.workload.warmup_steps == num_steps - 1
 
 
 def test_a_learning_rate_warmup_longer_than_the_run_is_refused():
