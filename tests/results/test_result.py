@@ -138,7 +138,7 @@ def test_a_run_that_was_to_end_at_its_target_is_whole_there(config, tmp_path):
     (tmp_path / "early").mkdir()
     for rank in range(2):
         record(rank).save(tmp_path / "early")
-    assert "4 steps were planned, 2 were logged" in aggregated(ending, tmp_path / "early", too_early).error
+    assert "of 4 steps planned, 2 were logged" in aggregated(ending, tmp_path / "early", too_early).error
 
 
 @pytest.mark.parametrize(("worst", "is_told"), [(184.0, True), (8.0, False)])
