@@ -130,16 +130,16 @@ FIGURES: dict[str, Column] = {
         explanation="the same of the loss on the validation split",
         is_optional=True,
     ),
-    "s to target": Column(
+    "to target (s)": Column(
         cell=lambda row: _to_target(row, "seconds", "{:.1f}"),
         explanation="training seconds until an evaluation first reached the target accuracy, without evaluations and "
         "checkpoints, the first step with what it compiles included; median of the rounds",
         is_optional=True,
     ),
-    "steps to target": Column(
+    "to target (steps)": Column(
         cell=lambda row: _to_target(row, "steps", "{:.0f}"), explanation="steps until then", is_optional=True
     ),
-    "J to target": Column(
+    "to target (J)": Column(
         cell=lambda row: figure(row.to_target.joules if row.to_target else None, "{:.0f}"),
         explanation="energy until then, counted as for J/image",
         is_optional=True,

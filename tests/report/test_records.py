@@ -119,8 +119,8 @@ def test_no_figure_of_the_report_is_without_a_column():
         "sync (ms)": "communication_ms", "start (s)": "time_to_first_step_seconds", "memory (MiB)": "memory_bytes",
         "GPU (MiB)": "gpu_memory_bytes", "J/image": "joules_per_image", "last loss": "last_loss",
         "accuracy": "accuracy", "accuracy over seeds": "arm_accuracy_mean",
-        "evaluation loss over seeds": "arm_evaluation_loss_mean", "s to target": "seconds_to_target",
-        "steps to target": "steps_to_target", "J to target": "joules_to_target", "efficiency": "arm_efficiency",
+        "evaluation loss over seeds": "arm_evaluation_loss_mean", "to target (s)": "seconds_to_target",
+        "to target (steps)": "steps_to_target", "to target (J)": "joules_to_target", "efficiency": "arm_efficiency",
     }  # fmt: skip
     assert set(columns) == set(FIGURES)
     assert set(columns.values()) <= set(FIELDS)
