@@ -27,7 +27,7 @@ from dpcompare.experiments.study import Study
 
 PHOTOS = ["--model", "toy-cnn", "--image-size", "64", "--device", "cpu", "--augment", "flip"]
 EPOCHS = "10"
-"""After which the accuracy of toy-cnn on the photographs rises no more."""
+"""Of toy-cnn on the photographs: 54, 56 and 63% after 2, 3 and 4 in a first run; the page of `modes` shows the rest."""
 SHORT = {"--image-size": "32", "--epochs": "2"}
 """For a try of the studies that takes minutes and answers nothing."""
 

@@ -42,7 +42,13 @@ NOT_SAID = re.compile(
 
 @pytest.mark.parametrize(
     ("count", "noun", "words"),
-    [(1, "run", "1 run"), (0, "run", "0 runs"), (2, "process", "2 processes"), (1797, "image", "1,797 images")],
+    [
+        (1, "run", "1 run"),
+        (0, "run", "0 runs"),
+        (2, "process", "2 processes"),
+        (10, "epoch", "10 epochs"),
+        (1797, "image", "1,797 images"),
+    ],
 )
 def test_one_is_singular(count, noun, words):
     assert counted(count, noun) == words
