@@ -218,7 +218,7 @@ class RunOptions:
     augment: str | None = _workload(
         metavar="LIST",
         parse=parse_augmentations,
-        help="Some of flip,brightness,contrast, separated by commas.  [default: none]",
+        help="Some of flip,brightness,contrast,crop, separated by commas.  [default: none]",
     )
     skip_corrupt: bool = _workload(
         is_flag=True, scope="study", help="Leave out images that cannot be decoded, and count them."

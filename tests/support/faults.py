@@ -365,7 +365,7 @@ module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
         inject="""
 from dpcompare.training import reader
 seeded = reader.Augmentation
-reader.Augmentation = lambda names, *, seed, num_samples: seeded(names, seed=0, num_samples=num_samples)
+reader.Augmentation = lambda names, *, seed, **others: seeded(names, seed=0, **others)
 """,
         caught_by="pixels and augmentation",
         on_sheet=("batches", *LOSSES),
@@ -417,6 +417,17 @@ loop._resume = forgetful
 """,
         caught_by="losses over adam steps",
         on_sheet=("evaluation loss",),
+    ),
+    "crops of the centre": Fault(
+        framework="torch",
+        module="torch.backend",
+        inject="""
+from dpcompare.data.store import Split
+pixels = Split.pixels
+Split.pixels = lambda self, indices, corners=None: pixels(self, indices)
+""",
+        caught_by="pixels and augmentation",
+        on_sheet=("batches", *LOSSES),
     ),
     "half of the rows never computed": Fault(
         framework="torch",
