@@ -36,6 +36,7 @@ class Backend(ABC):
     2. `load_state` where training resumes.
     3. Any number of `train_step`, each followed by `synchronize`, and of `evaluate_step`, which takes
        `rows_evaluated_at_once`, on batches that came through `feed`; `read` turns what they return into numbers.
+       `logits` recomputes BatchNorm's statistics before an evaluation.
     4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace,
        `reset_peak_memory` before the first step that counts, `to_host` for batches that a step has had, and
        `first_gradient_squares` after the very first one.
@@ -121,6 +122,14 @@ class Backend(ABC):
         """Returns a handle of (sum of losses, correct, count) over this process's samples."""
 
     @abstractmethod
+    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+        """The model's output for this process's rows, (rows, classes).
+
+        With `training`, BatchNorm normalises by the batch and updates its running statistics; all processes must call
+        it.
+        """
+
+    @abstractmethod
     def read(self, handles: Sequence[Any]) -> npt.NDArray[np.float64]:
         """The values of several handles at once: one row per handle."""
 
@@ -185,14 +194,6 @@ class Backend(ABC):
 
 class Inspectable(Backend):
     """A backend whose arrays can be compared with another's: what only `dpcompare verify` calls."""
-
-    @abstractmethod
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
-        """The model's output for this process's rows, (rows, classes).
-
-        With `training`, BatchNorm normalises by the batch and updates its running statistics; all processes must call
-        it.
-        """
 
     @abstractmethod
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:

@@ -20,12 +20,15 @@ def data() -> None:
 @click.argument("source")
 @click.argument("dest", type=click.Path(path_type=Path))
 @click.option("--image-size", type=int, required=True, help="Side of the square images in pixels.")
+@click.option("--margin", type=int, default=0, help="Pixels by which images are stored larger, for --augment crop.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave out images that cannot be decoded, and count them.")
 @click.option(
     "--processes", type=click.IntRange(min=1), help="How many images are decoded at a time.  [default: one per core]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON object.")
-def prepare(source: str, dest: Path, image_size: int, skip_corrupt: bool, processes: int | None, as_json: bool) -> None:
+def prepare(
+    source: str, dest: Path, image_size: int, margin: int, skip_corrupt: bool, processes: int | None, as_json: bool
+) -> None:
     """Decode and resize every image of SOURCE once into the store DEST.
 
     SOURCE is a folder of images (CLASS/*.jpg, or the same below train/ and validation/), the original Stanford
@@ -40,6 +43,7 @@ def prepare(source: str, dest: Path, image_size: int, skip_corrupt: bool, proces
             source,
             dest,
             image_size,
+            margin=margin,
             skip_corrupt=skip_corrupt,
             num_processes=processes,
             progress=images_done,

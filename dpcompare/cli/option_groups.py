@@ -11,8 +11,8 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     ),
     "Training": (
         *("model", "weights", "global_batch_size", "epochs", "steps", "precision", "optimizer", "learning_rate"),
-        *("schedule", "lr_warmup_steps", "scale_lr", "accumulate", "batchnorm", "batchnorm_momentum"),
-        *("regularization", "seed"),
+        *("schedule", "lr_warmup_steps", "scale_lr", "weight_decay", "clip_norm", "weight_average", "accumulate"),
+        *("batchnorm", "batchnorm_momentum", "batchnorm_recompute", "label_smoothing", "regularization", "seed"),
     ),
     "Evaluation": ("evaluate_every", "target_accuracy", "stop_at_target", "keep_predictions"),
     "Data": ("dataset", "image_size", "augment", "skip_corrupt", "input_threads"),

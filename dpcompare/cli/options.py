@@ -185,6 +185,21 @@ class RunOptions:
         type=click.Choice(["none", "linear"]),
         help="linear: --learning-rate is that of a global batch of 256 and grows with the batch.  [default: none]",
     )
+    label_smoothing: float | None = _workload(
+        type=float, metavar="SHARE", help="Of each training label, spread over all classes.  [default: 0.0]"
+    )
+    weight_decay: float | None = _workload(
+        type=float,
+        metavar="RATE",
+        help="Decoupled: each step multiplies kernels by 1 - learning rate x RATE; with adam this is AdamW.  "
+        "[default: 0.0]",
+    )
+    clip_norm: float | None = _workload(
+        type=float, metavar="NORM", help="A gradient of a larger norm, over all parameters, is scaled down to it."
+    )
+    weight_average: float | None = _workload(
+        type=float, metavar="DECAY", help="Evaluate an exponential moving average of the weights."
+    )
     accumulate: int | None = _workload(
         type=int,
         flags=("--accumulate", "--microbatches"),
@@ -196,6 +211,11 @@ class RunOptions:
     )
     batchnorm_momentum: float | None = _workload(
         type=float, help="Fraction of the running statistics that a step keeps.  [default: 0.9]"
+    )
+    batchnorm_recompute: int | None = _workload(
+        type=int,
+        metavar="BATCHES",
+        help="Recompute the running statistics over so many training batches before each evaluation.  [default: 0]",
     )
     regularization: str | None = _workload(
         type=click.Choice(["off", "shared"]),
@@ -218,7 +238,7 @@ class RunOptions:
     augment: str | None = _workload(
         metavar="LIST",
         parse=parse_augmentations,
-        help="Some of flip,brightness,contrast, separated by commas.  [default: none]",
+        help="Some of flip,brightness,contrast,crop, separated by commas.  [default: none]",
     )
     skip_corrupt: bool = _workload(
         is_flag=True, scope="study", help="Leave out images that cannot be decoded, and count them."

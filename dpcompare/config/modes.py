@@ -197,8 +197,12 @@ MODES: dict[tuple[str, str], Mode] = {
     ("tensorflow", "keras-fit"): Mode(
         target="tensorflow.keras_fit:KerasFit",
         summary="Keras's own fit under MirroredStrategy, to measure what it costs",
-        # Keras keeps the learning rate inside SGD's momentum, and accumulates micro-batches by another rule.
-        supported_values={"optimizer": ("adam",), "accumulate": (1,)},
+        # Keras keeps the learning rate inside SGD's momentum, accumulates micro-batches by another rule, and updates
+        # weights by an optimizer of its own.
+        supported_values={
+            **{"optimizer": ("adam",), "accumulate": (1,)},
+            **{"weight_decay": (0.0,), "clip_norm": (None,), "weight_average": (None,)},
+        },
         collective={"cpu": "ring", "gpu": "nccl"},
         gradient_sync_separable=False,
         unverifiable="Keras rounds the constants of its optimizers to float32, also in a float64 run",

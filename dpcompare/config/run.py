@@ -276,7 +276,7 @@ def _settings(config: RunConfig) -> Iterator[str]:
     yield from problems_of(config.framework, config.mode, config.cluster.device_type, workload, config.tune)
     for name, values in row.supported_values.items():
         if (received := getattr(workload, name)) not in values:
-            expected = " or ".join(map(str, values))
+            expected = " or ".join("none" if value is None else str(value) for value in values)
             yield f"{name}: received {received} with mode {config.mode}, which can have {expected} only"
     if row.shards_parameters and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
         yield (
@@ -334,6 +334,12 @@ def _placement(config: RunConfig) -> Iterator[str]:
 def _gradient_sync(config: RunConfig) -> Iterator[str]:
     if not config.sync_gradients and not config.mode_row.gradient_sync_separable:
         yield f"mode {config.mode} of {config.framework} cannot train without gradient sync"
+    workload = config.workload
+    if not config.sync_gradients and (workload.weight_average is not None or workload.batchnorm_recompute):
+        yield (
+            "weight_average, batchnorm_recompute: received without gradient sync, where each replica has a model of "
+            "its own and an evaluation would give all of them the first one's; expected neither"
+        )
 
 
 def _batch(config: RunConfig) -> Iterator[str]:

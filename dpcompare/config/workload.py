@@ -102,6 +102,20 @@ class Workload(Config):
     """First steps over which the learning rate rises linearly to its full value."""
     scale_lr: ScaleLr = "none"
     """`linear`: the learning rate is that of a global batch of 256 and grows with the batch."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1, strict=False)
+    """Share of each training label that is spread evenly over all classes (Szegedy et al. 2016, section 7).
+
+    An evaluation's loss is that of the labels as they are.
+    """
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False, strict=False)
+    """Decoupled from the gradient; with `adam` this is AdamW. See `dpcompare.backends.update_rules`."""
+    clip_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=False)
+    """Largest norm of the gradient over all parameters: a longer one is scaled down to it. None: no limit."""
+    weight_average: float | None = Field(default=None, gt=0, lt=1, strict=False)
+    """Evaluations are of an exponential moving average of the weights with this decay. None: of the weights."""
+    batchnorm_recompute: int = Field(default=0, ge=0)
+    """Training batches over which an evaluation recomputes BatchNorm's running statistics; see
+    `dpcompare.training.evaluated`."""
     accumulate: int = Field(default=1, ge=1)
     """Micro-batches per optimizer step: each replica's part of the batch in this many parts, gradients summed."""
     batchnorm: BatchNorm = "local"
@@ -141,6 +155,10 @@ class Workload(Config):
         problems = []
         if is_custom(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
             problems.append("batchnorm_momentum: received with a custom model, which sets it itself; expected none")
+        if is_custom(self.model) and self.batchnorm_recompute:
+            problems.append(
+                "batchnorm_recompute: received with a custom model, whose momentum dpcompare does not know; expected 0"
+            )
         if is_custom_dataset(self.dataset) and self.skip_corrupt:
             problems.append("skip_corrupt: received with a custom dataset; leave such items out there")
         smallest = model_of(self.model).min_image_size

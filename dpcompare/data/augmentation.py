@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from dpcompare.data.pixels import BRIGHTNESSES
 
-AUGMENTATIONS = ("flip", "brightness", "contrast")
+CROP = "crop"
+AUGMENTATIONS = ("flip", "brightness", "contrast", CROP)
 
 MAX_BRIGHTNESS_CHANGE = 0.2
 """Brightness adds up to this share of the full range."""
@@ -30,6 +31,9 @@ class Augmented:
     """(images, 256), or (1, 256) for all of them: what each byte becomes, in 0..1."""
     flips: npt.NDArray[np.bool_] | None = None
     """Images that are mirrored from left to right; None: none is."""
+    corners: npt.NDArray[np.int64] | None = None
+    """(images, 2): rows above and columns to the left of what is cut out of each image, before it is mirrored; None:
+    all is cut out of the centre."""
 
 
 UNCHANGED = Augmented(brightnesses=BRIGHTNESSES[None])
@@ -38,17 +42,24 @@ UNCHANGED = Augmented(brightnesses=BRIGHTNESSES[None])
 class Augmentation:
     """The chosen augmentations of one run."""
 
-    def __init__(self, names: Collection[str], *, seed: int, num_samples: int) -> None:
+    def __init__(self, names: Collection[str], *, seed: int, num_samples: int, margin: int = 0) -> None:
+        """Args:
+        names: of AUGMENTATIONS.
+        seed: of the draws.
+        num_samples: of the training split.
+        margin: pixels by which images are larger than what is cut out of them; `crop` needs some.
+        """
         self._names = frozenset(names)
         self._seed = seed
         self._num_samples = num_samples
+        self._margin = margin
         self._draws_of = lru_cache(_EPOCHS_KEPT)(self._draw)
 
     def __call__(self, *, epoch: int, indices: npt.NDArray[np.int64], means: npt.NDArray[np.float64]) -> Augmented:
         """Augment the samples `indices`, whose pixels have these means in 0..1."""
         if not self._names:
             return UNCHANGED
-        flip, brightness, contrast = self._draws_of(epoch)[indices].T
+        flip, brightness, contrast, *corner = self._draws_of(epoch)[indices].T
         values = BRIGHTNESSES[None]
         if "brightness" in self._names:
             added = ((2 * brightness - 1) * MAX_BRIGHTNESS_CHANGE).astype(np.float32)
@@ -58,9 +69,16 @@ class Augmentation:
             factors = (1 + (2 * contrast - 1) * MAX_CONTRAST_CHANGE).astype(np.float32)
             around = means.astype(np.float32)[:, None]
             values = (values - around) * factors[:, None] + around
-        return Augmented(brightnesses=np.clip(values, 0.0, 1.0), flips=flip < 0.5 if "flip" in self._names else None)
+        return Augmented(
+            brightnesses=np.clip(values, 0.0, 1.0),
+            flips=flip < 0.5 if "flip" in self._names else None,
+            corners=np.floor(np.stack(corner, 1) * (self._margin + 1)).astype(np.int64) if corner else None,
+        )
 
     def _draw(self, epoch: int) -> npt.NDArray[np.float64]:
         """One row of uniform draws per sample: row i belongs to sample i whatever the batch it is in."""
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, 2, epoch])))
-        return generator.random((self._num_samples, 3))
+        draws = generator.random((self._num_samples, 3))
+        if CROP not in self._names:
+            return draws
+        return np.hstack([draws, generator.random((self._num_samples, 2))])

@@ -124,7 +124,7 @@ class BatchReader:
         if self._regularization is not None:
             drop_masks = self._regularization(step=batch.step, indices=indices)
         return HostBatch(
-            pixels=self._split.images[indices],
+            pixels=self._split.pixels(indices, augmented.corners),
             tables=normalised(augmented.brightnesses),
             flips=augmented.flips,
             labels=self._split.labels[indices],

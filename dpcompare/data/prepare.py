@@ -27,6 +27,9 @@ RESIZE_RULE = (
     "centre square, then bicubic (Pillow) to image_size; "
     "JPEG decoded at 1/2, 1/4 or 1/8 where that leaves twice image_size"
 )
+PIXELS_PER_MARGIN_PIXEL = 7
+"""Of the side of what is cut out of an image, where a margin is made for `crop`: 32 pixels for 224, so that squares of
+256 are stored (Krizhevsky et al. 2012, section 4.1)."""
 DECODER = f"Pillow {PIL.__version__}"
 IMAGES_PER_TASK = 16
 
@@ -45,11 +48,17 @@ def resize(image: Image.Image, size: int) -> npt.NDArray[np.uint8]:
     return np.asarray(square.resize((size, size), Image.Resampling.BICUBIC))
 
 
+def margin_of(image_size: int) -> int:
+    """The margin for `crop` of images that a model gets at this size, where a run prepares them."""
+    return max(1, round(image_size / PIXELS_PER_MARGIN_PIXEL))
+
+
 def prepare(
     source: str | Path,
     destination: Path,
     image_size: int,
     *,
+    margin: int = 0,
     skip_corrupt: bool = False,
     largest_batch: int = 1,
     num_processes: int | None = None,
@@ -60,7 +69,8 @@ def prepare(
     Args:
         source: the name of a built-in, custom or Hugging Face dataset or a path; see `dpcompare.data.sources`.
         destination: a folder that does not exist yet.
-        image_size: side of the square images in pixels.
+        image_size: side of the square images that a model gets, in pixels.
+        margin: pixels by which the stored squares are larger, so that `crop` has something to leave out.
         skip_corrupt: leave out (and list in the manifest) images that cannot be decoded.
         largest_batch: images of the largest global batch of the runs that it is for, by which `synthetic` is sized.
         num_processes: default: one per core.
@@ -70,16 +80,18 @@ def prepare(
     """
     if image_size < 1:
         raise RequestError(f"image size: received {image_size}, expected at least 1 pixel")
+    if not 0 <= margin <= image_size:
+        raise RequestError(f"margin: received {margin}, expected 0 to {image_size} pixels, the image size")
     if destination.exists():
         raise RequestError(f"{str(destination)!r} already exists; choose another destination, or remove it")
     progress = progress or (lambda done, total: None)
-    with StoreWriter(destination, image_size) as writer:
+    with StoreWriter(destination, image_size, margin) as writer:
         if str(source) in BUILT_IN:
-            return _write_arrays(writer, str(source), BUILT_IN[str(source)](largest_batch), image_size)
+            return _write_arrays(writer, str(source), BUILT_IN[str(source)](largest_batch))
         if is_custom_dataset(str(source)):
-            return _write_custom(writer, str(source), image_size, progress)
+            return _write_custom(writer, str(source), progress)
         files = image_files(source)
-        return _write_files(writer, files, image_size, skip_corrupt, num_processes or available_cores(), progress)
+        return _write_files(writer, files, skip_corrupt, num_processes or available_cores(), progress)
 
 
 def image_files(source: str | Path) -> ImageFiles:
@@ -91,16 +103,16 @@ def image_files(source: str | Path) -> ImageFiles:
     return find_hugging_face(str(source)) if is_hugging_face(str(source)) else find_images(Path(source))
 
 
-def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays, image_size: int) -> Store:
+def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays) -> Store:
     for split, (images, _) in dataset.splits.items():
         pixels = writer.images(split, len(images))
         for row, image in enumerate(images):
-            pixels[row] = resize(image, image_size)
+            pixels[row] = resize(image, writer.side)
     labels = {split: labels for split, (_, labels) in dataset.splits.items()}
     return writer.finish(labels, source=source, classes=dataset.classes, resize=RESIZE_RULE, decoder=DECODER)
 
 
-def _write_custom(writer: StoreWriter, source: str, image_size: int, progress: Progress) -> Store:
+def _write_custom(writer: StoreWriter, source: str, progress: Progress) -> Store:
     dataset = custom_dataset(source)
     total = sum(len(indices) for _, indices in dataset.splits.values())
     labels: dict[str, npt.NDArray[np.int32]] = {}
@@ -111,7 +123,7 @@ def _write_custom(writer: StoreWriter, source: str, image_size: int, progress: P
         for row, index in enumerate(indices):
             try:
                 image, label = samples[index]
-                pixels[row] = resize(image if isinstance(image, Image.Image) else Image.fromarray(image), image_size)
+                pixels[row] = resize(image if isinstance(image, Image.Image) else Image.fromarray(image), writer.side)
                 if not 0 <= int(label) < len(dataset.class_names):
                     raise ValueError(f"class index {label} of {len(dataset.class_names)} classes")
             except Exception as error:  # whatever a user's dataset does
@@ -128,7 +140,6 @@ def _write_custom(writer: StoreWriter, source: str, image_size: int, progress: P
 def _write_files(
     writer: StoreWriter,
     files: ImageFiles,
-    image_size: int,
     skip_corrupt: bool,
     num_processes: int,
     progress: Progress,
@@ -140,7 +151,7 @@ def _write_files(
     for split, images in files.splits.items():
         writer.images(split, len(images))
         good = np.ones(len(images), bool)
-        for decoded in _decode_all(writer.images_path(split), images, image_size, num_processes):
+        for decoded in _decode_all(writer.images_path(split), images, writer.side, num_processes):
             for row, (file, error) in decoded.broken.items():
                 if not skip_corrupt:
                     raise RequestError(
@@ -177,11 +188,11 @@ class _Decoded:
     """By row: the image, and what was raised."""
 
 
-def _decode_all(target: Path, images: ImageList, image_size: int, num_processes: int) -> Iterator[_Decoded]:
+def _decode_all(target: Path, images: ImageList, side: int, num_processes: int) -> Iterator[_Decoded]:
     """Decode image i into row i of `target`, task by task in their order."""
     starts = range(0, len(images), IMAGES_PER_TASK)
     files = (file for file, _ in images)
-    tasks = ((target, start, list(islice(files, IMAGES_PER_TASK)), image_size) for start in starts)
+    tasks = ((target, start, list(islice(files, IMAGES_PER_TASK)), side) for start in starts)
     if num_processes == 1 or len(starts) == 1:
         yield from map(_decode, tasks)
         return
@@ -209,15 +220,15 @@ def _decode_all(target: Path, images: ImageList, image_size: int, num_processes:
 
 
 def _decode(task: tuple[Path, int, Sequence[Path | EncodedImage], int]) -> _Decoded:
-    target, start, files, image_size = task
+    target, start, files, side = task
     rows = np.load(target, mmap_mode="r+")
     broken = {}
     for row, file in enumerate(files, start):
         try:
             with Image.open(file if isinstance(file, Path) else BytesIO(file.content)) as image:
                 # Most of the time goes into decoding; libjpeg leaves out what bicubic would average away.
-                image.draft("RGB", (2 * image_size, 2 * image_size))
-                rows[row] = resize(image, image_size)
+                image.draft("RGB", (2 * side, 2 * side))
+                rows[row] = resize(image, side)
         except Exception as error:  # Pillow's readers raise whatever a broken file leads them to
             broken[row] = file, f"{type(error).__name__}: {error}"
     return _Decoded(len(files), broken)

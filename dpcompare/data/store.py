@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
@@ -49,8 +49,11 @@ class Manifest(BaseModel):
     """Name of a built-in dataset, or the folder the images came from."""
     classes: tuple[str, ...]
     image_size: int
+    """Side of the square that a model gets, in pixels."""
+    margin: int = Field(default=0, ge=0)
+    """Pixels by which the stored squares are larger, of which `crop` leaves out others each time."""
     resize: str
-    """How an image becomes a square of `image_size` pixels."""
+    """How an image becomes a square of `image_size + margin` pixels."""
     decoder: str
     """Library and version that decoded the images: pixels depend on it."""
     skipped: tuple[str, ...] = ()
@@ -66,23 +69,46 @@ class Manifest(BaseModel):
         """Identity of what is trained on: pixels, labels and classes, but not where they came from."""
         splits = {name: split.model_dump() for name, split in sorted(self.splits.items())}
         content = {"classes": self.classes, "image_size": self.image_size, "splits": splits}
+        if self.margin:
+            content["margin"] = self.margin
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Split:
     images: npt.NDArray[np.uint8]
-    """(count, height, width, 3), memory-mapped."""
+    """(count, height, width, 3), memory-mapped; with the margin."""
     labels: npt.NDArray[np.int32]
     sums: npt.NDArray[np.int64]
     """Of all values of each image: what its mean is told from without reading it again, exactly."""
+    margin: int = 0
+    """Pixels of height and width that a model does not get."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    def pixels(
+        self, indices: npt.NDArray[np.int64], corners: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.uint8]:
+        """What a model gets of some images, (images, height, width, 3), without the margin.
+
+        Args:
+            indices: of the images.
+            corners: (images, 2), rows and columns of the margin that are above and to the left; None: half of it.
+        """
+        if not self.margin:
+            return self.images[indices]
+        _, height, width, channels = self.images.shape
+        cut = np.empty((len(indices), height - self.margin, width - self.margin, channels), np.uint8)
+        if corners is None:
+            corners = np.full((len(indices), 2), self.margin // 2)
+        for row, (index, (top, left)) in enumerate(zip(indices, corners, strict=True)):
+            cut[row] = self.images[index, top : top + cut.shape[1], left : left + cut.shape[2]]
+        return cut
+
     @cached_property
     def means(self) -> npt.NDArray[np.float64]:
-        """Of each image, in 0..1."""
+        """Of each image, with its margin, in 0..1."""
         means: npt.NDArray[np.float64] = self.sums / (255 * self.images[0].size)
         return means
 
@@ -95,7 +121,7 @@ class Store:
     def split(self, name: str) -> Split:
         images = np.load(self.path / f"{name}-images.npy", mmap_mode="r")
         labels, sums = (np.load(self.path / f"{name}-{what}.npy") for what in ("labels", "sums"))
-        return Split(images=images, labels=labels, sums=sums)
+        return Split(images=images, labels=labels, sums=sums, margin=self.manifest.margin)
 
 
 def is_store(path: Path) -> bool:
@@ -140,7 +166,7 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
 
 def _impossible(split: Split, count: int, manifest: Manifest) -> str | None:
     """What no writer of a store writes: checksums, which are of values alone, may agree with it all the same."""
-    size, num_classes = manifest.image_size, len(manifest.classes)
+    size, num_classes = manifest.image_size + manifest.margin, len(manifest.classes)
     for what, array, dtype, shape in (
         ("images", split.images, np.uint8, (count, size, size, 3)),
         ("labels", split.labels, np.int32, (count,)),
@@ -274,9 +300,9 @@ class StoreWriter:
     Use as a context manager: `images(split, count)` gives the array to fill, `finish(...)` completes the store.
     """
 
-    def __init__(self, destination: Path, image_size: int) -> None:
+    def __init__(self, destination: Path, image_size: int, margin: int = 0) -> None:
         self._destination = destination
-        self._image_size = image_size
+        self._image_size, self._margin = image_size, margin
         self._until_done = ExitStack()
 
     def __enter__(self) -> StoreWriter:
@@ -289,11 +315,16 @@ class StoreWriter:
     ) -> None:
         self._until_done.close()
 
+    @property
+    def side(self) -> int:
+        """Of the stored squares, in pixels."""
+        return self._image_size + self._margin
+
     def images_path(self, split: str) -> Path:
         return self._temporary / f"{split}-images.npy"
 
     def images(self, split: str, count: int) -> npt.NDArray[np.uint8]:
-        shape = (count, self._image_size, self._image_size, 3)
+        shape = (count, self.side, self.side, 3)
         return np.lib.format.open_memmap(self.images_path(split), mode="w+", dtype=np.uint8, shape=shape)
 
     def keep_rows(self, split: str, rows: npt.NDArray[np.int64]) -> None:
@@ -317,7 +348,7 @@ class StoreWriter:
             splits[split] = SplitManifest(
                 count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(of_classes)
             )
-        manifest = Manifest(image_size=self._image_size, splits=splits, **described)
+        manifest = Manifest(image_size=self._image_size, margin=self._margin, splits=splits, **described)
         (self._temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
         self._temporary.chmod(0o755)  # mkdtemp makes it private
         try:

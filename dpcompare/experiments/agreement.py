@@ -29,12 +29,13 @@ BATCHES_DEPEND_ON = (
 FIRST_LOSS_DEPENDS_ON = (
     "data", "sample order", "augmentation", "model", "source of the model", "image size", "initial weights",
     "global batch size", "replicas", "micro-batches per step", "updates", "BatchNorm scope", "BatchNorm epsilon",
-    "regularization", "dropout", "stochastic depth", "precision",
+    "label smoothing", "regularization", "dropout", "stochastic depth", "precision",
 )  # fmt: skip
 """Knobs that are equal where two runs compute the same first loss."""
-FIRST_GRADIENT_DEPENDS_ON = (*FIRST_LOSS_DEPENDS_ON, "optimizer", "gradient sync")
+FIRST_GRADIENT_DEPENDS_ON = (*FIRST_LOSS_DEPENDS_ON, "gradient clipping", "optimizer", "gradient sync")
 SECOND_LOSS_DEPENDS_ON = (
     *FIRST_GRADIENT_DEPENDS_ON, "learning rate", "schedule", "learning-rate warm-up", "learning-rate scaling",
+    "weight decay",
 )  # fmt: skip
 LATER_LOSSES_DEPEND_ON = (*SECOND_LOSS_DEPENDS_ON, "steps trained")
 """A schedule ends with them."""

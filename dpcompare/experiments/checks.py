@@ -15,6 +15,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.experiments.verify_groups import Contender
+from dpcompare.models.state import is_statistic
 from dpcompare.results.arrays import Arrays
 from dpcompare.results.result import RunResult
 from dpcompare.training.reader import training_reader
@@ -57,6 +58,8 @@ def differences(workload: Workload) -> dict[str, Difference]:
     found["losses over 2 steps"] = lambda a, b: loss_difference(a, b, 2)
     found[f"losses over {optimizer} steps"] = loss_difference
     found["BatchNorm statistics"] = _statistics
+    if workload.weight_average is not None:
+        found["weight average"] = lambda a, b: _relative(_tensors(a, "averaged"), _tensors(b, "averaged"))
     found["accuracy (samples)"] = lambda a, b: abs(_correct(a) - _correct(b))
     found["evaluation loss"] = lambda a, b: abs(_evaluation_loss(a) - _evaluation_loss(b))
     return found
@@ -175,11 +178,7 @@ def _slots(side: Side, slot: str) -> Arrays:
 def _update(side: Side) -> Arrays:
     """What the first step changed in the trained tensors."""
     initial, stepped = _tensors(side, "initial"), _tensors(side, "stepped")
-    return {name: stepped[name] - initial[name] for name in initial if not _is_statistic(name)}
-
-
-def _is_statistic(name: str) -> bool:
-    return name.endswith((".running_mean", ".running_var"))
+    return {name: stepped[name] - initial[name] for name in initial if not is_statistic(name)}
 
 
 def _relative(a: Arrays, b: Arrays) -> float:
@@ -223,9 +222,7 @@ def _statistics(a: Side, b: Side) -> float:
     if not _same_tensors(of_a, of_b):
         return float("inf")
     return _worst(
-        float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max())
-        for name in of_a
-        if _is_statistic(name)
+        float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max()) for name in of_a if is_statistic(name)
     )
 
 

@@ -63,6 +63,11 @@ def _workload(name: str) -> Callable[[RunResult], Any]:
     return lambda result: result.config["workload"].get(name)
 
 
+def _or_none(name: str) -> Callable[[RunResult], Any]:
+    """A field of the workload that is off by default; results from before it was there have none."""
+    return lambda result: result.config["workload"].get(name) or "none"
+
+
 def _setting(name: str) -> Callable[[RunResult], Any]:
     return lambda result: result.settings.get(name)
 
@@ -149,11 +154,16 @@ KNOBS: dict[str, Knob] = {
     "BatchNorm scope": Knob(value=_workload("batchnorm"), remedy="use the same --batchnorm"),
     "BatchNorm momentum": Knob(value=_workload("batchnorm_momentum"), remedy="use the same --batchnorm-momentum"),
     "BatchNorm epsilon": Knob(value=_setting("batchnorm_epsilon"), remedy="use the same release of dpcompare"),
+    "BatchNorm recomputation": Knob(value=_or_none("batchnorm_recompute"), remedy="use the same --batchnorm-recompute"),
     "optimizer": Knob(value=_setting("optimizer"), remedy="use the same --optimizer"),
     "learning rate": Knob(value=_workload("learning_rate"), remedy="use the same --learning-rate"),
     "schedule": Knob(value=_workload("schedule"), remedy="use the same --schedule"),
     "learning-rate warm-up": Knob(value=_workload("lr_warmup_steps"), remedy="use the same --lr-warmup-steps"),
     "learning-rate scaling": Knob(value=_workload("scale_lr"), remedy="use the same --scale-lr"),
+    "weight decay": Knob(value=_or_none("weight_decay"), remedy="use the same --weight-decay"),
+    "gradient clipping": Knob(value=_or_none("clip_norm"), remedy="use the same --clip-norm"),
+    "weight average": Knob(value=_or_none("weight_average"), remedy="use the same --weight-average"),
+    "label smoothing": Knob(value=_or_none("label_smoothing"), remedy="use the same --label-smoothing"),
     "regularization": Knob(value=_workload("regularization"), remedy="use the same --regularization"),
     "dropout": Knob(value=_setting("dropout"), remedy="use the same rate in both frameworks"),
     "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="use the same rate in both frameworks"),
@@ -208,7 +218,10 @@ KNOBS: dict[str, Knob] = {
         value=evaluation_loss,
         remedy="the last evaluations must agree; `dpcompare verify` finds where they part",
         judge=Agreement(
-            depends_on=(*EVALUATION_DEPENDS_ON, "steps trained", "evaluated samples"),
+            depends_on=(
+                *EVALUATION_DEPENDS_ON,
+                *("steps trained", "evaluated samples", "weight average", "BatchNorm recomputation"),
+            ),
             agree=ByRounding(TOLERANCES["evaluation loss"]),
             judges=in_few_steps_of_float64,
         ),

@@ -45,6 +45,7 @@ TOLERANCES: dict[str, dict[str, float | None]] = {
     "losses over sgd steps": {"float32": None, "float64": 1e-7},
     "losses over adam steps": {"float32": None, "float64": 1e-8},
     "BatchNorm statistics": {"float32": None, "float64": 1e-8},
+    "weight average": {"float32": None, "float64": 1e-8},
     "accuracy (samples)": {"float32": 1.0, "float64": 0.0},
     "evaluation loss": {"float32": None, "float64": 1e-8},
     "accumulation = replicas = one batch": {"float32": 1e-4, "float64": 1e-12},
@@ -69,6 +70,7 @@ GPU_TOLERANCES: dict[str, dict[str, float]] = {
     "losses over sgd steps": {"float64": 1e-6},
     "losses over adam steps": {"float64": 1e-7},
     "BatchNorm statistics": {"float64": 1e-7},
+    "weight average": {"float64": 1e-7},
     "evaluation loss": {"float64": 1e-7},
     "accumulation = replicas = one batch": {"float32": 1e-3, "float64": 1e-11},
 }

@@ -259,8 +259,14 @@ OPTIMIZERS = {
 """Size of the model and precision -> what it is trained with, one group each."""
 
 
-WIDENED = {"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97}
+WIDENED = {
+    **{"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97, "batchnorm_recompute": 2, "label_smoothing": 0.1},
+    **{"weight_decay": 0.05, "weight_average": 0.8},
+}
 """Of small models: an odd size, which pads otherwise than an even one, and values that are nobody's default."""
+
+CLIP_NORMS = {"toy-bn": 0.4, "mlp": 14.0}
+"""Of small models: between the norms of their steps, so that of the gradients some are scaled and others are not."""
 
 
 def _groups(
@@ -343,7 +349,7 @@ def _workload(
     if is_custom(model):  # which may need its own size, and has its own BatchNorm
         fields["seed"] = WIDENED["seed"]
     elif model not in BIG_MODELS:
-        fields |= WIDENED
+        fields |= WIDENED | {"clip_norm": CLIP_NORMS.get(model)}
     return Workload(**fields | (asked or {}))
 
 

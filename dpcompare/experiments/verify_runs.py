@@ -204,5 +204,5 @@ def resume_side(
         later.unlink()
     result = resume(run_dir, whole.config, stopped_by=stopped_by)
     left = arrays.load(run_dir, whole.config.topology.num_trainers)
-    trained = {name: array for name, array in left.items() if name.startswith("trained.")}
+    trained = {name: array for name, array in left.items() if name.startswith(("trained.", "averaged."))}
     return Side(contender=contender, config=whole.config, result=result, arrays=whole.arrays | trained)

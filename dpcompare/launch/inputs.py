@@ -11,9 +11,10 @@ from typing import Any
 from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
+from dpcompare.data.augmentation import CROP
 from dpcompare.data.custom import custom_dataset
 from dpcompare.data.names import is_custom_dataset, is_hugging_face
-from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, prepare
+from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, margin_of, prepare
 from dpcompare.data.sources import BUILT_IN, num_synthetic
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, sweep, unfinished
 from dpcompare.errors import RequestError
@@ -168,7 +169,7 @@ def _source(name: str) -> str | Path:
 
 def _store(workload: Workload, largest_batch: int, progress: Progress | None) -> Store:
     if is_custom_dataset(workload.dataset):
-        return _custom_store(workload.dataset, workload.image_size, progress)
+        return _custom_store(workload.dataset, workload.image_size, _margin(workload), progress)
     path = Path(workload.dataset).expanduser()
     if workload.dataset not in BUILT_IN and is_store(path):
         store = open_store(path.resolve(), verify=True)
@@ -177,6 +178,12 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
                 f"store {str(path)!r} holds images of {store.manifest.image_size} px, received image_size "
                 f"{workload.image_size}; pass --image-size {store.manifest.image_size}, or prepare another store with "
                 f"`dpcompare data prepare SOURCE DEST --image-size {workload.image_size}`"
+            )
+        if CROP in workload.augment and not store.manifest.margin:
+            raise RequestError(
+                f"augment: received crop, but the store {str(path)!r} was prepared without a margin to cut from; "
+                f"expected a store of `dpcompare data prepare SOURCE DEST --image-size {workload.image_size} --margin "
+                f"{margin_of(workload.image_size)}`, or another --augment"
             )
         return store
     cached = cache_dir() / "stores" / _store_key(workload, largest_batch)
@@ -191,6 +198,7 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
                 _source(workload.dataset),
                 temporary / "store",
                 workload.image_size,
+                margin=_margin(workload),
                 skip_corrupt=workload.skip_corrupt,
                 largest_batch=largest_batch,
                 progress=progress,
@@ -199,13 +207,18 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
 
 
 @cache
-def _custom_store(name: str, image_size: int, progress: Progress | None) -> Store:
+def _custom_store(name: str, image_size: int, margin: int, progress: Progress | None) -> Store:
     """Prepared again by every command, since a user's code may give something else each time; kept by its content."""
     with unfinished(cache_dir() / "stores", ".custom-") as temporary:
-        prepared = prepare(name, temporary / "store", image_size, progress=progress)
+        prepared = prepare(name, temporary / "store", image_size, margin=margin, progress=progress)
         cached = cache_dir() / "stores" / f"{name.replace(':', '.')}-{image_size}px-{prepared.manifest.sha256[:16]}"
         with in_turn(_lock_of(cached)):
             return _sound_store(cached) or _kept(prepared, cached)
+
+
+def _margin(workload: Workload) -> int:
+    """Of the store that a run prepares by itself."""
+    return margin_of(workload.image_size) if CROP in workload.augment else 0
 
 
 def _lock_of(cached: Path) -> Path:
@@ -236,6 +249,8 @@ def _kept(prepared: Store, path: Path) -> Store:
 def _store_key(workload: Workload, largest_batch: int) -> str:
     """Name of the cached store: changes with the files, the size and whatever else decides the pixels."""
     digest = hashlib.sha256(f"{FORMAT}|{RESIZE_RULE}|{DECODER}|{workload.skip_corrupt}".encode())
+    if margin := _margin(workload):
+        digest.update(f"|margin {margin}".encode())
     name = workload.dataset
     if name == "synthetic":
         name = f"synthetic-{num_synthetic(largest_batch)}"

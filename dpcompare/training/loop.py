@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcompare.backends.base import Backend
-from dpcompare.data.batches import BatchReader, DeviceBatch
+from dpcompare.data.batches import BatchReader, DeviceBatch, HostRead
 from dpcompare.data.order import GlobalBatch, OrderDigest, evaluation_batches, steps_per_epoch, training_batches
 from dpcompare.data.store import Store
 from dpcompare.models.state import TrainingState
@@ -21,6 +21,7 @@ from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
+from dpcompare.training.evaluated import evaluated_model, reads_of_statistics
 from dpcompare.training.inspection import Inspection
 from dpcompare.training.reader import training_reader
 from dpcompare.training.schedule import learning_rate
@@ -162,12 +163,13 @@ class Trainer:
         reader = BatchReader(self._validation, None, None, **self._place)
         order = evaluation_batches(len(self._validation), self._workload.global_batch_size)
         handles = []
-        for batch in self._backend.feed(reader.reads(order)):
-            handles.append(self._backend.evaluate_step(batch))
-            if len(handles) % self._config.window == 0:  # or the host would fill the device with batches
-                self._backend.synchronize()
-            self._log.alive()
-        batches = self._backend.read(handles)
+        with evaluated_model(self._backend, self._reads_of_statistics, self._log.alive):
+            for batch in self._backend.feed(reader.reads(order)):
+                handles.append(self._backend.evaluate_step(batch))
+                if len(handles) % self._config.window == 0:  # or the host would fill the device with batches
+                    self._backend.synchronize()
+                self._log.alive()
+            batches = self._backend.read(handles)
         loss_sum, correct, count = batches.sum(axis=0)
         self._events.append(
             Evaluated(
@@ -214,6 +216,9 @@ class Trainer:
             digest.update(batch)
         reader = training_reader(workload, self._split, **self._place, accumulate=workload.accumulate)
         return self._backend.feed(reader.reads(order, digest))
+
+    def _reads_of_statistics(self) -> Iterator[HostRead]:
+        return reads_of_statistics(self._backend, self._split)
 
     def _order(self) -> Iterator[GlobalBatch]:
         """The global batches of all steps."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import evaluation_batches
 from dpcompare.data.store import Store
 from dpcompare.results.predictions import save_classes, save_predictions
+from dpcompare.training.evaluated import evaluated_model, reads_of_statistics
 
 
 def keep_predictions(backend: Inspectable, store: Store, run_dir: Path, alive: Callable[[], None]) -> None:
@@ -32,15 +34,16 @@ def keep_predictions(backend: Inspectable, store: Store, run_dir: Path, alive: C
     )
     batches = list(evaluation_batches(len(split), backend.workload.global_batch_size))
     kept = []
-    for batch, on_device in zip(batches, backend.feed(reader.reads(batches)), strict=True):
-        predicted = backend.logits(on_device, training=False).argmax(axis=1)
-        (positions,) = reader.rows(len(batch.indices))
-        # Of the processes of one replica that is split, only the last has logits; rows of padding are no samples.
-        rows = positions[: len(predicted)]
-        is_sample = batch.weights[rows] > 0
-        indices = batch.indices[rows][is_sample]
-        alive()
-        kept.append(np.stack([indices, split.labels[indices], predicted[is_sample]], axis=1))
+    with evaluated_model(backend, partial(reads_of_statistics, backend, store.split("train")), alive):
+        for batch, on_device in zip(batches, backend.feed(reader.reads(batches)), strict=True):
+            predicted = backend.logits(on_device, training=False).argmax(axis=1)
+            (positions,) = reader.rows(len(batch.indices))
+            # Of the processes of one replica that is split, only the last has logits; rows of padding are no samples.
+            rows = positions[: len(predicted)]
+            is_sample = batch.weights[rows] > 0
+            indices = batch.indices[rows][is_sample]
+            alive()
+            kept.append(np.stack([indices, split.labels[indices], predicted[is_sample]], axis=1))
     save_predictions(run_dir, backend.process_rank, np.concatenate(kept).astype(np.int64))
     if backend.process_rank == 0:
         save_classes(run_dir, store.manifest.classes)

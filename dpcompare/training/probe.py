@@ -22,8 +22,9 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
     """Train as `loop.train` does, and write RUN_DIR/probe-<rank>.safetensors.
 
     Every process writes its rows of the first batch and their logits; process 0 also writes the tensors of the model
-    at the start (`initial.`), after the first step (`stepped.`) and at the end (`trained.`), and what the optimizer
-    remembers after the first step (`slots.`): with SGD its momentum then is the gradient.
+    at the start (`initial.`), after the first step (`stepped.`) and at the end (`trained.`), what the optimizer
+    remembers after the first step (`slots.`): with SGD its momentum then is the gradient; and any mean of the weights
+    at the end (`averaged.`).
     """
     arrays: Arrays = {}
     initial = backend.state()
@@ -53,7 +54,8 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
             captured["stepped"], captured["slots"] = state.model, state.optimizer
 
     trained = loop.train(backend, store, events, run_dir, after_step)
-    captured["trained"] = backend.state().model
+    end = backend.state()
+    captured["trained"], captured["averaged"] = end.model, end.average
     if backend.process_rank == 0:
         arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
     save_file(

@@ -12,7 +12,7 @@ from dpcompare.models.architectures import model_of
 
 def training_reader(workload: Workload, split: Split, **place: int) -> BatchReader:
     """A reader with the augmentation and regularization of a workload; `place` is what else BatchReader takes."""
-    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split))
+    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split), margin=split.margin)
     regularization = None
     if workload.regularization == "shared":
         regularization = Regularization(model_of(workload.model).drops, seed=workload.seed)

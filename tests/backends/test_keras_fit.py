@@ -22,7 +22,7 @@ def test_each_step_has_its_own_learning_rate(tmp_path):
     """Where `fit` waits for data inside a step, it has read the rate of the one before; the third loss shows it."""
     workload = Workload(
         model="toy-cnn", image_size=32, global_batch_size=16, dataset="synthetic-mini", steps=10, warmup_steps=0,
-        learning_rate=0.01, schedule="cosine", lr_warmup_steps=4,
+        learning_rate=0.01, schedule="cosine", lr_warmup_steps=4, label_smoothing=0.2,
     )  # fmt: skip
     fit, mirrored = (trained(mode, tmp_path / mode, workload) for mode in ("keras-fit", "mirrored"))
     assert np.abs(np.array(fit.train_loss) - mirrored.train_loss).max() < 1e-4
@@ -31,8 +31,9 @@ def test_each_step_has_its_own_learning_rate(tmp_path):
 def test_the_loop_may_use_the_devices_between_steps(tmp_path):
     """A `fit` that has entered the next step has collectives under way; in ten steps they deadlock with the loop's."""
     workload = Workload(
-        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=200, warmup_steps=0
-    )
+        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=200, warmup_steps=0,
+        batchnorm_recompute=1,
+    )  # fmt: skip
     result = trained("keras-fit", tmp_path / "run", workload, checkpoint_every=1, progress_timeout=30)
     assert len(result.train_loss) == 200
 

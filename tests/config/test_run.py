@@ -72,6 +72,12 @@ def test_a_config_survives_its_file(tmp_path):
         ({"steps": 5, "warmup_steps": "auto"}, "warmup_steps: received 5 or more of 5 steps"),
         ({"warmup_steps": "soon"}, "warmup_steps: received 'soon', expected a number of steps from 0 on, or auto"),
         ({"learning_rate": float("nan")}, "learning_rate: input should be a finite number"),
+        ({"label_smoothing": 1.0}, "label_smoothing: input should be less than 1, received 1.0"),
+        ({"weight_decay": -1.0}, "weight_decay: input should be greater than or equal to 0"),
+        ({"clip_norm": 0}, "clip_norm: input should be greater than 0"),
+        ({"weight_average": 1.0}, "weight_average: input should be less than 1"),
+        ({"batchnorm_recompute": -1}, "batchnorm_recompute: input should be greater than or equal to 0"),
+        ({"model": "own:model", "batchnorm_recompute": 2}, "received with a custom model, whose momentum"),
         ({"augment": ("rotate",)}, "unknown augmentation 'rotate'"),
         ({"batch": 3}, "batch is unknown, received 3"),
     ],
@@ -80,6 +86,29 @@ def test_wrong_requests_say_what_was_received_and_expected(arguments, message):
     with pytest.raises(RequestError) as refused:
         config(**arguments)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [("weight_decay", 0.05, "0.0"), ("clip_norm", 1.0, "none"), ("weight_average", 0.9, "none")],
+)
+def test_keras_fit_updates_weights_by_an_optimizer_of_its_own(name, value, expected):
+    message = f"{name}: received {value} with mode keras-fit, which can have {expected} only"
+    with pytest.raises(RequestError, match=f"^{message}$"):
+        config("tensorflow", "keras-fit", 1, 2, **{name: value})
+    config("tensorflow", "keras-fit", 1, 2, label_smoothing=0.1, batchnorm_recompute=2)
+
+
+@pytest.mark.parametrize("evaluated", [{"weight_average": 0.9}, {"batchnorm_recompute": 2}])
+def test_replicas_that_drift_apart_have_no_one_model_to_evaluate(evaluated):
+    with pytest.raises(RequestError, match="weight_average, batchnorm_recompute: received without gradient sync"):
+        RunConfig(
+            framework="torch",
+            mode="ddp",
+            workload=Workload(**evaluated),
+            cluster=Cluster.partition(2, 1, device="cpu"),
+            sync_gradients=False,
+        )
 
 
 def test_all_problems_are_reported_at_once():

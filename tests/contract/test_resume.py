@@ -33,6 +33,9 @@ WORKLOAD = Workload(
     model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=STEPS, warmup_steps=0
 )
 
+EVALUATED = {"weight_average": 0.9, "batchnorm_recompute": 1}
+"""Another model than the one that is trained is evaluated, also by whoever goes on."""
+
 
 def config(framework="torch", mode="single", nodes=1, devices=1, every=1, workload=WORKLOAD, **changes):
     cluster = Cluster.partition(nodes, devices, device="cpu")
@@ -104,11 +107,13 @@ LAUNCHED = ("single", "ddp", "multiworker")
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tmp_path, arm, undisturbed, dying_after, request):
     if arm[1] not in LAUNCHED:
         request.getfixturevalue("warm")
+    supported = MODES[arm[:2]].supported_values
+    workload = WORKLOAD.model_copy(update={name: EVALUATED[name] for name in EVALUATED if name not in supported})
     with pytest.raises(RunFailedError), dying_after(5):
-        run(config(*arm), tmp_path / "run")
+        run(config(*arm, workload=workload), tmp_path / "run")
     request.getfixturevalue("warm")
     result = resume(tmp_path / "run", Config.load(tmp_path / "run" / CONFIG_FILE))
-    same(result, undisturbed(*arm))
+    same(result, undisturbed(*arm, workload=workload))
     # One process may die before the first one has written what all have trained.
     assert result.first_step in (4, 5)
     (attempt,) = result.attempts
@@ -230,7 +235,10 @@ def test_another_number_of_replicas_trains_the_same_batches(tmp_path):
 )
 @pytest.mark.usefixtures("warm")
 def test_the_other_framework_goes_on(tmp_path, pair, optimizer):
-    workload = WORKLOAD.model_copy(update={"precision": "float64", "optimizer": optimizer, "steps": 20})
+    others = {"clip_norm": 0.5, "weight_decay": 0.05, "label_smoothing": 0.1}
+    workload = WORKLOAD.model_copy(
+        update={"precision": "float64", "optimizer": optimizer, "steps": 20, **EVALUATED, **others}
+    )
     begun_with, gone_on_with = pair
     whole = run(config(begun_with, workload=workload), tmp_path / "whole")
     run(config(begun_with, workload=workload.model_copy(update={"steps": 7})), tmp_path / "run")

@@ -5,6 +5,7 @@ import pytest
 
 from dpcompare.data.augmentation import AUGMENTATIONS, UNCHANGED, Augmentation
 from dpcompare.data.pixels import look_up
+from dpcompare.data.store import Split
 
 
 @pytest.fixture
@@ -16,13 +17,22 @@ def in_0_1(pixels):
     return np.divide(pixels, 255, dtype=np.float32)
 
 
+MARGIN = 2
+
+
+def split_of(pixels, margin=0):
+    return Split(images=pixels, labels=np.zeros(len(pixels), np.int32), sums=pixels.sum((1, 2, 3)), margin=margin)
+
+
 def augment(pixels, indices, *, names=AUGMENTATIONS, seed=0, epoch=0):
-    """The augmented images, in 0..1."""
+    """The augmented images, in 0..1, without a margin."""
     chosen = np.asarray(indices)
     means = pixels[chosen].mean(axis=(1, 2, 3)) / 255
-    augmented = Augmentation(names, seed=seed, num_samples=6)(epoch=epoch, indices=chosen, means=means)
+    augmentation = Augmentation(names, seed=seed, num_samples=6, margin=MARGIN)
+    augmented = augmentation(epoch=epoch, indices=chosen, means=means)
     tables = np.repeat(augmented.brightnesses[:, None], 3, axis=1)
-    return look_up(pixels[chosen], tables, augmented.flips)
+    margin = MARGIN if "crop" in names else 0
+    return look_up(split_of(pixels, margin).pixels(chosen, augmented.corners), tables, augmented.flips)
 
 
 def test_a_sample_is_augmented_alike_in_every_batch(pixels):
@@ -39,7 +49,8 @@ def test_seed_and_epoch_change_it(pixels, change):
 def test_each_one_changes_pixels_and_keeps_their_range(pixels, name):
     augmented = augment(pixels, range(6), names=[name])
     assert augmented.dtype == np.float32
-    assert not np.array_equal(augmented, in_0_1(pixels))
+    unchanged = split_of(pixels, MARGIN if name == "crop" else 0).pixels(np.arange(6))
+    assert not np.array_equal(augmented, in_0_1(unchanged))
     assert augmented.min() >= 0
     assert augmented.max() <= 1
 
@@ -74,6 +85,35 @@ def test_brightness_comes_before_contrast_whose_mean_it_moves():
     brightened = augment(pixels, range(6), names=["brightness"]).astype(float)
     both = augment(pixels, range(6), names=["brightness", "contrast"])
     np.testing.assert_allclose(both.mean((1, 2, 3)), brightened.mean((1, 2, 3)), rtol=1e-6)
+
+
+def test_crop_cuts_out_every_place_of_the_margin_and_evaluation_its_centre():
+    """Each pixel of an image has its row and column as values."""
+    rows, columns = np.indices((7, 6), np.uint8)
+    pixels = np.repeat(np.stack([rows, columns, rows], 2)[None], 6, axis=0)
+    split = split_of(pixels, MARGIN)
+    corners = set()
+    for epoch in range(20):
+        augmentation = Augmentation(["crop"], seed=0, num_samples=6, margin=MARGIN)
+        drawn = augmentation(epoch=epoch, indices=np.arange(6), means=split.means).corners
+        cut = split.pixels(np.arange(6), drawn)
+        assert cut.shape == (6, 5, 4, 3)
+        assert np.array_equal(cut[:, 0, 0, :2], drawn)
+        assert (cut[:, -1, -1, :2] - cut[:, 0, 0, :2] == (4, 3)).all()
+        corners |= set(map(tuple, drawn.tolist()))
+    assert corners == {(top, left) for top in range(3) for left in range(3)}
+    assert (split.pixels(np.arange(6))[:, 0, 0, :2] == 1).all()
+
+
+def test_crop_draws_after_the_others_which_draw_what_they_did_without_it(pixels):
+    def drawn(names):
+        augmentation = Augmentation(names, seed=0, num_samples=6, margin=MARGIN)
+        return augmentation(epoch=0, indices=np.arange(6), means=np.zeros(6))
+
+    without, with_crop = drawn(["flip", "brightness"]), drawn(["flip", "brightness", "crop"])
+    assert without.corners is None
+    assert np.array_equal(without.flips, with_crop.flips)
+    assert np.array_equal(without.brightnesses, with_crop.brightnesses)
 
 
 def test_none_leaves_the_pixels_alone(pixels):

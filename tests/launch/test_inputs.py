@@ -14,6 +14,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
+from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import num_training_images, prepare_compared, prepare_inputs, with_seed
 from dpcompare.system.cache import cache_dir
@@ -94,6 +95,27 @@ def test_a_prepared_store_of_another_size_is_refused(photos, tmp_path):
     prepare(photos, tmp_path / "store", 16)
     with pytest.raises(RequestError, match="holds images of 16 px, received image_size 8; pass --image-size 16"):
         inputs(dataset=str(tmp_path / "store"))
+
+
+def test_crop_needs_a_margin_which_a_store_of_the_users_may_not_have(photos, tmp_path):
+    prepare(photos, tmp_path / "store", 8)
+    with pytest.raises(RequestError, match=r"received crop, but the store .* without a margin .* --margin 1`, or"):
+        inputs(dataset=str(tmp_path / "store"), augment=("crop",), steps=6)
+    prepare(photos, tmp_path / "larger", 8, margin=3)
+    found = inputs(dataset=str(tmp_path / "larger"), augment=("crop",), steps=6)
+    assert open_store(found.store).split("train").images.shape[1:] == (11, 11, 3)
+
+
+def test_crop_of_a_folder_is_prepared_with_a_margin_beside_the_store_without_one(photos):
+    without, with_crop = (inputs(dataset=str(photos), augment=names, steps=6) for names in ((), ("crop",)))
+    assert without.store != with_crop.store
+    assert [open_store(each.store).manifest.margin for each in (without, with_crop)] == [0, 1]
+
+
+@pytest.mark.parametrize("margin", [-1, 9])
+def test_a_margin_that_is_none_is_refused(photos, tmp_path, margin):
+    with pytest.raises(RequestError, match=f"margin: received {margin}, expected 0 to 8 pixels"):
+        prepare(photos, tmp_path / "store", 8, margin=margin)
 
 
 def test_a_damaged_store_of_the_users_is_refused(photos, tmp_path):

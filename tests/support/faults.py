@@ -53,7 +53,7 @@ FAULTS = {
         module="torch.optimizer",
         inject="import torch; module.Adam.step = torch.optim.Adam.step",
         caught_by="one step of adam",
-        on_sheet=("later losses",),
+        on_sheet=("first evaluation loss",),
     ),
     "Adam's betas rounded to float32": Fault(
         framework="tensorflow",
@@ -365,7 +365,7 @@ module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
         inject="""
 from dpcompare.training import reader
 seeded = reader.Augmentation
-reader.Augmentation = lambda names, *, seed, num_samples: seeded(names, seed=0, num_samples=num_samples)
+reader.Augmentation = lambda names, *, seed, **others: seeded(names, seed=0, **others)
 """,
         caught_by="pixels and augmentation",
         on_sheet=("batches", *LOSSES),
@@ -417,6 +417,119 @@ loop._resume = forgetful
 """,
         caught_by="losses over adam steps",
         on_sheet=("evaluation loss",),
+    ),
+    "smoothed labels that give the other classes all that is taken": Fault(
+        framework="tensorflow",
+        module="tensorflow.loss",
+        inject="""
+tf, exact = module.tf, module.cross_entropies
+def other(labels, logits, smoothing=0.0):
+    if not smoothing:
+        return exact(labels, logits)
+    others = logits.shape[-1] - 1
+    targets = tf.one_hot(labels, others + 1, 1 - smoothing, smoothing / others, dtype=logits.dtype)
+    return tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+module.cross_entropies = other
+""",
+        caught_by="first loss",
+        on_sheet=LOSSES,
+    ),
+    "weight decay as a part of the gradient": Fault(
+        framework="torch",
+        module="torch.update",
+        inject="""
+torch = module.torch
+def coupled(self, optimizer, *_):
+    for weights in module._parameters(optimizer):
+        if module.decays(weights.dim()):
+            weights.grad.add_(weights.detach(), alpha=self._rules.weight_decay)
+module.RuledUpdates._decay = coupled
+""",
+        caught_by="gradient",
+        on_sheet=("first gradient norm",),
+    ),
+    "weight decay of biases and BatchNorm too": Fault(
+        framework="tensorflow",
+        optimizer="adam",
+        module="tensorflow.optimizer",
+        inject="module.decays = lambda dimensions: True",
+        caught_by="one step of adam",
+        on_sheet=("later losses",),
+    ),
+    "gradients clipped one tensor at a time": Fault(
+        framework="torch",
+        module="torch.update",
+        inject="""
+def each(self, optimizer, *_):
+    for weights in module._parameters(optimizer):
+        weights.grad.mul_(self._rules.clip_norm / weights.grad.norm().clamp(min=self._rules.clip_norm))
+module.RuledUpdates._clip = each
+""",
+        caught_by="losses over sgd steps",
+        on_sheet=("later losses",),
+    ),
+    "gradients clipped before replicas sum them": Fault(
+        framework="tensorflow",
+        replicas=2,
+        module="tensorflow.backend",
+        inject="""
+tf, update = module.tf, module.TensorFlowBackend._update
+def clipped_first(self, gradients, constants):
+    share = self.workload.clip_norm / self.num_replicas
+    update(self, tf.clip_by_global_norm(gradients, share)[0], constants)
+module.TensorFlowBackend._update = clipped_first
+""",
+        caught_by="losses over sgd steps",
+        on_sheet=("later losses",),
+    ),
+    "a mean of the weights that begins with zeros": Fault(
+        framework="torch",
+        module="update_rules",
+        inject="module.UpdateRules.share = lambda self, step: 1 - self.weight_average",
+        caught_by="weight average",
+        on_sheet=("evaluation loss",),
+    ),
+    "the mean of the weights lost by a resume": Fault(
+        framework="torch",
+        optimizer="adam",
+        resumed=True,
+        workload={"regularization": "shared"},
+        module="torch.backend",
+        inject="""
+from dpcompare.training import loop
+resume = loop._resume
+def forgetful(backend):
+    step = resume(backend)
+    for memory in backend.optimizer.state.values():
+        del memory["average"]
+    return step
+loop._resume = forgetful
+""",
+        caught_by="weight average",
+        on_sheet=("evaluation loss",),
+    ),
+    "statistics recomputed over a batch too few": Fault(
+        framework="tensorflow",
+        module="tensorflow.backend",
+        inject="""
+from itertools import islice
+from dpcompare.training import loop
+reads = loop.Trainer._reads_of_statistics
+loop.Trainer._reads_of_statistics = lambda self: islice(reads(self), 1, None)
+""",
+        caught_by="evaluation loss",
+        on_sheet=("evaluation loss",),
+    ),
+    "crops of the centre": Fault(
+        framework="torch",
+        module="torch.backend",
+        inject="""
+from dpcompare.data.store import Split
+pixels = Split.pixels
+Split.pixels = lambda self, indices, corners=None: pixels(self, indices)
+""",
+        caught_by="pixels and augmentation",
+        on_sheet=("batches", *LOSSES),
     ),
     "half of the rows never computed": Fault(
         framework="torch",

@@ -21,9 +21,11 @@ from dpcompare.backends.base import Counted, Inspectable
 from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
+from dpcompare.backends.tensorflow.loss import cross_entropies
 from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
 from dpcompare.backends.tensorflow.pixels import look_up
+from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.state import State, TrainingState
 from dpcompare.system.words import counted
@@ -82,7 +84,7 @@ class TensorFlowBackend(Inspectable):
         self._statistics = [
             mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
         ]
-        self.optimizer = OPTIMIZERS[self.workload.optimizer](self._parameters)
+        self.optimizer = OPTIMIZERS[self.workload.optimizer](self._parameters, UpdateRules.of(self.workload))
         self._images_computed = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._gradient_sums = (
             [tf.Variable(tf.zeros_like(parameter), trainable=False) for parameter in self._parameters]
@@ -329,7 +331,7 @@ class TensorFlowBackend(Inspectable):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Logits, and the loss of each row: 0 for padding rows."""
         logits = self._forward(images, drop_masks, training=training)
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+        losses = cross_entropies(labels, logits, self.workload.label_smoothing if training else 0.0)
         if training:
             count = tf.cast(tf.reduce_sum(weights), tf.int64)
             tf.raw_ops.AssignAddVariableOp(resource=self._images_computed.handle, value=count)

@@ -10,6 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
+from dpcompare.backends.update_rules import UpdateRules, decays
+from dpcompare.models.state import AVERAGE
+
+NO_RULES = UpdateRules()
+KEPT, SHARE = -2, -1
+"""Where a step's constants have those of its rules, if they have any."""
 
 
 class Optimizer(ABC):
@@ -22,34 +28,53 @@ class Optimizer(ABC):
 
     slot_names: ClassVar[tuple[str, ...]]
 
-    def __init__(self, variables: Sequence[tf.Variable]) -> None:
-        """Create the slots; call it inside the strategy's scope."""
+    def __init__(self, variables: Sequence[tf.Variable], rules: UpdateRules = NO_RULES) -> None:
+        """Create the slots; call it inside the strategy's scope.
+
+        Args:
+            variables: to update.
+            rules: what is done beside each update.
+        """
         self.variables = list(variables)
+        self.rules = rules
         self.slots = {
             name: [tf.Variable(tf.zeros_like(variable), trainable=False) for variable in variables]
-            for name in self.slot_names
+            for name in (*self.slot_names, *([AVERAGE] if rules.weight_average is not None else []))
         }
         self.steps_taken = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def step_constants(self, step: int, learning_rate: float) -> list[float]:
         """What changes from step to step (from 1), computed on the host in float64."""
+        return [*self.kernel_constants(step, learning_rate), *self.rules.step_constants(step, learning_rate)]
+
+    def kernel_constants(self, step: int, learning_rate: float) -> list[float]:
+        """Those of them that the kernel takes."""
         return [learning_rate]
 
     def apply(self, gradients: Sequence[tf.Tensor], constants: tf.Tensor) -> list[tf.Operation]:
         """Update this replica's copy of every variable; call it in a replica context. Returns the updates."""
+        if self.rules.clip_norm is not None:
+            gradients = _clipped(gradients, self.rules.clip_norm)
         # Once for each type and not for each variable: on a GPU every one of these operations is a launch.
-        arguments = {
-            dtype: self.arguments(tf.cast(constants, dtype)) for dtype in dict.fromkeys(v.dtype for v in self.variables)
+        values = {
+            dtype: tf.unstack(tf.cast(constants, dtype)) for dtype in dict.fromkeys(v.dtype for v in self.variables)
         }
+        arguments = {dtype: self.arguments(of_dtype) for dtype, of_dtype in values.items()}
         slots = zip(*self.slots.values(), strict=True)
-        updates = [
-            self.update(variable.handle, [slot.handle for slot in of_variable], gradient, arguments[variable.dtype])
-            for variable, gradient, of_variable in zip(self.variables, gradients, slots, strict=True)
-        ]
+        updates: list[tf.Operation] = []
+        for variable, gradient, of_variable in zip(self.variables, gradients, slots, strict=True):
+            if self.rules.weight_decay and decays(len(variable.shape)):
+                decayed = _value(variable) * values[variable.dtype][KEPT]
+                updates.append(tf.raw_ops.AssignVariableOp(resource=variable.handle, value=decayed))
+            handles = [slot.handle for slot in of_variable]
+            updates.append(self.update(variable.handle, handles, gradient, arguments[variable.dtype]))
+            if self.rules.weight_average is not None:
+                change = (_value(variable) - _value(of_variable[-1])) * values[variable.dtype][SHARE]
+                updates.append(tf.raw_ops.AssignAddVariableOp(resource=handles[-1], value=change))
         return [*updates, tf.raw_ops.AssignAddVariableOp(resource=self.steps_taken.handle, value=np.int64(1))]
 
     @abstractmethod
-    def arguments(self, constants: tf.Tensor) -> dict[str, tf.Tensor]:
+    def arguments(self, constants: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
         """What the kernel takes beside what each variable has, from a step's constants in the type of the variables."""
 
     @abstractmethod
@@ -59,14 +84,26 @@ class Optimizer(ABC):
         """Update one variable, given by its resource handle."""
 
 
+def _value(variable: tf.Variable) -> tf.Tensor:
+    """What this replica's copy of a variable holds, after the updates before."""
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype)
+
+
+def _clipped(gradients: Sequence[tf.Tensor], limit: float) -> list[tf.Tensor]:
+    """Gradients whose norm, over all of them together, is no larger than the limit."""
+    norm = tf.linalg.global_norm(gradients)
+    scale = limit / tf.maximum(norm, limit)
+    return [gradient * scale for gradient in gradients]
+
+
 class Sgd(Optimizer):
     """buffer = momentum * buffer + gradient; variable -= learning_rate * buffer (as torch.optim.SGD)."""
 
     slot_names = ("momentum",)
 
-    def arguments(self, constants: tf.Tensor) -> dict[str, tf.Tensor]:
-        (learning_rate,) = tf.unstack(constants)
-        return {"lr": learning_rate, "momentum": tf.constant(SGD_MOMENTUM, constants.dtype)}
+    def arguments(self, constants: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        learning_rate, *_ = constants
+        return {"lr": learning_rate, "momentum": tf.constant(SGD_MOMENTUM, learning_rate.dtype)}
 
     def update(
         self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, arguments: dict[str, tf.Tensor]
@@ -79,17 +116,17 @@ class Adam(Optimizer):
 
     slot_names = ("exp_avg", "exp_avg_sq")
 
-    def step_constants(self, step: int, learning_rate: float) -> list[float]:
+    def kernel_constants(self, step: int, learning_rate: float) -> list[float]:
         return [learning_rate, ADAM_BETAS[0] ** step, ADAM_BETAS[1] ** step]
 
-    def arguments(self, constants: tf.Tensor) -> dict[str, tf.Tensor]:
-        learning_rate, beta1_power, beta2_power = tf.unstack(constants)
+    def arguments(self, constants: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        learning_rate, beta1_power, beta2_power, *_ = constants
         fixed = {"beta1": ADAM_BETAS[0], "beta2": ADAM_BETAS[1], "epsilon": ADAM_EPSILON}
         return {
             "lr": learning_rate,
             "beta1_power": beta1_power,
             "beta2_power": beta2_power,
-            **{name: tf.constant(value, constants.dtype) for name, value in fixed.items()},
+            **{name: tf.constant(value, learning_rate.dtype) for name, value in fixed.items()},
         }
 
     def update(

@@ -27,6 +27,8 @@ from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_mas
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.backends.torch.pixels import look_up
 from dpcompare.backends.torch.side_stream import SideStream
+from dpcompare.backends.torch.update import RuledUpdates
+from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
@@ -163,6 +165,12 @@ class TorchBackend(Inspectable):
         self._images_computed = torch.zeros((), dtype=torch.float64, device=self.device)
         self._optimizer_steps = 0
         self.optimizer.register_step_post_hook(self._count_optimizer_step)
+        RuledUpdates(
+            UpdateRules.of(workload),
+            steps_taken=lambda: self._step,
+            held_part=self.held_part,
+            sum_over_parts=self.sum_over_parts,
+        ).register(self.optimizer)
 
     def _count_optimizer_step(self, *_: Any) -> None:
         self._optimizer_steps += 1
@@ -330,7 +338,12 @@ class TorchBackend(Inspectable):
         logits = model(batch.images, batch.drop_masks).to(batch.weights.dtype)
         if self._training:
             self._images_computed.add_(batch.weights.sum())
-        return logits, functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
+        return logits, self.cross_entropies(logits, batch.labels) * batch.weights
+
+    def cross_entropies(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of each row; in training its label may be smoothed."""
+        smoothing = self.workload.label_smoothing if self._training else 0.0
+        return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
 
     def synchronize(self, *, drain: bool = False) -> None:
         if self.device.type == "cuda":
@@ -395,6 +408,10 @@ class TorchBackend(Inspectable):
 
     def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
         """What this process holds of a tensor of model or optimizer."""
+        return tensor
+
+    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum of a tensor over the processes that hold the parts of one model; all of them must call it."""
         return tensor
 
     def first_gradient_squares(self) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy.typing as npt
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -54,6 +54,10 @@ class FullyShardedDataParallel(DistributedDataParallel):
 
     def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+        distributed.all_reduce(tensor)
+        return tensor
 
     def copy_into(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
         if not isinstance(tensor, DTensor):

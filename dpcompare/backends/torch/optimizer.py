@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
+from dpcompare.models.state import AVERAGE
 
 
 class Adam(torch.optim.Adam):
@@ -47,7 +48,7 @@ def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels
 
 
 # torch's names of what an optimizer remembers -> the framework-neutral ones.
-SLOTS = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+SLOTS = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", AVERAGE: AVERAGE}
 
 
 def load_slots(

@@ -13,7 +13,6 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-from torch.nn import functional
 
 from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.ddp import DistributedDataParallel
@@ -122,7 +121,7 @@ class Pipeline(DistributedDataParallel):
         """This micro-batch's part of the mean loss over the global batch."""
         labels, weights = target[:, 0].long(), target[:, 1]
         self._images_computed.add_(weights.sum())
-        loss_sum = (functional.cross_entropy(logits.to(weights.dtype), labels, reduction="none") * weights).sum()
+        loss_sum = (self.cross_entropies(logits.to(weights.dtype), labels) * weights).sum()
         self._loss_sums.append(loss_sum.detach())
         return loss_sum / self._global_count
 
@@ -135,13 +134,17 @@ class Pipeline(DistributedDataParallel):
         for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 
+    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+        distributed.all_reduce(tensor, group=self._stages_group)
+        return tensor
+
     def evaluate_step(self, batch: DeviceBatch) -> Any:
         self._enter(training=False)
         logits = self._pass_along(batch)
         if not self._is_last:
             return torch.zeros(3, dtype=self._dtype, device=self.device)
         logits = logits.to(self._dtype)
-        losses = functional.cross_entropy(logits, batch.labels, reduction="none") * batch.weights
+        losses = self.cross_entropies(logits, batch.labels) * batch.weights
         correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
