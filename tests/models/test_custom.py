@@ -116,10 +116,10 @@ def test_a_dataset_that_is_none_is_named(elsewhere, name, says):
 def test_a_damaged_cache_of_ones_own_data_is_made_again(elsewhere):
     (elsewhere / "mine.py").write_text(MINE)
     prepared = _custom_store.__wrapped__  # by another command each time
-    store = prepared("mine:good", 8, None)
+    store = prepared("mine:good", 8, 0, None)
     np.save(store.path / "train-labels.npy", np.zeros(8, np.int32))
-    assert prepared("mine:good", 8, None).path == store.path
-    assert prepared("mine:good", 8, None).split("train").labels.tolist() == [1] * 8
+    assert prepared("mine:good", 8, 0, None).path == store.path
+    assert prepared("mine:good", 8, 0, None).split("train").labels.tolist() == [1] * 8
 
 
 def test_what_is_no_model_is_named(elsewhere):
