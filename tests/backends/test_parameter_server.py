@@ -77,7 +77,7 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
     assert invoke("run", *mirrored, *short, "--run-dir", tmp_path / "mirrored").code == 0
     shown = invoke("report", tmp_path / "served", tmp_path / "mirrored", "--json")
     (reason,) = [reason for reason in shown.json["reasons"] if reason.startswith("updates")]
-    assert "throughput alone may be compared" in reason
+    assert "throughput alone" in reason
 
 
 @pytest.mark.tensorflow
