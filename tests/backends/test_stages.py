@@ -66,6 +66,7 @@ for name in sys.argv[1:]:
             for prefix in prefixes:
                 model.get_submodule(prefix)
         assert torch.equal(features, model(images)), name
+assert "timm" in sys.modules and "wandb" not in sys.modules
 """
 
 
@@ -86,8 +87,8 @@ SMALL = ["--model", "toy-bn", "--image-size", "32", "--dataset", "synthetic-mini
         (["--mode", "pipeline", "--stages", "5", "--devices-per-node", "5"],
          "stages: received 5, but toy-bn has 4 layers"),
         (["--mode", "ddp", "--stages", "2", "--devices-per-node", "3"], "stages: received 2 on nodes of 3 devices"),
-        (["--mode", "ddp", "--stages", "2", "--devices-per-node", "1"], "stages: received 2 on nodes of 1 devices"),
-        (["--mode", "pipeline", "--pipeline-schedule", "1f1b"], "received 1f1b with 1 micro-batches and 2 stages"),
+        (["--mode", "ddp", "--stages", "2", "--devices-per-node", "1"], "stages: received 2 on nodes of 1 device;"),
+        (["--mode", "pipeline", "--pipeline-schedule", "1f1b"], "received 1f1b with 1 micro-batch and 2 stages"),
         (["--mode", "dp", "--stages", "2"],
          "stages: received 2 with torch dp; expected 1, or one of the modes torch ddp, torch pipeline"),
         (["--mode", "pipeline", "--stages", "1"], "stages: received 1 with mode pipeline; expected at least 2"),

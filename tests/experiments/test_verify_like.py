@@ -127,12 +127,15 @@ def of_other_weights(run_dir):
 def of_a_custom_model(run_dir):
     (run_dir.parent / "own.py").write_text("import dpcompare\nmodel = dpcompare.CustomModel()\n")
     workload = json.loads((run_dir / CONFIG_FILE).read_text())["workload"]
-    changed(run_dir / CONFIG_FILE, workload=workload | {"model": "own:model", "batchnorm_momentum": 0.9})
+    unknown = {"batchnorm_momentum": 0.9, "batchnorm_recompute": 0}
+    changed(run_dir / CONFIG_FILE, workload=workload | {"model": "own:model"} | unknown)
     changed(run_dir / RESULT_FILE, settings={"model_source": "f" * 64})
 
 
 def without_gradient_sync(run_dir):
-    changed(run_dir / CONFIG_FILE, sync_gradients=False)
+    workload = json.loads((run_dir / CONFIG_FILE).read_text())["workload"]
+    one_model = {"weight_average": None, "batchnorm_recompute": 0}
+    changed(run_dir / CONFIG_FILE, workload=workload | one_model, sync_gradients=False)
 
 
 @pytest.mark.torch

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from safetensors.numpy import load_file
-from timm.layers import convert_sync_batchnorm
 from torch import nn
 from torch.nn import functional
 
@@ -23,7 +22,7 @@ from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
-from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_masks
+from dpcompare.backends.torch.model import SharedDrop, build_model, import_timm, set_drop_masks
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.backends.torch.pixels import look_up
 from dpcompare.backends.torch.side_stream import SideStream
@@ -152,7 +151,7 @@ class TorchBackend(Inspectable):
         self._memory_format = torch.channels_last if channels_last else torch.contiguous_format
         self.model = model.to(self.device, memory_format=self.parameter_layout)
         if self._has_sync_kernels:
-            self.model = convert_sync_batchnorm(self.model)
+            self.model = import_timm().layers.convert_sync_batchnorm(self.model)
         elif workload.batchnorm == "sync":
             synchronize_batch_norms(self.model, self.all_reduce_sum, self.num_replicas)
         placed = self.place_stages(self.model)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 from torch import nn
@@ -19,6 +21,22 @@ from dpcompare.models.custom import custom_model
 from dpcompare.system.import_path import is_custom
 
 
+def import_timm() -> ModuleType:
+    """timm, imported where its models or layers are needed: those of ours need not wait for it.
+
+    It imports wandb where that is installed, which takes seconds, and leaves a folder in /tmp if the process is killed.
+    """
+    if "wandb" in sys.modules:
+        import timm
+    else:
+        sys.modules["wandb"] = None  # type: ignore[assignment]  # an import of it then fails, and timm does without
+        try:
+            import timm
+        finally:
+            del sys.modules["wandb"]
+    return timm
+
+
 def build_model(workload: Workload, num_classes: int) -> nn.Module:
     """The model of a workload, with weights that are still to be replaced by the initial ones."""
     if is_custom(workload.model):
@@ -29,10 +47,8 @@ def build_model(workload: Workload, num_classes: int) -> nn.Module:
         return _aligned(Mlp(workload.image_size, num_classes), workload)
     if workload.model == "toy-bn":
         return _aligned(ToyBn(num_classes), workload)
-    import timm  # here: half a second that the small models need not wait
-
     # tf_: padding as TensorFlow's "same"; torchvision's model pads strided convolutions differently.
-    model = timm.create_model(
+    model = import_timm().create_model(
         f"tf_{workload.model.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
     )
     # timm's dropout is a function call between pooling and classifier, not a layer that could be replaced.
