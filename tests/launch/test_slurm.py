@@ -144,10 +144,11 @@ def test_within_an_allocation_the_runs_of_a_study_are_its_steps(cluster, tmp_pat
         env=os.environ | cluster, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"round 1: .*: [\d.]+ images/s in", done.stderr)) == 2, done.stderr
+    # A run that the machine disturbs is made again.
+    assert len(set(re.findall(r"round 1: (.*): [\d.]+ images/s in", done.stderr))) == 2, done.stderr
     assert "was submitted" not in done.stderr
     runs = [json.loads(path.read_text()) for path in (tmp_path / "study").rglob("result.json")]
-    assert sorted(run["mode"] for run in runs) == ["ddp", "multiworker"]
+    assert {run["mode"] for run in runs} == {"ddp", "multiworker"}
     assert {(run["status"], len(run["nodes"])) for run in runs} == {("completed", 2)}
 
 
@@ -156,8 +157,8 @@ def test_a_study_is_a_job_per_run(cluster, tmp_path):
     study = ["compare", *TWO_NODES, "--arm", "torch:ddp", "--repeats", "2", *TINY, *SHORT]
     done = dpcompare(*study, "--json", "--out", tmp_path / "study", **cluster)
     assert done.code == 0, done.stderr
-    assert done.stderr.count("was submitted") == 2
-    assert len(re.findall(r"round 1: .*: [\d.]+ images/s in", done.stderr)) == 2, done.stderr
+    assert done.stderr.count("was submitted") >= 2
+    assert set(re.findall(r"round (\d): .*: [\d.]+ images/s in", done.stderr)) == {"1", "2"}, done.stderr
 
 
 @pytest.mark.torch
