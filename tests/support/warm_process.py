@@ -26,25 +26,27 @@ SECONDS_TO_END = 10.0
 
 
 def main() -> None:
-    _end_with_parent()
+    parent = os.getppid()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # a framework may print what it likes
     for name in sys.argv[1:]:
         import_module(name)
-    for line in sys.stdin:
-        print(json.dumps(_launch(json.loads(line))), file=answers, flush=True)
+    for line in sys.stdin:  # it ends with the parent
+        print(json.dumps(_launch(json.loads(line), parent)), file=answers, flush=True)
 
 
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which fork clears
+def _launch(processes: list[dict[str, Any]], parent: int) -> list[int]:
+    """Fork the processes of a run and wait for all; the first that fails ends the others, as does the parent's end.
 
-
-def _launch(processes: list[dict[str, Any]]) -> list[int]:
-    """Fork the processes of a run and wait for all; the first that fails ends the others."""
+    The kernel is not asked for that (PR_SET_PDEATHSIG): it looks at the thread that started this process, which may be
+    one of a pool and end before the parent does.
+    """
     pids = [os.fork() or _train(**process) for process in processes]
     statuses: dict[int, int] = {}
     deadline = time.monotonic() + LONGEST_SECONDS
     while running := [pid for pid in pids if pid not in statuses]:
+        if os.getppid() != parent:
+            os._exit(1)
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -67,7 +69,7 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 def _train(argv: list[str], environment: dict[str, str], folder: str) -> NoReturn:
     """Become a training process: `argv` begins with the module of its door."""
     try:
-        _end_with_parent()
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which fork clears: of the thread that forked
         os.environ.clear()
         os.environ.update(environment)
         os.chdir(folder)
