@@ -185,7 +185,7 @@ def test_what_lacks_a_column_is_refused(saved, split_of, columns, message):
 def test_other_datasets_that_cannot_be_used_are_refused(datasets, saved, split_of):
     hidden = split_of(3, 2).map(lambda row: {"label": -1})
     name = saved(train=split_of(12, 8), test=hidden)
-    with pytest.raises(RequestError, match=r"5 of 5 images of split 'test' .* lack a label; choose another split"):
+    with pytest.raises(RequestError, match=r"5 of 5 images of split 'test' .* have no label; choose another split"):
         image_files(name)
     assert len(image_files(f"{name},validation=train").splits["validation"]) == 4
     with pytest.raises(RequestError, match="asks for train=fold, which is no split; expected one of train, test"):
