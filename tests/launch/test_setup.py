@@ -134,7 +134,17 @@ def test_ctrl_c_ends_the_installer(tmp_path):
     (programs / "uv").chmod(0o755)
     environments = tmp_path / "environments"
     arguments = ("setup", "--frameworks", "tensorflow", "--device", "gpu")  # CUDA's libraries are nowhere here
-    process = start(*arguments, PATH=f"{programs}:{os.environ['PATH']}", DPCOMPARE_ENVIRONMENTS_DIR=str(environments))
+    empty_disk = tmp_path / "empty_disk"  # the installer writes nothing: the real disk may be as full as it is
+    empty_disk.mkdir()
+    (empty_disk / "sitecustomize.py").write_text(
+        "import shutil\nusage = shutil.disk_usage('/')._replace(free=10**11)\nshutil.disk_usage = lambda path: usage\n"
+    )
+    process = start(
+        *arguments,
+        PATH=f"{programs}:{os.environ['PATH']}",
+        PYTHONPATH=os.pathsep.join(filter(None, (str(empty_disk), os.environ.get("PYTHONPATH")))),
+        DPCOMPARE_ENVIRONMENTS_DIR=str(environments),
+    )
     while not pid.exists():
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
