@@ -14,10 +14,10 @@ from dpcompare.config.run import RunConfig
 from dpcompare.data.order import samples_trained
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.computed import Computed
+from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.events import Evaluated, Event, read_events
 from dpcompare.results.load import MachineLoad
 from dpcompare.results.result import (
-    Evaluation,
     History,
     NodeRecord,
     PeakMemory,

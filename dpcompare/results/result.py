@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from dpcompare._version import __version__
 from dpcompare.results.clock import ClockCheck, much_between_steps
 from dpcompare.results.computed import Computed, ComputedByProcess
+from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.load import MachineLoad
-from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
+from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate
 from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
 from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
 from dpcompare.results.steadiness import SlowStart, SlowSteps
@@ -24,9 +25,6 @@ from dpcompare.system.json_files import read_document, write_document
 
 FORMAT = 2
 """Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
-
-LARGEST_MEAN, LARGEST_BATCH = 1.25, 3.0
-"""Times the loss of the median batch that the mean and the worst batch of an evaluation may have unmentioned."""
 
 Status = Literal["completed", "failed", "interrupted"]
 
@@ -110,37 +108,6 @@ class NodeRecord(BaseModel):
     """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
     load: MachineLoad | None = None
     """Of its machine, at the first of several nodes of one machine; None where it is not known."""
-
-
-class Evaluation(BaseModel):
-    """One pass over the validation split, every sample once."""
-
-    model_config = ConfigDict(frozen=True)
-
-    epoch: int
-    """Epochs started when it was made, from 1."""
-    step: int
-    """Steps trained when it was made."""
-    loss: Finite | None
-    """None where it is not finite."""
-    accuracy: Share
-    count: Number
-    median_batch_loss: Finite | None = None
-    """The median of the mean losses of its global batches, which a few samples do not move."""
-    largest_batch_loss: Finite | None = None
-
-    @property
-    def outlier(self) -> str | None:
-        """A sentence about a few samples that make much of the loss; None where there are none."""
-        mean, median, largest = self.loss, self.median_batch_loss, self.largest_batch_loss
-        if mean is None or not median or largest is None:
-            return None
-        if mean <= LARGEST_MEAN * median or largest <= LARGEST_BATCH * median:
-            return None
-        return (
-            f"the evaluation loss of {mean:.4f} comes from a few samples: {median:.4f} in the median batch, "
-            f"{largest:.4g} in the worst; BatchNorm's running statistics may not have settled yet"
-        )
 
 
 class Attempt(BaseModel):

@@ -19,7 +19,8 @@ from dpcompare.report.formats import as_json, as_markdown, parse_condition
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
 from dpcompare.report.text import within
-from dpcompare.results.result import Evaluation, NodeRecord, StepSeconds
+from dpcompare.results.evaluation import Evaluation
+from dpcompare.results.result import NodeRecord, StepSeconds
 from dpcompare.results.steadiness import SlowSteps
 from dpcompare.system.gpu_state import GpuReading, GpuState
 from tests.experiments.test_fairness import gpu, on_gpus, result
