@@ -160,7 +160,10 @@ def _claims(collection: Collection, pairs: Sequence[tuple[ArmRuns, ArmRuns]]) ->
         of_study = [index for index, (first, _) in enumerate(pairs) if first.source == source]
         found = claims_of([measured[index] for index in of_study], pairs[of_study[0]][0].plan)
         made.update(zip(of_study, found, strict=True))
-    return [_claim_row(made[index], *arms) for index, arms in enumerate(pairs)]
+    return [
+        ClaimRow.of(made[index], **_apart(first.completed[0], second.completed[0]))
+        for index, (first, second) in enumerate(pairs)
+    ]
 
 
 def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> Pair:
@@ -178,24 +181,13 @@ def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> Pair:
     )
 
 
-def _claim_row(made: Claim, first: ArmRuns, second: ArmRuns) -> ClaimRow:
-    ratio = made.ratio
-    low, high = made.interval or (None, None)
-    return ClaimRow(
-        first=made.first,
-        second=made.second,
-        outcome=made.outcome,
-        ratio=ratio.value if ratio else None,
-        low=low,
-        high=high,
-        confidence=None if made.interval is None or made.level is None else 1 - made.level,
-        standard_error=ratio.standard_error if ratio else None,
-        rounds=ratio.rounds if ratio else 0,
-        loss_difference=_loss_difference(first.completed[0], second.completed[0]),
-        diverged_at=_diverged_at(first.completed[0], second.completed[0]),
-        accuracy_difference=_accuracy_difference(first.completed[0], second.completed[0]),
-        sentence=made.sentence,
-    )
+def _apart(first: RunResult, second: RunResult) -> dict[str, float | None]:
+    """How far apart two trainings were: the fields of ClaimRow beside the ratio."""
+    return {
+        "loss_difference": _loss_difference(first, second),
+        "diverged_at": _diverged_at(first, second),
+        "accuracy_difference": _accuracy_difference(first, second),
+    }
 
 
 def _loss_difference(first: RunResult, second: RunResult) -> float | None:

@@ -12,7 +12,7 @@ from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import AccuracyPoint, TargetRow, TimeClaimRow, TimeToAccuracy
 from dpcompare.experiments.learning import SheetOf
 from dpcompare.experiments.scaling import OF_SCALING
-from dpcompare.experiments.statistics import Claim, Pair, claims_of, paired_ratio
+from dpcompare.experiments.statistics import Pair, claims_of, paired_ratio
 from dpcompare.results.target import TrainingCost
 from dpcompare.system.words import counted
 
@@ -88,7 +88,7 @@ def time_to_accuracy(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> TimeToAccura
     return TimeToAccuracy(
         target=target,
         censored=censored,
-        claims=[_row(claim) for claim in claims_of(pairs, arms[0].plan, measure=measure)],
+        claims=[TimeClaimRow.of(claim) for claim in claims_of(pairs, arms[0].plan, measure=measure)],
     )
 
 
@@ -112,20 +112,3 @@ _MAY_DIFFER = (OF_SCALING - {"emulation"}) | fairness.OF_NORMALISATION
 def _seconds(arm: ArmRuns) -> list[float | None]:
     costs = [run.cost_of_target if run else None for run in arm.runs]
     return [cost.seconds if cost else None for cost in costs]
-
-
-def _row(claim: Claim) -> TimeClaimRow:
-    ratio = claim.ratio
-    low, high = claim.interval or (None, None)
-    return TimeClaimRow(
-        first=claim.first,
-        second=claim.second,
-        outcome=claim.outcome,
-        ratio=ratio.value if ratio else None,
-        low=low,
-        high=high,
-        confidence=None if claim.interval is None or claim.level is None else 1 - claim.level,
-        standard_error=ratio.standard_error if ratio else None,
-        rounds=ratio.rounds if ratio else 0,
-        sentence=claim.sentence,
-    )
