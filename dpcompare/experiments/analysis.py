@@ -12,7 +12,7 @@ import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns, Collection, rounds_of_seeds
+from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
 from dpcompare.experiments.learning import learning_of, spread_of
 from dpcompare.experiments.predictions import predictions_of
@@ -22,8 +22,8 @@ from dpcompare.experiments.sentences import agreement_of, headline_of, measured_
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
-    Pair,
     Ratio,
+    RatioPair,
     claims_of,
     jitter,
     paired_ratio,
@@ -166,18 +166,18 @@ def _claims(collection: Collection, pairs: Sequence[tuple[ArmRuns, ArmRuns]]) ->
     ]
 
 
-def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> Pair:
+def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> RatioPair:
     # All rounds of both: a knob that changed between rounds makes them not comparable as well.
     sheet = _sheet([first, second], subject)
     rounds = max(len(first.steady_speeds), len(second.steady_speeds))
     speeds = [arm.steady_speeds + [None] * (rounds - len(arm.steady_speeds)) for arm in (first, second)]
     unequal = [row.knob for row in sheet.rows if row.reason]
-    return Pair(
+    return RatioPair(
         first=first.name,
         second=second.name,
         ratio=paired_ratio(*speeds),
         unequal=unequal,
-        exploratory=False in (first.is_named, second.is_named),
+        exploratory=is_exploratory(first, second),
     )
 
 

@@ -95,6 +95,11 @@ def rounds_of_seeds(arms: Sequence[ArmRuns]) -> list[int] | None:
     return [number for arm in arms for number in arm.completed_rounds] if all(arm.varies_seed for arm in arms) else None
 
 
+def is_exploratory(first: ArmRuns, second: ArmRuns) -> bool:
+    """Whether their study named another pair beforehand, so that nothing is claimed of these two."""
+    return False in (first.is_named, second.is_named)
+
+
 @dataclass
 class Collection:
     """The arms that are compared, wherever their runs came from."""

@@ -8,11 +8,11 @@ from itertools import combinations
 import numpy as np
 
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns
+from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import AccuracyPoint, TargetRow, TimeClaimRow, TimeToAccuracy
 from dpcompare.experiments.learning import SheetOf
 from dpcompare.experiments.scaling import OF_SCALING
-from dpcompare.experiments.statistics import Pair, claims_of, paired_ratio
+from dpcompare.experiments.statistics import RatioPair, claims_of, paired_ratio
 from dpcompare.results.target import TrainingCost
 from dpcompare.system.words import counted
 
@@ -92,16 +92,16 @@ def time_to_accuracy(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> TimeToAccura
     )
 
 
-def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> Pair:
+def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     learned = fairness.learning_differs_by(sheet, [*first.completed, *second.completed])
     unequal = [row.knob for row in sheet.rows if row.reason and (row.knob in learned or row.knob not in _MAY_DIFFER)]
-    return Pair(
+    return RatioPair(
         first=first.name,
         second=second.name,
         # The arm that needs less time is faster.
         ratio=paired_ratio(_seconds(second), _seconds(first)),
         unequal=unequal,
-        exploratory=False in (first.is_named, second.is_named),
+        exploratory=is_exploratory(first, second),
     )
 
 
