@@ -10,6 +10,7 @@ import numpy as np
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import AccuracyPoint, TargetRow, TimeClaimRow, TimeToAccuracy
+from dpcompare.experiments.knobs import OF_NORMALISATION
 from dpcompare.experiments.learning import SheetOf
 from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.experiments.statistics import RatioPair, claims_of, paired_ratio
@@ -105,7 +106,7 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     )
 
 
-_MAY_DIFFER = (OF_SCALING - {"emulation"}) | fairness.OF_NORMALISATION
+_MAY_DIFFER = (OF_SCALING - {"emulation"}) | OF_NORMALISATION
 """Knobs that may differ where both learn the same: more devices are a way to be there first."""
 
 
