@@ -14,7 +14,8 @@ from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
-from dpcompare.experiments.study import Study, disturbances, is_study
+from dpcompare.experiments.study import Study, is_study
+from dpcompare.experiments.study_runs import disturbances
 from dpcompare.results.predictions import Predictions, load_predictions
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
