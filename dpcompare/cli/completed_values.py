@@ -62,7 +62,7 @@ def models(context: click.Context, parameter: click.Parameter, typed: str) -> It
 
 def datasets(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
     """Those that are built in, and folders."""
-    from dpcompare.data.sources import BUILT_IN
+    from dpcompare.data.built_in import BUILT_IN
 
     return starting_with(typed, BUILT_IN) + _folders(typed, lambda folder: True)
 
