@@ -205,7 +205,7 @@ def main() -> None:
             stack.enter_context(patch.dict(IMPORTED, torch=(*IMPORTED["torch"], "timm")))
             launcher = WarmLauncher(Path(folder))
             stack.callback(launcher.close)
-            stack.enter_context(patch("dpcompare.launch.run.launch", launcher.launch))
+            stack.enter_context(patch("dpcompare.launch.attempt.launch", launcher.launch))
         for number in range(len(studies), arguments.studies):
             if time.monotonic() > deadline:
                 print(f"the time is up; the same command goes on with study {number}", file=sys.stderr)
