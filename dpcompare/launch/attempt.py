@@ -16,7 +16,8 @@ from dpcompare.launch.outcome import Callbacks, Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.supervise import followed
 from dpcompare.results.aggregate import LaunchEnd, aggregate
-from dpcompare.results.result import RunResult, Status
+from dpcompare.results.attempts import Status
+from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import ATTEMPT_CONFIG_FILE, LOGS_DIR, RESULT_FILE
 from dpcompare.system.files import FolderWatch
 from dpcompare.system.ports import free_ports

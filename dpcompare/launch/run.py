@@ -24,10 +24,11 @@ from dpcompare.launch.inputs import prepare_inputs, remarks_on
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
 from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.aggregate import LaunchEnd
+from dpcompare.results.attempts import Status
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
 from dpcompare.results.events import Event
 from dpcompare.results.history import close_attempt, result_so_far
-from dpcompare.results.result import RunResult, Status
+from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import (
     ATTEMPTS_DIR,
     CONFIG_FILE,

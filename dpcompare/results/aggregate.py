@@ -12,20 +12,14 @@ import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.data.order import samples_trained
+from dpcompare.results.attempts import History, Status
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.computed import Computed
 from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.events import Evaluated, Event, read_events
 from dpcompare.results.load import MachineLoad
-from dpcompare.results.result import (
-    History,
-    NodeRecord,
-    PeakMemory,
-    ProcessRecord,
-    RunResult,
-    Status,
-    StepSeconds,
-)
+from dpcompare.results.process_record import ProcessRecord
+from dpcompare.results.result import NodeRecord, PeakMemory, RunResult, StepSeconds
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle

@@ -1,8 +1,8 @@
 """A run in several attempts: each stays what it was."""
 
 from dpcompare.config.run import RunConfig
+from dpcompare.results.attempts import History
 from dpcompare.results.history import close_attempt
-from dpcompare.results.result import History
 from tests.results.test_result import aggregated, config, events, record  # noqa: F401 (`config` is a fixture)
 
 

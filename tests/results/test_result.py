@@ -13,7 +13,8 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import Evaluated, EventLog
-from dpcompare.results.result import ProcessRecord, RunResult, StepSeconds
+from dpcompare.results.process_record import ProcessRecord
+from dpcompare.results.result import RunResult, StepSeconds
 from tests.support.events import trained
 
 STARTED_AT = 1000.0
