@@ -12,8 +12,9 @@ import click
 from dpcompare.cli import completed_arms, completed_values
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like
+from dpcompare.cli.option_table import option
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import OPTIONS, RunOptions, option
+from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
 

@@ -16,8 +16,9 @@ import click
 from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_groups import GroupedCommand
+from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import RunOptions, add_options, rows_of, study_options
+from dpcompare.cli.options import RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line
