@@ -172,6 +172,39 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
     assert {check.name for check in checks} <= set(TOLERANCES)
 
 
+OTHERS = ("single", "ddp", "pipeline", "ddp-stages", "fsdp", "fabric", "accelerate", "parameter-server")
+"""Modes that are compared only where they are asked for, beside one that is always."""
+ON_ONE_REPLICA = [
+    "tensorflow parameter-server on 3 nodes x 1 device",
+    "tensorflow single",
+    "torch ddp on 1 node x 2 devices in 2 stages",
+    "torch pipeline on 1 node x 2 devices in 2 stages",
+    "torch single",
+]
+ON_TWO = [
+    "torch accelerate on 2 nodes x 1 device",
+    "torch ddp on 2 nodes x 1 device",
+    "torch ddp on 2 nodes x 2 devices in 2 stages",
+    "torch fabric on 2 nodes x 1 device",
+    "torch fsdp on 2 nodes x 1 device",
+    "torch pipeline on 2 nodes x 2 devices in 2 stages",
+]
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "optimizer", "asked", "expected"),
+    [(1, "sgd", {}, ON_ONE_REPLICA), (2, "sgd", {}, ON_TWO), (2, "adam", SYNCHRONIZED, ON_TWO)],
+)
+def test_the_other_modes_pass_every_check(healthy, replicas, optimizer, asked, expected):
+    chosen = group(replicas, optimizer, modes=OTHERS, **asked)
+    assert sorted(map(str, chosen.contenders)) == expected
+    sides = [healthy(replicas, optimizer, number, modes=OTHERS, **asked) for number in range(len(expected))]
+    assert [check.name for check in compare_sides(chosen, sides, {}) if not check.passed] == []
+
+
 def changed(side, *, losses=None, accuracy=None, **arrays):
     """A copy of a side with other losses, another accuracy or a change to some of its arrays."""
     result = side.result
@@ -464,33 +497,31 @@ def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monk
     assert bool(fault.on_sheet) == bool(named)
 
 
-ONE_DEVICE = ["--modes", "single", "--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]
+ONE_DEVICE = [
+    "--model",
+    "toy-bn",
+    "--replicas",
+    "1",
+    "--precision",
+    "float64",
+    "--profile",
+    "strict",
+    "--quick",
+    "--json",
+]
 
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_a_broken_alignment_fails_the_command(tmp_path, monkeypatch):
-    fault = FAULTS["learning rate inside SGD's momentum, as Keras has it"]
-    fault.install(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = invoke("verify", *ONE_DEVICE)
-    assert done.code == 3
-    assert fault.caught_by in {check["name"] for check in done.json["checks"] if not check["passed"]}
-    assert f"FAILED {fault.caught_by}" in done.stderr
-
-
-@pytest.mark.torch
-@pytest.mark.tensorflow
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm")
-def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
+def test_a_side_that_crashes_is_a_failed_check_and_fails_the_command(tmp_path, monkeypatch):
     FAULTS["a sample dropped in evaluation"].install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = invoke("verify", *ONE_DEVICE)
+    done = invoke("verify", "--modes", "single", *ONE_DEVICE)
     assert done.code == 3
     failed = {check["name"]: check for check in done.json["checks"] if not check["passed"]}
+    assert all(f"FAILED {name}" in done.stderr for name in failed)
     assert "each of the 41 validation samples once" in failed["run"]["detail"]
     assert failed["training logits"]["measured"] is None
 
@@ -501,8 +532,7 @@ def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
 def test_one_framework_alone_passes_and_the_other_is_named(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
-    arguments = ["--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]
-    done = invoke("verify", *arguments, DPCOMPARE_TENSORFLOW_PYTHON=python)
+    done = invoke("verify", *ONE_DEVICE, DPCOMPARE_TENSORFLOW_PYTHON=python)
     assert done.code == 0, done.stderr
     assert done.json["passed"] is True
     assert {"name", "modes", "precision", "measured", "tolerance", "passed"} <= set(done.json["checks"][0])
