@@ -169,35 +169,8 @@ def open_study(study: Study, study_dir: Path) -> Study:
     refuse_other_files(study_dir)
     if is_study(study_dir):
         there = Study.load(study_dir)
-        differing = [
-            name
-            for name in Study.model_fields
-            if name not in ("dpcompare_version", "repeats", "subject", "tried", "looks", "adding", "stopped_by")
-            and getattr(there, name) != getattr(study, name)
-        ]
-        if major_minor(there.dpcompare_version) != major_minor(study.dpcompare_version):
-            differing.append(f"dpcompare version ({there.dpcompare_version})")
-        if differing:
-            changed = _changed_arms(there, study)
-            which = f" ({'; '.join(changed)})" if changed else ""
-            raise RequestError(
-                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} "
-                f"{'differs' if len(differing) == 1 else 'differ'}; ask for the same arms, options and "
-                "version to continue it, or choose another --out"
-            )
-        # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
-        is_longer = study.repeats > there.repeats or (there.adding and not study.adding)
-        continued = there.extended(max(there.repeats, study.repeats)) if is_longer else there
-        study = study.model_copy(
-            update={
-                "repeats": continued.repeats,
-                "looks": continued.looks,
-                "adding": there.adding and study.adding,
-                # More rounds than there were are not those that an earlier limit ended.
-                "stopped_by": there.stopped_by if study.repeats <= there.repeats else None,
-                "subject": tuple(dict.fromkeys((*there.subject, *study.subject))),
-            }
-        )
+        _require_same(there, study, study_dir)
+        study = _continued(there, study)
     try:
         study_dir.mkdir(parents=True, exist_ok=True)
         study.save(study_dir)
@@ -206,6 +179,43 @@ def open_study(study: Study, study_dir: Path) -> Study:
             f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
         ) from None
     return study
+
+
+def _require_same(there: Study, asked: Study, study_dir: Path) -> None:
+    """Refuse to continue a study as another one."""
+    differing = [
+        name
+        for name in Study.model_fields
+        if name not in ("dpcompare_version", "repeats", "subject", "tried", "looks", "adding", "stopped_by")
+        and getattr(there, name) != getattr(asked, name)
+    ]
+    if major_minor(there.dpcompare_version) != major_minor(asked.dpcompare_version):
+        differing.append(f"dpcompare version ({there.dpcompare_version})")
+    if differing:
+        changed = _changed_arms(there, asked)
+        which = f" ({'; '.join(changed)})" if changed else ""
+        raise RequestError(
+            f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} "
+            f"{'differs' if len(differing) == 1 else 'differ'}; ask for the same arms, options and "
+            "version to continue it, or choose another --out"
+        )
+
+
+def _continued(there: Study, asked: Study) -> Study:
+    """A study with the rounds that it has and those that are asked for."""
+    # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
+    is_longer = asked.repeats > there.repeats or (there.adding and not asked.adding)
+    continued = there.extended(max(there.repeats, asked.repeats)) if is_longer else there
+    return asked.model_copy(
+        update={
+            "repeats": continued.repeats,
+            "looks": continued.looks,
+            "adding": there.adding and asked.adding,
+            # More rounds than there were are not those that an earlier limit ended.
+            "stopped_by": there.stopped_by if asked.repeats <= there.repeats else None,
+            "subject": tuple(dict.fromkeys((*there.subject, *asked.subject))),
+        }
+    )
 
 
 def _changed_arms(there: Study, asked: Study) -> list[str]:

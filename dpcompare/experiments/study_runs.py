@@ -145,24 +145,27 @@ def add_rounds(
         study = study.model_copy(update={"repeats": number})
         study.save(study_dir)
         run_study(study, study_dir, watcher, report_from=1 if number == made_before else number)
-    while True:
-        width, spent = wide(study_dir), time.monotonic() - started_at
-        if width is None:
-            reason = "there was nothing to wait for: no two arms that run may be compared"
-        elif width <= until:
-            reason = f"every interval is within {width:.1%} ({until:.1%} asked for)"
-        elif spent >= budget_seconds:
-            reached = f"the widest interval is {width:.1%}" if width < math.inf else "there are too few for an interval"
-            reason = f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
-        else:
-            more = study if study.adding else study.extended(study.repeats)
-            study = more.model_copy(update={"repeats": study.repeats + 1, "adding": True})
-            study.save(study_dir)
-            run_study(study, study_dir, watcher, report_from=study.repeats)
-            continue
-        study = study.model_copy(update={"adding": False, "stopped_by": reason})
+    while (reason := _why_no_more(wide(study_dir), started_at, until, budget_seconds)) is None:
+        more = study if study.adding else study.extended(study.repeats)
+        study = more.model_copy(update={"repeats": study.repeats + 1, "adding": True})
         study.save(study_dir)
-        return study
+        run_study(study, study_dir, watcher, report_from=study.repeats)
+    study = study.model_copy(update={"adding": False, "stopped_by": reason})
+    study.save(study_dir)
+    return study
+
+
+def _why_no_more(width: float | None, started_at: float, until: float, budget_seconds: float) -> str | None:
+    """Why no more rounds are added to a study with this widest interval; None where one more is."""
+    spent = time.monotonic() - started_at
+    if width is None:
+        return "there was nothing to wait for: no two arms that run may be compared"
+    if width <= until:
+        return f"every interval is within {width:.1%} ({until:.1%} asked for)"
+    if spent < budget_seconds:
+        return None
+    reached = f"the widest interval is {width:.1%}" if width < math.inf else "there are too few for an interval"
+    return f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
 
 
 def _run(

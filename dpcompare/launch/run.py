@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn
 
 from dpcompare.backends.availability import require_compiler, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
@@ -286,15 +287,24 @@ def main() -> None:
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    _collect(run_dir, arguments.started_at, arguments.status)
+
+
+def _collect(run_dir: Path, started_at: float, status: Status) -> NoReturn:
+    """Write result.json of a run whose processes a script has started, and end with the exit code that it is to have.
+
+    Args:
+        started_at: when they were started, seconds since the epoch.
+        status: how they ended.
+    """
     config = RunConfig.load(run_dir / CONFIG_FILE)
-    status: Status = arguments.status
     causes = {
         "completed": None,
         "failed": why_it_failed(config, run_dir, LaunchOutcome()),
         "interrupted": "interrupted",
     }
+    end = LaunchEnd(status=status, error=causes[status], started_at=started_at, ended_at=time.time())
     try:
-        end = LaunchEnd(status=status, error=causes[status], started_at=arguments.started_at, ended_at=time.time())
         result = write_result(config, run_dir, end)
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -280,11 +280,7 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     chart = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms)) + base.mark_point(
         filled=True, opacity=1, size=70
     ).encode(description=alt.Description("text:N"))
-    frameworks = {row.framework for row in measured if row.pipeline}
-    on_one_device = [
-        row for row in measured if row.framework in frameworks and not MODES[row.framework, row.mode].multi_device
-    ]
-    if on_one_device:
+    if on_one_device := _on_one_device(measured):
         values = [{"images/s": row.images_per_second, "arm": row.name} for row in on_one_device]
         line = alt.Chart(alt.Data(values=values)).mark_rule(color=INK, strokeDash=[4, 4], opacity=0.5)
         chart = line.encode(y=y) + chart
@@ -295,6 +291,12 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         "are too small to keep a device busy." + (" The level line is one device." if on_one_device else ""),
         chart=chart.properties(width=WIDTH, height=260),
     )
+
+
+def _on_one_device(arms: list[ArmRow]) -> list[ArmRow]:
+    """Those of the frameworks that have a pipeline among them."""
+    frameworks = {row.framework for row in arms if row.pipeline}
+    return [row for row in arms if row.framework in frameworks and not MODES[row.framework, row.mode].multi_device]
 
 
 def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,25 +60,12 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
     status, error = end.status, end.error
     if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
         status, error = "failed", problem
-    workload, cluster = config.workload, config.cluster
     return RunResult(
         status=status,
         error=error,
-        framework=config.framework,
-        mode=config.mode,
-        num_nodes=cluster.num_nodes,
-        num_processes=config.topology.num_processes,
-        num_replicas=config.topology.num_replicas,
-        device_type=cluster.device_type,
+        **_asked(config),
         device_names=[name for record in records for name in record.device_names],
-        emulated=config.emulated,
         collective=records[0].collective if records else None,
-        model=workload.model,
-        dataset=workload.dataset,
-        image_size=workload.image_size,
-        global_batch_size=workload.global_batch_size,
-        precision=workload.precision,
-        profile=workload.profile,
         wall_seconds=end.ended_at - end.started_at,
         peak_memory_bytes=_peak(record.peak_memory_bytes for record in records),
         peak_device_memory_bytes=_peak(
@@ -90,20 +78,40 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         evaluation_costs=evaluation_costs(config, processes, evaluations),
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         computed=_computed(config, processes, records, evaluations),
-        store_sha256=config.inputs.store_sha256 if config.inputs else None,
-        weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
-        skipped_images=config.inputs.num_skipped if config.inputs else 0,
-        threads_per_process=config.topology.threads_per_process,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         nodes=_nodes(config, records),
-        config=config.model_dump(mode="json"),
         joules_per_image=joules_per_image(config, processes),
         clock=clock_of(config, run_dir, processes),
         compiled_steps=sorted({step for process in processes for step in process.compiled_steps}),
         **first_step_figures(processes, end.started_at),
         **speed_figures(config, processes),
     )
+
+
+def _asked(config: RunConfig) -> dict[str, Any]:
+    """What is known of a result before anything has run."""
+    workload, cluster, topology, inputs = config.workload, config.cluster, config.topology, config.inputs
+    return {
+        "framework": config.framework,
+        "mode": config.mode,
+        "num_nodes": cluster.num_nodes,
+        "num_processes": topology.num_processes,
+        "num_replicas": topology.num_replicas,
+        "device_type": cluster.device_type,
+        "emulated": config.emulated,
+        "model": workload.model,
+        "dataset": workload.dataset,
+        "image_size": workload.image_size,
+        "global_batch_size": workload.global_batch_size,
+        "precision": workload.precision,
+        "profile": workload.profile,
+        "store_sha256": inputs.store_sha256 if inputs else None,
+        "weights_sha256": inputs.weights_sha256 if inputs else None,
+        "skipped_images": inputs.num_skipped if inputs else 0,
+        "threads_per_process": topology.threads_per_process,
+        "config": config.model_dump(mode="json"),
+    }
 
 
 def _computed(
