@@ -35,7 +35,7 @@ from stress.fuzz_mutations import (
 )
 from stress.fuzz_oracle import Reader, answered
 from tests.results.test_checkpoint import made as made_checkpoint
-from tests.results.test_result import aggregated, events, record
+from tests.support.recorded import aggregated, events, record
 
 INPUTS = Inputs(
     store=Path("store"),
