@@ -236,8 +236,10 @@ class Condition:
     def _missing(self, comparison: Comparison) -> list[str]:
         """What should have a figure and has none: arms that failed or were not run, pairs with too few rounds."""
         failed = [row.name for row in comparison.arms if row.failures or not row.rounds]
-        if self.subject != "ratio":
+        if self.subject == "efficiency":
             return failed
+        if self.subject != "ratio":  # a run that ends at its target may have no step after its warm-up
+            return [row.name for row in comparison.arms if row.name in failed or getattr(row, self.subject) is None]
         too_few = [f"{made.first} / {made.second}" for made in comparison.claims if made.outcome == "too few rounds"]
         return failed + too_few
 
