@@ -166,8 +166,8 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The headline, a table with a line per arm, every claim, and the reasons of the fairness sheet."""
-    lines = ["# dpcompare", "", f"**{_escaped(comparison.headline)}**", ""]
+    """What was measured, the headline, a line per arm, every claim, and the reasons of the fairness sheet."""
+    lines = ["# dpcompare", "", _escaped(comparison.measured), "", f"**{_escaped(comparison.headline)}**", ""]
     shown = columns(comparison)
     lines += ["| " + " | ".join(shown) + " |"]
     lines += ["|" + "|".join("---" if column.is_text else "--:" for column in shown.values()) + "|"]

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from dpcompare.experiments.sentences import measured_in_words
-from dpcompare.report.formats import columns
+from dpcompare.report.formats import as_markdown, columns
 from dpcompare.report.text import arms_by_value, as_text, figure_lines
 from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
 from tests.experiments.test_fairness import result
@@ -26,6 +26,7 @@ def study(rounds):
 def test_arms_stand_below_the_number_of_their_devices_with_their_scaling():
     lines = as_text(study(6), 100).splitlines()
     assert lines[0] == "efficientnet-b2 · digits 64 px · batch 32 · float32 · 2 CPU cores, devices simulated"
+    assert lines[0] == as_markdown(study(6)).splitlines()[2]
     titles = [lines.index("1 device"), lines.index("2 devices")]
     one, two = lines[titles[0] + 1], lines[titles[1] + 1]
     assert re.match(r"  torch single 1x1 +100\.1 +- +0\.500  █+", one)
