@@ -201,6 +201,16 @@ def test_a_run_says_what_its_target_took(accuracies, said, tmp_path, capsys):
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, capsys):
+    run = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS).runs[0]
+    costs = [cost.model_copy(update={"seconds": None}) for cost in run.evaluation_costs]
+    resumed = {"evaluation_costs": costs, "images_per_second": None, "measured_steps": 0}
+    print_summary(run.model_copy(update=resumed), tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "after 30 steps, 960 images, seconds not known, since the run was resumed" in said
+    assert "speed not measured: no step came after the warm-up" in said
+
+
 def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy():
     first = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7, stop_at_target=True), [EARLY] * 8, [2 * each for each in SECONDS])
