@@ -149,6 +149,7 @@ def _refuse_wrong_margin(options: StudyOptions, repeats: int) -> None:
 def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
     """Refuse seeds beyond the largest one, and say what varies where weights come from a file."""
     from dpcompare.config.workload import LARGEST_SEED
+    from dpcompare.experiments.learning import seeded
 
     for arm in arms:
         if arm.config.workload.seed + repeats > LARGEST_SEED:
@@ -156,11 +157,13 @@ def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
                 f"--seed: received {arm.config.workload.seed} with --vary-seed, which adds the number of the round; "
                 f"expected at most {LARGEST_SEED - repeats}"
             )
-    files = dict.fromkeys(arm.config.workload.weights for arm in arms if arm.config.workload.weights != "random")
+    workloads = [arm.config.workload for arm in arms]
+    files = dict.fromkeys(workload.weights for workload in workloads if workload.weights != "random")
     if files:
+        varied = ", ".join(seeded([workload.model_dump() for workload in workloads]))
         click.echo(
             f"--vary-seed with --weights {', '.join(files)}: every round starts from the weights of the file; what "
-            "varies is a classifier that it lacks for these classes, sample order, augmentation and regularization",
+            f"varies is: {varied}, and the classifier where the file has none for these classes",
             err=True,
         )
 

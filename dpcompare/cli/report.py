@@ -146,10 +146,10 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
         click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
-    learned = comparison.learning.headline if comparison.learning else None
+    learned = [comparison.learning.headline, comparison.learning.varied] if comparison.learning else []
     in_time = comparison.time_to_accuracy.sentences if comparison.time_to_accuracy else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
-    for sentence in filter(None, (learned, *in_time, stopped, comparison.unchecked)):
+    for sentence in filter(None, (*learned, *in_time, stopped, comparison.unchecked)):
         print_sentence(sentence)
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
@@ -177,10 +177,8 @@ def _print_figures(comparison: Comparison) -> None:
     click.echo()
     for made in sorted(comparison.claims, key=lambda made: made.outcome == "NOT COMPARABLE"):  # those come last
         print_sentence(f"- {made.sentence}", indent=2)
-    if comparison.learning:
-        print_sentence(comparison.learning.varied)
-        for learned in comparison.learning.claims:
-            print_sentence(f"- {learned.sentence}", indent=2)
+    for learned in comparison.learning.claims if comparison.learning else ():
+        print_sentence(f"- {learned.sentence}", indent=2)
     for agreement in comparison.predictions.agreements if comparison.predictions else ():
         print_sentence(f"- {agreement.sentence}", indent=2)
     for row in comparison.arms:

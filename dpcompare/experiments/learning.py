@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
+from typing import Any
 
 from dpcompare.experiments import fairness
 from dpcompare.experiments.accuracy_statistics import (
@@ -80,17 +81,35 @@ def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[Learn
 
 
 def _varied(runs: Sequence[RunResult]) -> str:
-    """What a seed decides here."""
-    if all(run.config["workload"].get("weights") == "random" for run in runs):
-        weights = "initial weights"
-    else:
-        weights = "what is drawn of the initial weights (a classifier that the file of weights lacks)"
-    varied = [weights, "sample order"]
-    if any(run.config["workload"].get("augment") for run in runs):
+    """What a seed decides here, and what it does not."""
+    weights: dict[str, None] = {}
+    files: dict[str, None] = {}
+    for run in runs:
+        source = run.config["workload"].get("weights", "random")
+        if source == "random":
+            weights["initial weights"] = None
+            continue
+        files[source] = None
+        if (run.config.get("inputs") or {}).get("classifier", "drawn") == "drawn":
+            weights["a classifier, which the file of weights lacks for these classes"] = None
+    varied = [*weights, *seeded([run.config["workload"] for run in runs])]
+    sentence = f"Each round has a seed of its own, the same for all arms: {', '.join(varied)}."
+    return f"{sentence} It starts from the weights of {', '.join(files)} whatever the seed." if files else sentence
+
+
+def seeded(workloads: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What the seed of a training decides, beside its initial weights.
+
+    Args:
+        workloads: by their fields; what any of them has is named.
+    """
+    asked = list(workloads)
+    varied = ["sample order"]
+    if any(workload.get("augment") for workload in asked):
         varied.append("augmentation")
-    if any(run.config["workload"].get("regularization") == "shared" for run in runs):
+    if any(workload.get("regularization") == "shared" for workload in asked):
         varied.append("regularization")
-    return f"Each round has a seed of its own, the same for all arms: {', '.join(varied)}."
+    return varied
 
 
 def _headline(claims: Sequence[LearningClaim], margin: float) -> str:

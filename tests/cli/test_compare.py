@@ -149,9 +149,12 @@ def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
 @pytest.mark.torch
 def test_what_varies_with_weights_of_a_file_is_said(tmp_path):
     arguments = ["--arm", "torch:single", "--model", "efficientnet-b0", "--device", "cpu", "--vary-seed", "--repeats=2"]
-    done = invoke("compare", *arguments, "--weights", "imagenet", "--dry-run", "--json")
+    done = invoke("compare", *arguments, "--weights", "imagenet", "--augment", "flip", "--dry-run", "--json")
     assert done.code == 0, done.stderr
-    assert "every round starts from the weights of the file; what varies is a classifier" in done.stderr
+    assert (
+        "--vary-seed with --weights imagenet: every round starts from the weights of the file; what varies is: sample "
+        "order, augmentation, and the classifier where the file has none for these classes"
+    ) in done.stderr
     assert [run["workload"]["seed"] for run in done.json["runs"]] == [1, 2]
 
 

@@ -288,6 +288,26 @@ def test_what_cannot_go_on_is_refused(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
+def test_a_run_at_its_target_goes_on_to_a_higher_one_alone(tmp_path):
+    first = run(config(evaluate_every=2, target_accuracy=0.001, stop_at_target=True), tmp_path / "run")
+    (evaluation,) = first.evaluations
+    assert (evaluation.step, first.status) == (2, "completed")
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    for longer in ([], ["--steps", "40"], ["--epochs", "9"]):
+        refused = invoke("run", "--resume", tmp_path / "run", *longer)
+        assert refused.code == 2
+        assert (
+            f"has reached its target at step 2: an accuracy of {evaluation.accuracy:.4f}, with 0.001 asked for; ask "
+            "for more with --target-accuracy"
+        ) in refused.stderr
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+    done = invoke("run", "--resume", tmp_path / "run", "--target-accuracy", "1", "--json")
+    assert done.code == 0, done.stderr
+    assert len(done.json["train_loss"]) == STEPS
+
+
+@pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
 def test_an_attempt_that_was_closed_halfway_is_closed_again(tmp_path, monkeypatch, undisturbed):

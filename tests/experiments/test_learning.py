@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from dpcompare.cli.report import print_summary
+from dpcompare.cli.report import print_comparison, print_summary
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import Collection, collect
@@ -110,6 +110,28 @@ def test_the_same_sentence_is_everywhere():
     assert "| 83.4% ± " in markdown
     runs_of_csv = list(csv.DictReader(io.StringIO(as_csv(shown))))
     assert [(run["seed"], float(run["accuracy"])) for run in runs_of_csv[:2]] == [("1", 0.83), ("2", 0.84)]
+
+
+@pytest.mark.parametrize(
+    ("classifier", "expected"),
+    [
+        ("drawn", "a classifier, which the file of weights lacks for these classes, sample order, augmentation. It "),
+        ("from file", "the same for all arms: sample order, augmentation. It "),
+    ],
+)
+def test_what_varies_with_weights_of_a_file_is_said_in_every_report(classifier, expected, capsys):
+    workload = {"weights": "photos.safetensors", "augment": ["flip"]}
+    arms = [ddp(workload=workload), multiworker(workload=workload)]
+    for each in arms:
+        each.runs = [
+            run.model_copy(update={"config": run.config | {"inputs": {"classifier": classifier}}}) for run in each.runs
+        ]
+    shown = compared(*arms)
+    assert shown.learning.varied.endswith(f"{expected}starts from the weights of photos.safetensors whatever the seed.")
+    print_comparison(shown)
+    assert shown.learning.varied in " ".join(capsys.readouterr().out.split())
+    assert shown.learning.varied in as_markdown(shown)
+    assert shown.learning.varied in as_html(shown)
 
 
 def test_seeds_that_differ_within_a_round_are_no_pair():
