@@ -150,15 +150,16 @@ def one_study(folder: Path, number: int) -> dict[str, Any]:
         "stops": watcher.stops if isinstance(watcher, Stopper) else 0,
         "seconds": round(time.monotonic() - began, 1),
         "load": os.getloadavg()[0],
-        **_shown(analyse(collect([folder]))),
+        **shown(analyse(collect([folder]))),
     }
 
 
-def _shown(comparison: Comparison) -> dict[str, Any]:
+def shown(comparison: Comparison) -> dict[str, Any]:
+    """What is kept of a study that has been judged."""
     return {
         "claims": [made.outcome for made in comparison.claims],
         "widest": max((made.high or 1.0) / (made.low or 1.0) for made in comparison.claims),
-        "stalls": sum(len(row.stalls) for row in comparison.arms),
+        "stalls": sum(remark.kind == "STALLED" for row in comparison.arms for remark in row.remarks),
         "speeds": {
             row.name: [round(each.steady_images_per_second or 0.0, 1) for each in row.rounds_shown]
             for row in comparison.arms

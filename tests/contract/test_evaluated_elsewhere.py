@@ -39,7 +39,7 @@ def photographs(tmp_path):
 
 
 def evaluated(run_dir, photographs):
-    return subprocess.run([sys.executable, SCRIPT, run_dir, photographs], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, SCRIPT, run_dir, photographs], capture_output=True, text=True, timeout=300)
 
 
 def test_the_code_knows_nothing_of_dpcompare():
