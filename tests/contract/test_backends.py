@@ -9,7 +9,9 @@ import pytest
 from dpcompare.backends import load_backend
 from dpcompare.backends.availability import missing_packages, require_framework, require_mode
 from dpcompare.backends.base import Backend, Inspectable
+from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 
 CORE_MODULES = [
@@ -45,6 +47,7 @@ def test_the_core_loads_no_framework(module):
         ["modes", "--json"],
         ["plan", "--json", "--framework", "tensorflow", "--mode", "multiworker", "--nodes", "2"],
         ["plan", "--json", "--framework", "torch", "--mode", "ddp", "--nodes", "2"],
+        ["plan", "--json", "--framework", "jax", "--mode", "multiprocess", "--nodes", "2"],
     ],
 )
 def test_commands_that_train_nothing_load_no_framework(arguments):
@@ -63,8 +66,9 @@ except SystemExit as ended:
 @pytest.mark.parametrize(
     ("framework", "others"),
     [
-        pytest.param("torch", {"tensorflow", "keras", "timm"}, marks=pytest.mark.torch),
-        pytest.param("tensorflow", {"torch", "torchvision", "timm"}, marks=pytest.mark.tensorflow),
+        pytest.param("torch", {"tensorflow", "keras", "timm", "jax"}, marks=pytest.mark.torch),
+        pytest.param("tensorflow", {"torch", "torchvision", "timm", "jax"}, marks=pytest.mark.tensorflow),
+        pytest.param("jax", {"torch", "torchvision", "timm", "tensorflow", "keras"}, marks=pytest.mark.jax),
     ],
 )
 def test_the_frameworks_never_load_each_other(framework, others):
@@ -100,6 +104,19 @@ def test_the_order_of_use_names_every_method_of_a_backend():
 def test_an_unknown_mode_is_refused_with_a_hint():
     with pytest.raises(RequestError, match="Did you mean 'torch ddp'"):
         load_backend("torch", "ddpp")
+
+
+def test_pmap_is_answered_with_the_mode_that_took_its_place():
+    with pytest.raises(RequestError, match=r"expected one of single, spmd, multiprocess.*Did you mean 'spmd'"):
+        RunConfig(framework="jax", mode="pmap", cluster=Cluster.partition(1, 2, device="cpu"))
+
+
+@pytest.mark.jax
+def test_a_version_that_is_too_old_is_refused(monkeypatch):
+    require_framework("jax")
+    monkeypatch.setattr("dpcompare.backends.availability.version", lambda package: "0.4.38")
+    with pytest.raises(RequestError, match=r"jax 0\.4\.38 is installed for .*, expected 0\.8 or newer: .*--upgrade"):
+        require_framework("jax")
 
 
 @pytest.mark.torch
