@@ -33,6 +33,8 @@ class Framework:
     before processes start."""
     cuda_distributions: tuple[str, ...] = ()
     """Distributions one of which an environment needs for GPUs; none where the framework's wheel brings its own."""
+    devices_variable: str = ""
+    """Variable by which a user tells the framework how many devices it has on the CPU, where there is one."""
     takes_system_cudnn: bool = False
     """Whether cuDNN as the system brings it does in their place."""
 
@@ -124,6 +126,7 @@ FRAMEWORKS: dict[str, Framework] = {
         sizes={"cpu": Sizes(download=0.2, on_disk=1), "gpu": Sizes(download=3, on_disk=7)},
         least_versions={"jax": (0, 8)},  # jax.shard_map, and a heartbeat of jax.distributed that can be set
         cuda_distributions=("jax-cuda12-plugin", "jax-cuda13-plugin"),
+        devices_variable="JAX_NUM_CPU_DEVICES",
     ),
 }
 

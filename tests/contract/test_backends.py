@@ -7,12 +7,14 @@ import sys
 import pytest
 
 from dpcompare.backends import load_backend
-from dpcompare.backends.availability import missing_packages, require_framework, require_mode
+from dpcompare.backends.availability import missing_packages, require_devices, require_framework, require_mode
 from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from dpcompare.launch.run import run
 
 CORE_MODULES = [
     "dpcompare",
@@ -117,6 +119,18 @@ def test_a_version_that_is_too_old_is_refused(monkeypatch):
     monkeypatch.setattr("dpcompare.backends.availability.version", lambda package: "0.4.38")
     with pytest.raises(RequestError, match=r"jax 0\.4\.38 is installed for .*, expected 0\.8 or newer: .*--upgrade"):
         require_framework("jax")
+
+
+@pytest.mark.jax
+def test_more_devices_than_the_shell_allows_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    workload = Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0)
+    asked = RunConfig(framework="jax", mode="spmd", workload=workload, cluster=Cluster.partition(1, 4, device="cpu"))
+    with pytest.raises(RequestError, match="JAX_NUM_CPU_DEVICES is 2, and each process of the run is to have 4"):
+        run(asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    require_devices("jax", 2)
+    require_devices("torch", 4)
 
 
 @pytest.mark.torch

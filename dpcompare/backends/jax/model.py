@@ -131,6 +131,7 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
     Raises:
         RequestError: it is no pair of functions, or gives something else than logits and running statistics.
     """
+    jax.config.update("jax_platforms", "cpu")
     model = _custom(name, image_size, num_classes)
     tensors = {key: jnp.asarray(value, jnp.float32) for key, value in model.init().items()}
     images = jnp.zeros((2, image_size, image_size, IMAGE_CHANNELS), jnp.float32)
