@@ -28,9 +28,9 @@ from PIL import Image
 from benchmarks.sections import commit, write_section
 from dpcompare.data.augmentation import AUGMENTATIONS, Augmentation
 from dpcompare.data.batches import BatchReader
+from dpcompare.data.folders import find_images
 from dpcompare.data.order import training_batches
 from dpcompare.data.prepare import prepare
-from dpcompare.data.sources import find_images
 from dpcompare.data.store import open_store
 
 BATCH = 32

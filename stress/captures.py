@@ -9,17 +9,15 @@ ends with exit code 3 where a line or the page is wider than there is room for.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from pathlib import Path
+
+from stress.terminal import on_terminal
 
 WIDTHS = (80, 100, 160)
 COMMANDS = {
@@ -58,22 +56,11 @@ def _terminals(study: Path, out: Path) -> Iterator[str]:
 
 
 def in_terminal(arguments: list[str], width: int) -> str:
-    """What a command writes into a terminal of so many columns."""
-    terminal, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
+    """The text that a command of dpcompare writes into a terminal of so many columns."""
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     command = [sys.executable, "-m", "dpcompare", *arguments]
-    process = subprocess.Popen(command, stdin=child, stdout=child, stderr=child, env=environment | {"TERM": "xterm"})
-    os.close(child)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(terminal, 65536)
-        except OSError:  # how a pseudo-terminal says that its other end has closed
-            break
-    os.close(terminal)
-    process.wait()
-    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown.decode()).replace("\r\n", "\n")
+    shown = on_terminal(command, width, environment=environment | {"TERM": "xterm"})
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", shown)
 
 
 def _page(study: Path, out: Path) -> Iterator[str]:

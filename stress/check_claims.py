@@ -18,7 +18,8 @@ from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import Comparison
-from dpcompare.experiments.study import Arm, Study, Watcher, ablated, open_study, run_study
+from dpcompare.experiments.study import Arm, Study, ablated, open_study
+from dpcompare.experiments.study_runs import Watcher, run_study
 from stress.injection import interpreter_with
 
 WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=150, warmup_steps=20)

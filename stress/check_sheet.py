@@ -18,7 +18,8 @@ from pathlib import Path
 
 from dpcompare import Cluster, RunConfig, RunResult, Workload, prepare_inputs, run
 from dpcompare.experiments.agreement import TOLERANCES
-from dpcompare.experiments.fairness import KNOBS, compare
+from dpcompare.experiments.fairness import compare
+from dpcompare.experiments.knobs import KNOBS
 
 TINY = {"dataset": "synthetic-mini", "global_batch_size": 16, "warmup_steps": 1}
 SGD = {"optimizer": "sgd", "learning_rate": 0.01, "augment": ("flip", "brightness", "contrast")}

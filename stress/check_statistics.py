@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import stdtrit
 
-from dpcompare.experiments.statistics import FALSE_CLAIMS, ROUNDS_FOR_CLAIM, Pair, Plan, claims_of, paired_ratio
+from dpcompare.experiments.statistics import FALSE_CLAIMS, ROUNDS_FOR_CLAIM, Plan, RatioPair, claims_of, paired_ratio
 from dpcompare.results.steadiness import steady_images_per_second
 
 Array = npt.NDArray[np.float64]
@@ -128,7 +128,7 @@ def half_width_now(logs: Array, level: float) -> float:
 
 def claims_now(speeds: Array, plan: Plan, named: bool = False) -> list[bool]:
     pairs = [
-        Pair(
+        RatioPair(
             first=str(a),
             second=str(b),
             ratio=paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist()),

@@ -129,7 +129,7 @@ module.evaluation_batches = dying"""
 
 def port_is_taken(trial: Trial) -> tuple[str, str]:
     return (
-        "dpcompare.launch.run",
+        "dpcompare.launch.attempt",
         f"""
 def inject(module):
     import socket

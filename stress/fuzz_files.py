@@ -13,8 +13,8 @@ from safetensors.numpy import save
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
+from dpcompare.data.folders import find_images
 from dpcompare.data.prepare import prepare
-from dpcompare.data.sources import find_images
 from dpcompare.data.store import MANIFEST, open_store
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm, Study
@@ -35,7 +35,7 @@ from stress.fuzz_mutations import (
 )
 from stress.fuzz_oracle import Reader, answered
 from tests.results.test_checkpoint import made as made_checkpoint
-from tests.results.test_result import aggregated, events, record
+from tests.support.recorded import aggregated, events, record
 
 INPUTS = Inputs(
     store=Path("store"),
@@ -222,7 +222,7 @@ def _dogs(folder: Path) -> Reader:
             listed = [str(file) for file in files], [int(label) for label in labels]
         except (TypeError, ValueError, OverflowError, RecursionError):
             return
-        with patch("dpcompare.data.sources._listed", return_value=listed), suppress(RequestError):
+        with patch("dpcompare.data.folders._listed", return_value=listed), suppress(RequestError):
             found = find_images(folder)
             for images in found.splits.values():
                 assert all(path.is_relative_to(folder / "Images") for path, _ in images)

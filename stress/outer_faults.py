@@ -182,7 +182,7 @@ def clock_of_the_command(trial: Trial) -> tuple[str, str]:
     """Python's clock of the command jumps when processes are watched."""
     jump = (-3600, 86400)[trial.step % 2]
     return (
-        "dpcompare.launch.run",
+        "dpcompare.launch.attempt",
         f"""
 def inject(module):
     import time

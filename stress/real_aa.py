@@ -36,7 +36,8 @@ from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.statistics import FALSE_CLAIMS, ROUNDS_FOR_CLAIM
-from dpcompare.experiments.study import Arm, Study, Watcher, open_study, run_study
+from dpcompare.experiments.study import Arm, Study, open_study
+from dpcompare.experiments.study_runs import Watcher, run_study
 from dpcompare.results.events import EventTail, Ready, Started
 from dpcompare.system.devices import available_cores
 from tests.support.warm import IMPORTED, WarmLauncher
@@ -204,7 +205,7 @@ def main() -> None:
             stack.enter_context(patch.dict(IMPORTED, torch=(*IMPORTED["torch"], "timm")))
             launcher = WarmLauncher(Path(folder))
             stack.callback(launcher.close)
-            stack.enter_context(patch("dpcompare.launch.run.launch", launcher.launch))
+            stack.enter_context(patch("dpcompare.launch.attempt.launch", launcher.launch))
         for number in range(len(studies), arguments.studies):
             if time.monotonic() > deadline:
                 print(f"the time is up; the same command goes on with study {number}", file=sys.stderr)

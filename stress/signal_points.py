@@ -31,6 +31,7 @@ from dpcompare.cli import main as command_line
 from dpcompare.cli import progress, report
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.launch import attempt
 from dpcompare.launch import run as runner
 from dpcompare.launch.plan import NodeProcess, TrainingProcess
 from dpcompare.results.result import RunResult
@@ -107,7 +108,7 @@ def _be_the_command(point: Point, run_dir: Path, count: int) -> NoReturn:
         return config
 
     runner.prepare_run = prepared
-    runner.plan = lambda *arguments: [node]  # type: ignore[assignment]
+    attempt.plan = lambda *arguments: [node]  # type: ignore[assignment]
     arguments = "--framework torch --mode single --device cpu --model mlp --image-size 8 --steps 8 --warmup-steps 1"
     sys.settrace(Tracer(point, count))
     try:

@@ -115,7 +115,7 @@ def train_once(session_folder: Path, warm_launcher: WarmLauncher) -> SharedRuns:
 @pytest.fixture
 def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process runs is trained in processes that need not import a framework first."""
-    monkeypatch.setattr("dpcompare.launch.run.launch", warm_launcher.launch)
+    monkeypatch.setattr("dpcompare.launch.attempt.launch", warm_launcher.launch)
 
 
 def _environment() -> dict[str, str]:

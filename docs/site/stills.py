@@ -8,23 +8,20 @@ The page is looked at with Chromium (playwright's, or the one that is installed)
 from __future__ import annotations
 
 import argparse
-import fcntl
 import io
-import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 from rich.text import Text
+
+from stress.terminal import on_terminal
 
 PICTURES = Path(__file__).parents[1] / "pictures"
 COLUMNS = 92
@@ -33,30 +30,6 @@ MOST_BYTES = 200_000
 """Of a picture: a clone carries every version of it."""
 COLOURS = 128
 """Of the screenshot, which has few; a third of the bytes."""
-
-
-def printed(command: list[str]) -> str:
-    """What a command writes on a terminal of COLUMNS.
-
-    Raises:
-        subprocess.CalledProcessError: it failed.
-    """
-    ours, its = pty.openpty()
-    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 50, COLUMNS, 0, 0))
-    with subprocess.Popen(command, stdout=its, stderr=its, stdin=subprocess.DEVNULL) as process:
-        os.close(its)
-        output = b"".join(iter(lambda: _read(ours), b""))
-    os.close(ours)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, output)
-    return output.decode().replace("\r\n", "\n")
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 65536)
-    except OSError:  # how Linux says that the other side has closed it
-        return b""
 
 
 def terminal_still(title: str, text: str) -> str:
@@ -90,7 +63,7 @@ def main() -> None:
         page = Path(folder) / "report.html"
         subprocess.run([*report, "--html", str(page)], check=True)
         pictures = {
-            "report-terminal.svg": terminal_still(f"dpcompare report {study}", printed(report)).encode(),
+            "report-terminal.svg": terminal_still(f"dpcompare report {study}", on_terminal(report, COLUMNS)).encode(),
             "report-page.png": page_still(page),
         }
     for name, content in pictures.items():

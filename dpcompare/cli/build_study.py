@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli import completed_values
+from dpcompare.cli import completed_arms, completed_values
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like
+from dpcompare.cli.option_table import option
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import OPTIONS, RunOptions, option
+from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
 
@@ -27,7 +28,7 @@ class StudyOptions:
     """The options of a study as they were given, but for those that are options of a run."""
 
     arm: tuple[str, ...] = option(
-        shell_complete=completed_values.arms,
+        shell_complete=completed_arms.arms,
         multiple=True,
         metavar="FRAMEWORK:MODE[,OPTION=VALUE...]",
         help="An arm to compare; once for each.  [default: every usable mode]",
@@ -65,7 +66,7 @@ class StudyOptions:
         help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision.",
     )
     pair: tuple[str, ...] = option(
-        shell_complete=completed_values.arms,
+        shell_complete=completed_arms.arms,
         multiple=True,
         metavar="ARM",
         help="Twice, for the two arms that the study is to judge; all other pairs are then exploratory.",

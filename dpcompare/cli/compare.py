@@ -16,8 +16,9 @@ import click
 from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_groups import GroupedCommand
+from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import RunOptions, add_options, rows_of, study_options
+from dpcompare.cli.options import RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line
@@ -25,7 +26,8 @@ from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison
-    from dpcompare.experiments.study import Study, Watcher
+    from dpcompare.experiments.study import Study
+    from dpcompare.experiments.study_runs import Watcher
     from dpcompare.results.result import RunResult
 
 
@@ -79,16 +81,17 @@ def compare(context: click.Context, /, **values: Any) -> int:
 def _run(study: Study, out: Path, options: StudyOptions) -> None:
     """Make all runs of a study that are not there yet."""
     from dpcompare.cli.progress import StudyProgress
-    from dpcompare.experiments import study as studies
     from dpcompare.experiments.autotune import tuned
+    from dpcompare.experiments.study import hold, open_study
+    from dpcompare.experiments.study_runs import set_failed_aside
 
     study = _prepared(study)
-    with _interruption_reported(out, options), studies.hold(out):
+    with _interruption_reported(out, options), hold(out):
         if options.autotune:
             study = tuned(study, out, partial(click.echo, err=True))
-        study = studies.open_study(study, out)
+        study = open_study(study, out)
         if options.retry_failed:
-            studies.set_failed_aside(study, out)
+            set_failed_aside(study, out)
         with StudyProgress(study, out) as progress:
             _conduct(study, out, progress, options)
 
@@ -154,7 +157,8 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
     """What one does with a study that has ended, with the command for it."""
     from dpcompare.experiments.estimate import estimate_seconds
     from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
-    from dpcompare.experiments.study import Study, results
+    from dpcompare.experiments.study import Study
+    from dpcompare.experiments.study_runs import results
 
     study = Study.load(out)
     failed = {row.name for row in comparison.arms if row.failures}
@@ -174,7 +178,8 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
 
 def _compared_results(out: Path) -> list[RunResult]:
     """Of all runs that have ended, except those that only show what gradient sync costs."""
-    from dpcompare.experiments.study import Study, is_study, results
+    from dpcompare.experiments.study import Study, is_study
+    from dpcompare.experiments.study_runs import results
 
     found = results(Study.load(out), out) if is_study(out) else []
     return [result for arm, _, result in found if result and arm.ablation_of is None]
@@ -184,7 +189,7 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
     """Make all runs of a study, which is held by this process."""
     from dpcompare.experiments.analysis import analyse, widest_interval
     from dpcompare.experiments.collection import collect
-    from dpcompare.experiments.study import add_rounds, run_study
+    from dpcompare.experiments.study_runs import add_rounds, run_study
 
     try:
         if options.until is None:
@@ -223,7 +228,7 @@ def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
 
     from dpcompare.cli.output import stdout_console
     from dpcompare.experiments.estimate import estimate_seconds
-    from dpcompare.experiments.study import results
+    from dpcompare.experiments.study_runs import results
     from dpcompare.system.terminal_text import printable
 
     seconds, source = estimate_seconds(study, results(study, out))

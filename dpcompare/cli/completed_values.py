@@ -1,6 +1,6 @@
-"""The values that a shell completes: frameworks, modes, arms, models, datasets, directories of runs and studies.
+"""The values that a shell completes: frameworks, modes, models, datasets, directories of runs and studies.
 
-Each function is what Click calls with (context, parameter, what was typed so far). None imports a framework.
+Click calls a completer with (context, parameter, what was typed so far). None imports a framework.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from dpcompare.experiments import STUDY_FILE
 from dpcompare.results.run_dir import CONFIG_FILE
 
 Items = list[CompletionItem]
-Completer = Callable[[click.Context, click.Parameter, str], Items]
 
 
-def _starting_with(typed: str, values: Iterable[str]) -> Items:
+def starting_with(typed: str, values: Iterable[str]) -> Items:
+    """Those of some values that begin with what was typed."""
     return [CompletionItem(value) for value in values if value.startswith(typed)]
 
 
 def frameworks(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
     """torch and tensorflow."""
-    return _starting_with(typed, FRAMEWORKS)
+    return starting_with(typed, FRAMEWORKS)
 
 
 def engines(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
     """Those of the table."""
-    return _starting_with(typed, ENGINES)
+    return starting_with(typed, ENGINES)
 
 
 def modes(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
@@ -53,34 +53,18 @@ def named_modes(context: click.Context, parameter: click.Parameter, typed: str) 
     ]
 
 
-def arms(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
-    """`torch:ddp`, then behind a comma the options that are an arm's own, and their values where there are few."""
-    head, comma, change = typed.rpartition(",")
-    if not comma:
-        return named_modes(context, parameter, typed)
-    from dpcompare.cli.options import OPTIONS
-
-    names = {row.name: row for row in OPTIONS if row.scope == "arm"}
-    name, separator, _ = change.partition("=")
-    if not separator:
-        return _starting_with(typed, (f"{head},{name}=" for name in names))
-    kind = names[name].settings.get("type") if name in names else None
-    choices = kind.choices if isinstance(kind, click.Choice) else ()
-    return _starting_with(typed, (f"{head},{name}={choice}" for choice in choices))
-
-
 def models(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
     """Those that are built in."""
     from dpcompare.models.architectures import MODELS
 
-    return _starting_with(typed, MODELS)
+    return starting_with(typed, MODELS)
 
 
 def datasets(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
     """Those that are built in, and folders."""
-    from dpcompare.data.sources import BUILT_IN
+    from dpcompare.data.built_in import BUILT_IN
 
-    return _starting_with(typed, BUILT_IN) + _folders(typed, lambda folder: True)
+    return starting_with(typed, BUILT_IN) + _folders(typed, lambda folder: True)
 
 
 def runs(context: click.Context, parameter: click.Parameter, typed: str) -> Items:

@@ -85,7 +85,8 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     from dpcompare.errors import RequestError, RunFailedError
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
-    from dpcompare.experiments.study import Arm, Study, Watcher, open_study, run_study
+    from dpcompare.experiments.study import Arm, Study, open_study
+    from dpcompare.experiments.study_runs import Watcher, run_study
     from dpcompare.launch.inputs import prepare_inputs
 
     for framework in FRAMEWORKS:

@@ -18,7 +18,8 @@ from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.cli.waiting import Waiting
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.estimate import estimate_seconds
-from dpcompare.experiments.study import Arm, Study, Watcher, finished_run
+from dpcompare.experiments.study import Arm, Study
+from dpcompare.experiments.study_runs import Watcher, finished_run
 from dpcompare.launch.remembered import remembered_first_step
 from dpcompare.results.events import Event, EventTail, Ready, Started, StepsTrained
 from dpcompare.results.progress import RunState

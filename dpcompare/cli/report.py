@@ -99,7 +99,8 @@ def report(
         if target is not None:
             _write(target, render(comparison))
     if plots is not None:
-        from dpcompare.report.plots import make_plots, write_files
+        from dpcompare.report.charts import write_files
+        from dpcompare.report.plots import make_plots
 
         drawn = make_plots(comparison)
         with _writable(plots):

@@ -12,8 +12,9 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli import completed_values
+from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
-from dpcompare.cli.options import OPTIONS, RunOptions, add_options, values_of
+from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
 from dpcompare.errors import RequestError
 

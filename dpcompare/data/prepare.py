@@ -14,10 +14,12 @@ import numpy.typing as npt
 import PIL
 from PIL import Image, ImageOps
 
+from dpcompare.data.built_in import BUILT_IN
 from dpcompare.data.custom import custom_dataset
+from dpcompare.data.folders import find_images
 from dpcompare.data.hugging_face import find_hugging_face
 from dpcompare.data.names import is_custom_dataset, is_hugging_face
-from dpcompare.data.sources import BUILT_IN, EncodedImage, ImageArrays, ImageFiles, ImageList, find_images
+from dpcompare.data.sources import EncodedImage, ImageArrays, ImageFiles, ImageList
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores
@@ -67,7 +69,7 @@ def prepare(
     """Write a store of a dataset.
 
     Args:
-        source: the name of a built-in, custom or Hugging Face dataset or a path; see `dpcompare.data.sources`.
+        source: the name of a built-in, custom or Hugging Face dataset or a path; see `dpcompare.data.folders`.
         destination: a folder that does not exist yet.
         image_size: side of the square images that a model gets, in pixels.
         margin: pixels by which the stored squares are larger, so that `crop` has something to leave out.

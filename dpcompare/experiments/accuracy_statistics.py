@@ -11,8 +11,8 @@ import numpy as np
 
 from dpcompare.experiments.statistics import (
     FALSE_CLAIMS,
-    ROUNDS_FOR_CLAIM,
     ROUNDS_FOR_INTERVAL,
+    Pair,
     Plan,
     confidence,
     holm,
@@ -114,19 +114,14 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearningPair:
-    """Two arms of a study, and how a figure of what they learned differs."""
+class LearningPair(Pair):
+    """Two arms, and how a figure of what they learned differs.
 
-    first: str
-    """Name of the arm that a claim is about."""
-    second: str
-    """Name of the arm that it is compared with."""
+    Knobs make them not comparable only where they decide what is learned.
+    """
+
     measure: Measure
     difference: Difference | None
-    unequal: Sequence[str] = ()
-    """Knobs of the fairness sheet by which they train something else."""
-    exploratory: bool = False
-    """Whether their study named another pair beforehand: shown, and never claimed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,9 +149,9 @@ def learning_claims(pairs: Sequence[LearningPair], plan: Plan, margin: float) ->
         plan: when the study may claim something.
         margin: of accuracy, as a fraction of the samples.
     """
-    judged = [pair for pair in pairs if not (pair.unequal or pair.exploratory)]
+    judged = [pair for pair in pairs if pair.is_judged]
     accuracies = [pair for pair in judged if pair.measure == "accuracy"]
-    ready = {id(pair): pair.difference for pair in judged if pair.difference and _is_judged(pair.difference, plan)}
+    ready = {id(pair): pair.difference for pair in judged if pair.difference and plan.judges(pair.difference.rounds)}
     different = [found.p_value if (found := ready.get(id(pair))) else 1.0 for pair in judged]
     same = [found.p_value_within(margin) if (found := ready.get(id(pair))) else 1.0 for pair in accuracies]
     levels = {id(pair): level for pair, level in zip(judged, holm(different, plan.level), strict=True)}
@@ -177,18 +172,13 @@ def margin_in_words(margin: float) -> str:
     return f"{points} point{'' if points == '1' else 's'}"
 
 
-def _is_judged(difference: Difference, plan: Plan) -> bool:
-    return not plan.adding and difference.rounds >= max(plan.rounds, ROUNDS_FOR_CLAIM)
-
-
 def _not_comparable(pair: LearningPair) -> LearningClaim:
-    differ = f"{pair.unequal[0]} differs" if len(pair.unequal) == 1 else f"{', '.join(pair.unequal)} differ"
     return LearningClaim(
         pair=pair,
         outcome="NOT COMPARABLE",
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE in {pair.measure}: {differ}.",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE in {pair.measure}: {pair.inequality}.",
     )
 
 
@@ -211,16 +201,15 @@ def _claim(
 ) -> LearningClaim:
     difference = pair.difference
     both = f"{pair.first} against {pair.second}, {pair.measure}"
-    if difference is None or not _is_judged(difference, plan):
+    if difference is None or not plan.judges(difference.rounds):
         rounds = counted(difference.rounds if difference else 0, "round")
-        needed = ", and more are being added" if plan.adding else f" of {max(plan.rounds, ROUNDS_FOR_CLAIM)}"
         measured = f" (measured difference {_amount(pair.measure, difference.mean)})" if difference else ""
         return LearningClaim(
             pair=pair,
             outcome="too few rounds",
             level=level if difference and difference.interval(level) else None,
             interval=difference.interval(level) if difference else None,
-            sentence=f"{both}: too few rounds to claim anything, {rounds}{needed}{measured}.",
+            sentence=f"{both}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}.",
         )
     is_same = level_of_sameness is not None and difference.p_value_within(margin) <= level_of_sameness
     within = f"within plus or minus {margin_in_words(margin)}"

@@ -12,7 +12,7 @@ import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns, Collection, rounds_of_seeds
+from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
 from dpcompare.experiments.learning import learning_of, spread_of
 from dpcompare.experiments.predictions import predictions_of
@@ -22,8 +22,8 @@ from dpcompare.experiments.sentences import agreement_of, headline_of, measured_
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
     Claim,
-    Pair,
     Ratio,
+    RatioPair,
     claims_of,
     jitter,
     paired_ratio,
@@ -160,42 +160,34 @@ def _claims(collection: Collection, pairs: Sequence[tuple[ArmRuns, ArmRuns]]) ->
         of_study = [index for index, (first, _) in enumerate(pairs) if first.source == source]
         found = claims_of([measured[index] for index in of_study], pairs[of_study[0]][0].plan)
         made.update(zip(of_study, found, strict=True))
-    return [_claim_row(made[index], *arms) for index, arms in enumerate(pairs)]
+    return [
+        ClaimRow.of(made[index], **_apart(first.completed[0], second.completed[0]))
+        for index, (first, second) in enumerate(pairs)
+    ]
 
 
-def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> Pair:
+def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> RatioPair:
     # All rounds of both: a knob that changed between rounds makes them not comparable as well.
     sheet = _sheet([first, second], subject)
     rounds = max(len(first.steady_speeds), len(second.steady_speeds))
     speeds = [arm.steady_speeds + [None] * (rounds - len(arm.steady_speeds)) for arm in (first, second)]
     unequal = [row.knob for row in sheet.rows if row.reason]
-    return Pair(
+    return RatioPair(
         first=first.name,
         second=second.name,
         ratio=paired_ratio(*speeds),
         unequal=unequal,
-        exploratory=False in (first.is_named, second.is_named),
+        exploratory=is_exploratory(first, second),
     )
 
 
-def _claim_row(made: Claim, first: ArmRuns, second: ArmRuns) -> ClaimRow:
-    ratio = made.ratio
-    low, high = made.interval or (None, None)
-    return ClaimRow(
-        first=made.first,
-        second=made.second,
-        outcome=made.outcome,
-        ratio=ratio.value if ratio else None,
-        low=low,
-        high=high,
-        confidence=None if made.interval is None or made.level is None else 1 - made.level,
-        standard_error=ratio.standard_error if ratio else None,
-        rounds=ratio.rounds if ratio else 0,
-        loss_difference=_loss_difference(first.completed[0], second.completed[0]),
-        diverged_at=_diverged_at(first.completed[0], second.completed[0]),
-        accuracy_difference=_accuracy_difference(first.completed[0], second.completed[0]),
-        sentence=made.sentence,
-    )
+def _apart(first: RunResult, second: RunResult) -> dict[str, float | None]:
+    """How far apart two trainings were: the fields of ClaimRow beside the ratio."""
+    return {
+        "loss_difference": _loss_difference(first, second),
+        "diverged_at": _diverged_at(first, second),
+        "accuracy_difference": _accuracy_difference(first, second),
+    }
 
 
 def _loss_difference(first: RunResult, second: RunResult) -> float | None:

@@ -14,7 +14,8 @@ from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
-from dpcompare.experiments.study import Study, disturbances, is_study
+from dpcompare.experiments.study import Study, is_study
+from dpcompare.experiments.study_runs import disturbances
 from dpcompare.results.predictions import Predictions, load_predictions
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
@@ -93,6 +94,11 @@ def _in_round(number: int, what: str) -> str:
 def rounds_of_seeds(arms: Sequence[ArmRuns]) -> list[int] | None:
     """The round of each completed run, arm after arm, where rounds have seeds of their own; None where they do not."""
     return [number for arm in arms for number in arm.completed_rounds] if all(arm.varies_seed for arm in arms) else None
+
+
+def is_exploratory(first: ArmRuns, second: ArmRuns) -> bool:
+    """Whether their study named another pair beforehand, so that nothing is claimed of these two."""
+    return False in (first.is_named, second.is_named)
 
 
 @dataclass

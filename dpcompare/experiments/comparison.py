@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
 from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
 from dpcompare.experiments.agreement import NOT_KNOWN
-from dpcompare.experiments.statistics import Outcome
+from dpcompare.experiments.statistics import Claim, Outcome
 from dpcompare.results.remarks import Remark, RemarkKind
 
 
@@ -238,14 +238,13 @@ class KnobRow(_Shown):
         return NOT_KNOWN if any(NOT_KNOWN in value for value in self.values) else "expected to differ"
 
 
-class ClaimRow(_Shown):
-    """One of the six sentences, and its figures."""
+class RatioRow(_Shown):
+    """One of the six sentences on the ratio of two arms, and its figures."""
 
     first: str
     second: str
     outcome: Outcome
     ratio: float | None
-    """Of the steady images per second."""
     low: float | None
     high: float | None
     confidence: float | None
@@ -253,13 +252,41 @@ class ClaimRow(_Shown):
     standard_error: float | None
     """Of the logarithm of the ratio."""
     rounds: int
+    sentence: str
+
+    @classmethod
+    def of(cls, claim: Claim, **further: Any) -> Self:
+        """The row of a claim.
+
+        Args:
+            further: the fields that a kind of row has beside these.
+        """
+        ratio = claim.ratio
+        low, high = claim.interval or (None, None)
+        return cls(
+            first=claim.first,
+            second=claim.second,
+            outcome=claim.outcome,
+            ratio=ratio.value if ratio else None,
+            low=low,
+            high=high,
+            confidence=None if claim.interval is None or claim.level is None else 1 - claim.level,
+            standard_error=ratio.standard_error if ratio else None,
+            rounds=ratio.rounds if ratio else 0,
+            sentence=claim.sentence,
+            **further,
+        )
+
+
+class ClaimRow(RatioRow):
+    """A sentence on the steady images per second of two arms, and how far apart their trainings were."""
+
     loss_difference: float | None
     """The largest difference of the training loss of a step, between the first completed runs of both."""
     diverged_at: int | None
     """First step, from 1, at which the loss of one of them is finite and that of the other is not."""
     accuracy_difference: float | None
     """Between their last evaluations."""
-    sentence: str
 
 
 class LearningRow(_Shown):
@@ -325,22 +352,8 @@ class PredictionRows(_Shown):
     agreements: list[PredictionAgreement]
 
 
-class TimeClaimRow(_Shown):
-    """One of the six sentences on time to accuracy, and its figures."""
-
-    first: str
-    second: str
-    outcome: Outcome
-    ratio: float | None
-    """Of the training seconds of the second over those of the first."""
-    low: float | None
-    high: float | None
-    confidence: float | None
-    """Of the interval from `low` to `high`."""
-    standard_error: float | None
-    """Of the logarithm of the ratio."""
-    rounds: int
-    sentence: str
+class TimeClaimRow(RatioRow):
+    """A sentence on the training seconds to the target accuracy, those of the second arm over those of the first."""
 
 
 class TimeToAccuracy(_Shown):

@@ -16,7 +16,7 @@ from dpcompare.experiments.accuracy_statistics import (
     paired_difference,
     spread,
 )
-from dpcompare.experiments.collection import ArmRuns
+from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import Learning, LearningRow, SpreadRow
 from dpcompare.results.result import RunResult
 
@@ -73,7 +73,7 @@ def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[Learn
             measure=measure,
             difference=paired_difference(figures_of(first, measure), figures_of(second, measure)),
             unequal=unequal,
-            exploratory=False in (first.is_named, second.is_named),
+            exploratory=is_exploratory(first, second),
         )
         for measure in measures
     ]

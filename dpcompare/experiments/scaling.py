@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
 from dpcompare.experiments.comparison import Scaling
-from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, confidence, paired_ratio
+from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio
 from dpcompare.system.words import counted
 
 OF_SCALING = frozenset({"devices", "replicas", "batch per replica", "emulation", "links between GPUs"})
@@ -29,10 +29,10 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
         if kind is None or ratio is None:
             continue
         num_devices = len(arm.completed[0].device_names)
-        low, high = ratio.interval(FALSE_CLAIMS) or (None, None)
+        interval = ratio.interval(FALSE_CLAIMS)
+        low, high = interval or (None, None)
         efficiency = ratio.value / num_devices
-        rounds = counted(ratio.rounds, "round")
-        shown = f"{confidence(FALSE_CLAIMS)} interval {low:.3f} to {high:.3f}, {rounds}" if low and high else rounds
+        shown = interval_in_words(interval, FALSE_CLAIMS, ratio.rounds)
         return Scaling(
             kind=kind,
             baseline=other.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -48,6 +48,19 @@ class Plan:
     """Whether rounds are being added, so that how many there will be is not known."""
     until: bool = False
     """Whether rounds are, or were, added until intervals are narrow."""
+
+    def judges(self, num_rounds: int) -> bool:
+        """Whether something may be claimed of a pair with so many rounds."""
+        return not self.adding and num_rounds >= self._rounds_needed
+
+    @property
+    def awaited(self) -> str:
+        """What follows a number of rounds that is too small for a claim."""
+        return ", and more are being added" if self.adding else f" of {self._rounds_needed}"
+
+    @property
+    def _rounds_needed(self) -> int:
+        return max(self.rounds, ROUNDS_FOR_CLAIM)
 
     @property
     def level(self) -> float:
@@ -142,17 +155,33 @@ def holm(p_values: Sequence[float], level: float) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two arms of a study, and what was measured of them."""
+    """Two arms of a study, of which something may be claimed or not."""
 
     first: str
     """Name of the arm that a claim is about."""
     second: str
     """Name of the arm that it is compared with."""
-    ratio: Ratio | None
     unequal: Sequence[str] = ()
     """Knobs of the fairness sheet that make them not comparable."""
     exploratory: bool = False
     """Whether their study named another pair beforehand: shown, and never claimed."""
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether it takes its part of the probability of a false claim."""
+        return not (self.unequal or self.exploratory)
+
+    @property
+    def inequality(self) -> str:
+        """What makes them not comparable, as the end of a sentence."""
+        return f"{', '.join(self.unequal)} {'differs' if len(self.unequal) == 1 else 'differ'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RatioPair(Pair):
+    """Two arms, and how many times faster the first one is."""
+
+    ratio: Ratio | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +198,7 @@ class Claim:
     sentence: str
 
 
-def claims_of(pairs: Sequence[Pair], plan: Plan, *, measure: str = "steady speed") -> list[Claim]:
+def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = "steady speed") -> list[Claim]:
     """What a study says of its pairs, which are judged together: one of six fixed sentences for each.
 
     A pair with too few rounds counts among those that are judged, so that it may be looked at later. The one that was
@@ -180,8 +209,8 @@ def claims_of(pairs: Sequence[Pair], plan: Plan, *, measure: str = "steady speed
         plan: when it may claim something.
         measure: in words, what the ratios are of.
     """
-    comparable = [pair for pair in pairs if not (pair.unequal or pair.exploratory)]
-    p_values = [pair.ratio.p_value if pair.ratio and _is_judged(pair.ratio, plan) else 1.0 for pair in comparable]
+    ratios = [pair.ratio for pair in pairs if pair.is_judged]
+    p_values = [ratio.p_value if ratio and plan.judges(ratio.rounds) else 1.0 for ratio in ratios]
     levels = iter(holm(p_values, plan.level))
     return [
         _not_comparable(pair)
@@ -193,12 +222,7 @@ def claims_of(pairs: Sequence[Pair], plan: Plan, *, measure: str = "steady speed
     ]
 
 
-def _is_judged(ratio: Ratio, plan: Plan) -> bool:
-    return not plan.adding and ratio.rounds >= max(plan.rounds, ROUNDS_FOR_CLAIM)
-
-
-def _not_comparable(pair: Pair) -> Claim:
-    differ = f"{pair.unequal[0]} differs" if len(pair.unequal) == 1 else f"{', '.join(pair.unequal)} differ"
+def _not_comparable(pair: RatioPair) -> Claim:
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -206,17 +230,17 @@ def _not_comparable(pair: Pair) -> Claim:
         ratio=None,
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE: {differ}.",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE: {pair.inequality}.",
     )
 
 
-def _exploratory(pair: Pair, plan: Plan, measure: str) -> Claim:
+def _exploratory(pair: RatioPair, plan: Plan, measure: str) -> Claim:
     ratio = pair.ratio
     interval = ratio.interval(plan.level) if ratio else None
     figures = "never measured in one round"
     if ratio is not None:
-        width = f"{confidence(plan.level)} interval {interval[0]:.3f} to {interval[1]:.3f}, " if interval else ""
-        figures = f"measured ratio {ratio.value:.3f} of {measure} ({width}{counted(ratio.rounds, 'round')})"
+        shown = interval_in_words(interval, plan.level, ratio.rounds)
+        figures = f"measured ratio {ratio.value:.3f} of {measure} ({shown})"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -231,28 +255,22 @@ def _exploratory(pair: Pair, plan: Plan, measure: str) -> Claim:
     )
 
 
-def _claim(pair: Pair, level: float, plan: Plan, measure: str) -> Claim:
-    ratio = pair.ratio
+def _claim(pair: RatioPair, level: float, plan: Plan, measure: str) -> Claim:
+    ratio, both = pair.ratio, f"{pair.first} against {pair.second}"
     interval = ratio.interval(level) if ratio else None
-    rounds = counted(ratio.rounds if ratio else 0, "round")
-    outcome: Outcome = "too few rounds"
-    if ratio is None or interval is None or not _is_judged(ratio, plan):
-        needed = ", and more are being added" if plan.adding else f" of {max(plan.rounds, ROUNDS_FOR_CLAIM)}"
+    outcome: Outcome
+    if ratio is None or interval is None or not plan.judges(ratio.rounds):
+        outcome = "too few rounds"
+        rounds = counted(ratio.rounds if ratio else 0, "round")
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
-        sentence = f"{pair.first} against {pair.second}: too few rounds to claim anything, {rounds}{needed}{measured}."
+        sentence = f"{both}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
+    elif interval[0] <= 1 <= interval[1]:
+        outcome = "no difference shown"
+        shown = interval_in_words(interval, level, ratio.rounds)
+        sentence = f"{both}: no difference shown, ratio {ratio.value:.3f} of {measure} ({shown})."
     else:
-        low, high = interval
-        shown = f"{confidence(level)} interval {low:.3f} to {high:.3f}, {rounds}"
-        if low <= 1 <= high:
-            outcome = "no difference shown"
-            sentence = (
-                f"{pair.first} against {pair.second}: no difference shown, ratio {ratio.value:.3f} of {measure} "
-                f"({shown})."
-            )
-        else:
-            outcome = "faster" if low > 1 else "slower"
-            shown = f"{confidence(level)} interval"
-            sentence = _faster_first(pair, ratio.value, interval, shown, rounds, measure)
+        outcome = "faster" if interval[0] > 1 else "slower"
+        sentence = _faster_first(pair, ratio, level, measure)
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -264,13 +282,20 @@ def _claim(pair: Pair, level: float, plan: Plan, measure: str) -> Claim:
     )
 
 
-def _faster_first(pair: Pair, ratio: float, interval: tuple[float, float], name: str, rounds: str, measure: str) -> str:
-    low, high = interval
+def _faster_first(pair: RatioPair, ratio: Ratio, level: float, measure: str) -> str:
     faster, slower = pair.first, pair.second
-    if ratio < 1:
-        faster, slower, ratio, low, high = slower, faster, 1 / ratio, 1 / high, 1 / low
-    shown = f"{name} {low:.3f} to {high:.3f}, {rounds}"
-    return f"{faster} is {ratio:.3f} times as fast as {slower} in {measure} ({shown})."
+    if ratio.value < 1:
+        faster, slower, ratio = slower, faster, replace(ratio, value=1 / ratio.value)
+    shown = interval_in_words(ratio.interval(level), level, ratio.rounds)
+    return f"{faster} is {ratio.value:.3f} times as fast as {slower} in {measure} ({shown})."
+
+
+def interval_in_words(interval: tuple[float, float] | None, level: float, rounds: int) -> str:
+    """The interval of a ratio, where it has one, and its rounds: `96% interval 1.010 to 1.040, 6 rounds`."""
+    if interval is None:
+        return counted(rounds, "round")
+    low, high = interval
+    return f"{confidence(level)} interval {low:.3f} to {high:.3f}, {counted(rounds, 'round')}"
 
 
 def confidence(level: float) -> str:

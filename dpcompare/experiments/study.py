@@ -1,12 +1,10 @@
-"""A study: several arms, each a run config, trained once per round in a new random order, so that drift cancels."""
+"""A study and its directory: several arms, trained once per round in a new random order, so that drift cancels."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,25 +15,17 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import Config
-from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
+from dpcompare.errors import RequestError
 from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.inputs import with_seed
-from dpcompare.launch.run import run
-from dpcompare.results.events import Event
-from dpcompare.results.result import RunResult
-from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.locks import LOCK_FILE, only_one
 
 LONGEST_FOLDER = 80
-DISTURBED = "disturbed"
-"""Part of the name of a run that was made again."""
 RUNS_DIR = "runs"
-LARGEST_REPEATED = 0.25
-"""Part of a study's runs that may be made again since something has disturbed them; but always one."""
 
 
 class Arm(BaseModel):
@@ -70,6 +60,19 @@ def ablated(arm: Arm) -> Arm | None:
 
 MOST_ROUNDS = 10_000
 """More than anybody waits for; the report of a damaged study.json must not count to a number without meaning."""
+
+
+class Tried(BaseModel):
+    """A short run that measures how fast some settings are; see `dpcompare.experiments.autotune`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tune: dict[str, str]
+    """What was changed of the native profile."""
+    images_per_second: float | None
+    """None where it failed."""
+    first_step_seconds: float | None = None
+    kept: bool
 
 
 class Study(Config):
@@ -166,35 +169,8 @@ def open_study(study: Study, study_dir: Path) -> Study:
     refuse_other_files(study_dir)
     if is_study(study_dir):
         there = Study.load(study_dir)
-        differing = [
-            name
-            for name in Study.model_fields
-            if name not in ("dpcompare_version", "repeats", "subject", "tried", "looks", "adding", "stopped_by")
-            and getattr(there, name) != getattr(study, name)
-        ]
-        if major_minor(there.dpcompare_version) != major_minor(study.dpcompare_version):
-            differing.append(f"dpcompare version ({there.dpcompare_version})")
-        if differing:
-            changed = _changed_arms(there, study)
-            which = f" ({'; '.join(changed)})" if changed else ""
-            raise RequestError(
-                f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} "
-                f"{'differs' if len(differing) == 1 else 'differ'}; ask for the same arms, options and "
-                "version to continue it, or choose another --out"
-            )
-        # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
-        is_longer = study.repeats > there.repeats or (there.adding and not study.adding)
-        continued = there.extended(max(there.repeats, study.repeats)) if is_longer else there
-        study = study.model_copy(
-            update={
-                "repeats": continued.repeats,
-                "looks": continued.looks,
-                "adding": there.adding and study.adding,
-                # More rounds than there were are not those that an earlier limit ended.
-                "stopped_by": there.stopped_by if study.repeats <= there.repeats else None,
-                "subject": tuple(dict.fromkeys((*there.subject, *study.subject))),
-            }
-        )
+        _require_same(there, study, study_dir)
+        study = _continued(there, study)
     try:
         study_dir.mkdir(parents=True, exist_ok=True)
         study.save(study_dir)
@@ -203,6 +179,43 @@ def open_study(study: Study, study_dir: Path) -> Study:
             f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
         ) from None
     return study
+
+
+def _require_same(there: Study, asked: Study, study_dir: Path) -> None:
+    """Refuse to continue a study as another one."""
+    differing = [
+        name
+        for name in Study.model_fields
+        if name not in ("dpcompare_version", "repeats", "subject", "tried", "looks", "adding", "stopped_by")
+        and getattr(there, name) != getattr(asked, name)
+    ]
+    if major_minor(there.dpcompare_version) != major_minor(asked.dpcompare_version):
+        differing.append(f"dpcompare version ({there.dpcompare_version})")
+    if differing:
+        changed = _changed_arms(there, asked)
+        which = f" ({'; '.join(changed)})" if changed else ""
+        raise RequestError(
+            f"{str(study_dir)!r} holds another study: its {', '.join(differing)}{which} "
+            f"{'differs' if len(differing) == 1 else 'differ'}; ask for the same arms, options and "
+            "version to continue it, or choose another --out"
+        )
+
+
+def _continued(there: Study, asked: Study) -> Study:
+    """A study with the rounds that it has and those that are asked for."""
+    # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
+    is_longer = asked.repeats > there.repeats or (there.adding and not asked.adding)
+    continued = there.extended(max(there.repeats, asked.repeats)) if is_longer else there
+    return asked.model_copy(
+        update={
+            "repeats": continued.repeats,
+            "looks": continued.looks,
+            "adding": there.adding and asked.adding,
+            # More rounds than there were are not those that an earlier limit ended.
+            "stopped_by": there.stopped_by if asked.repeats <= there.repeats else None,
+            "subject": tuple(dict.fromkeys((*there.subject, *asked.subject))),
+        }
+    )
 
 
 def _changed_arms(there: Study, asked: Study) -> list[str]:
@@ -250,196 +263,3 @@ def hold(study_dir: Path) -> Iterator[None]:
                 f"study directory {str(study_dir)!r} cannot be written ({error.strerror}); choose another --out"
             ) from None
         yield
-
-
-def finished_run(run_dir: Path) -> RunResult | None:
-    """The result of a run that completed or failed; None where it was interrupted or its result cannot be read."""
-    try:
-        result = RunResult.load(run_dir)
-    except OtherFormatError:  # not to be run again as if it were not there
-        raise
-    except RequestError:
-        return None
-    return None if result.status == "interrupted" else result
-
-
-class Watcher:
-    """The observer of a study in progress; override the methods of interest."""
-
-    def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:
-        """Returns what is called with the events of the run."""
-        return lambda event: None
-
-    def run_says(self, line: str) -> None:
-        """An engine reports something about the run, such as what to start on its hosts."""
-
-    def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
-        """A run has completed or failed."""
-
-    def run_left_out(self, number: int, arm: Arm, reason: str) -> None:
-        """A run is not made: it was made before, or its arm has failed."""
-
-
-def run_study(study: Study, study_dir: Path, watcher: Watcher, *, report_from: int = 1) -> None:
-    """Make the runs that are missing, round by round.
-
-    A run that fails is reported, and its arm is left out of the later rounds; the others continue. What an interrupted
-    run left behind is kept next to the new one. A run that was disturbed is made again, see `_undisturbed`. Rounds
-    before `report_from` were reported earlier and are not again.
-    """
-    failed: set[str] = set()
-    for number in range(1, study.repeats + 1):
-        for arm in study.order(number):
-            run_dir = study.run_dir(study_dir, number, arm)
-            if result := finished_run(run_dir):
-                if result.status == "failed":
-                    failed.add(arm.name)
-                if number >= report_from:
-                    watcher.run_left_out(number, arm, f"made before: {result.status}")
-            elif arm.name in failed:
-                if number >= report_from:
-                    watcher.run_left_out(number, arm, "its arm has failed")
-            else:
-                _set_aside(run_dir, "interrupted")
-                result = _undisturbed(study, study_dir, number, arm, watcher)
-                watcher.run_ended(number, arm, result)
-                if result.status == "failed":
-                    failed.add(arm.name)
-
-
-def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: Watcher) -> RunResult:
-    """Make a run, and once more where something has disturbed it: its stalls, its clock, or others on its cores.
-
-    That is judged by the run alone, before anything is compared, and the second one counts, whatever it shows: to
-    choose between the two would be to choose a speed. The first one is kept next to it.
-    """
-    run_dir = study.run_dir(study_dir, number, arm)
-    config = study.config_of(number, arm)
-    result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
-    repeated = sum(len(_disturbed(study, study_dir, at, each)) for at in study.rounds for each in study.arms)
-    most = max(1, int(LARGEST_REPEATED * len(study.arms) * study.repeats))
-    if result.status != "completed" or result.disturbed_by is None or repeated >= most:
-        return result
-    if _disturbed(study, study_dir, number, arm):  # made again before, and interrupted
-        return result
-    watcher.run_says(f"round {number}: {arm.name}: run again, {result.disturbed_by}")
-    _set_aside(run_dir, DISTURBED)
-    return _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
-
-
-def _disturbed(study: Study, study_dir: Path, number: int, arm: Arm) -> list[Path]:
-    """The directories of a run that was made again since something had disturbed it; there is one at most."""
-    run_dir = study.run_dir(study_dir, number, arm)
-    return sorted(run_dir.parent.glob(f"{run_dir.name}.{DISTURBED}-*"))
-
-
-def disturbances(study: Study, study_dir: Path, number: int, arm: Arm) -> list[str]:
-    """Why a run was made again."""
-    found = map(finished_run, _disturbed(study, study_dir, number, arm))
-    return [result.disturbed_by or "the result is of another version" for result in found if result]
-
-
-def add_rounds(
-    study: Study,
-    study_dir: Path,
-    watcher: Watcher,
-    *,
-    wide: Callable[[Path], float | None],
-    until: float,
-    budget_seconds: float,
-) -> Study:
-    """Run a study, then add rounds until its intervals are narrow enough or the time is up.
-
-    Whether rounds are added depends on how wide the intervals are and not on where they lie, so it counts as one look
-    at the claims; until it has ended, nothing is claimed.
-
-    Args:
-        study: with enough rounds for an interval.
-        study_dir: where it is.
-        watcher: called with what runs.
-        wide: the largest half width of an interval of the study in a directory; None where more rounds would add none.
-        until: half width to reach, relative to the ratio: 0.02 is plus or minus 2%.
-        budget_seconds: no round starts after this time, counted from now, not even one that an interval needs.
-
-    Returns:
-        the study as it was run, with `stopped_by`.
-    """
-    started_at = time.monotonic()
-    asked_for = study.repeats
-    made_before = max((number for _, number, result in results(study, study_dir) if result), default=0)
-    if made_before < asked_for:
-        study = study.model_copy(update={"adding": True})
-    made_before = max(1, made_before)
-    for number in range(made_before, asked_for + 1):
-        if number > made_before and time.monotonic() - started_at >= budget_seconds:
-            break
-        study = study.model_copy(update={"repeats": number})
-        study.save(study_dir)
-        run_study(study, study_dir, watcher, report_from=1 if number == made_before else number)
-    while True:
-        width, spent = wide(study_dir), time.monotonic() - started_at
-        if width is None:
-            reason = "there was nothing to wait for: no two arms that run may be compared"
-        elif width <= until:
-            reason = f"every interval is within {width:.1%} ({until:.1%} asked for)"
-        elif spent >= budget_seconds:
-            reached = f"the widest interval is {width:.1%}" if width < math.inf else "there are too few for an interval"
-            reason = f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
-        else:
-            more = study if study.adding else study.extended(study.repeats)
-            study = more.model_copy(update={"repeats": study.repeats + 1, "adding": True})
-            study.save(study_dir)
-            run_study(study, study_dir, watcher, report_from=study.repeats)
-            continue
-        study = study.model_copy(update={"adding": False, "stopped_by": reason})
-        study.save(study_dir)
-        return study
-
-
-def _run(
-    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]
-) -> RunResult:
-    try:
-        return run(config, run_dir, observe=observe, report=report)
-    except RunFailedError:
-        if not (run_dir / RESULT_FILE).is_file():  # it could not be written
-            raise
-        return RunResult.load(run_dir)
-
-
-def set_failed_aside(study: Study, study_dir: Path) -> None:
-    """Move the failed runs of a study out of the way, so that they are made again; what they left is kept."""
-    for arm, number, result in results(study, study_dir):
-        if result is not None and result.status == "failed":
-            _set_aside(study.run_dir(study_dir, number, arm), "failed")
-
-
-def _set_aside(run_dir: Path, why: str) -> None:
-    """Rename what a run left behind, so that it can be made again."""
-    if run_dir.exists() and any(run_dir.iterdir()):
-        number = 1
-        while (other := run_dir.with_name(f"{run_dir.name}.{why}-{number}")).exists():
-            number += 1
-        run_dir.rename(other)
-
-
-def results(study: Study, study_dir: Path) -> list[tuple[Arm, int, RunResult | None]]:
-    """(arm, round, result) of every run; None where it has not ended."""
-    return [
-        (arm, number, finished_run(study.run_dir(study_dir, number, arm)))
-        for number in range(1, study.repeats + 1)
-        for arm in study.arms
-    ]
-
-
-class Tried(BaseModel):
-    """A short run that measures how fast some settings are; see `dpcompare.experiments.autotune`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tune: dict[str, str]
-    """What was changed of the native profile."""
-    images_per_second: float | None
-    """None where it failed."""
-    first_step_seconds: float | None = None
-    kept: bool

@@ -8,11 +8,12 @@ from itertools import combinations
 import numpy as np
 
 from dpcompare.experiments import fairness
-from dpcompare.experiments.collection import ArmRuns
+from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import AccuracyPoint, TargetRow, TimeClaimRow, TimeToAccuracy
+from dpcompare.experiments.knobs import OF_NORMALISATION
 from dpcompare.experiments.learning import SheetOf
 from dpcompare.experiments.scaling import OF_SCALING
-from dpcompare.experiments.statistics import Claim, Pair, claims_of, paired_ratio
+from dpcompare.experiments.statistics import RatioPair, claims_of, paired_ratio
 from dpcompare.results.target import TrainingCost
 from dpcompare.system.words import counted
 
@@ -88,44 +89,27 @@ def time_to_accuracy(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> TimeToAccura
     return TimeToAccuracy(
         target=target,
         censored=censored,
-        claims=[_row(claim) for claim in claims_of(pairs, arms[0].plan, measure=measure)],
+        claims=[TimeClaimRow.of(claim) for claim in claims_of(pairs, arms[0].plan, measure=measure)],
     )
 
 
-def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> Pair:
+def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     learned = fairness.learning_differs_by(sheet, [*first.completed, *second.completed])
     unequal = [row.knob for row in sheet.rows if row.reason and (row.knob in learned or row.knob not in _MAY_DIFFER)]
-    return Pair(
+    return RatioPair(
         first=first.name,
         second=second.name,
         # The arm that needs less time is faster.
         ratio=paired_ratio(_seconds(second), _seconds(first)),
         unequal=unequal,
-        exploratory=False in (first.is_named, second.is_named),
+        exploratory=is_exploratory(first, second),
     )
 
 
-_MAY_DIFFER = (OF_SCALING - {"emulation"}) | fairness.OF_NORMALISATION
+_MAY_DIFFER = (OF_SCALING - {"emulation"}) | OF_NORMALISATION
 """Knobs that may differ where both learn the same: more devices are a way to be there first."""
 
 
 def _seconds(arm: ArmRuns) -> list[float | None]:
     costs = [run.cost_of_target if run else None for run in arm.runs]
     return [cost.seconds if cost else None for cost in costs]
-
-
-def _row(claim: Claim) -> TimeClaimRow:
-    ratio = claim.ratio
-    low, high = claim.interval or (None, None)
-    return TimeClaimRow(
-        first=claim.first,
-        second=claim.second,
-        outcome=claim.outcome,
-        ratio=ratio.value if ratio else None,
-        low=low,
-        high=high,
-        confidence=None if claim.interval is None or claim.level is None else 1 - claim.level,
-        standard_error=ratio.standard_error if ratio else None,
-        rounds=ratio.rounds if ratio else 0,
-        sentence=claim.sentence,
-    )

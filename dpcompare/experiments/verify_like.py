@@ -9,7 +9,7 @@ from dpcompare._version import __version__, major_minor
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
-from dpcompare.data.sources import batch_of_synthetic
+from dpcompare.data.built_in import batch_of_synthetic
 from dpcompare.errors import RequestError
 from dpcompare.experiments.verify_groups import BIG_MODELS, OPTIMIZERS, Contender, Group
 from dpcompare.launch.inputs import prepare_inputs

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from dpcompare.config.run import RunConfig, problems_of_run
 from dpcompare.launch.outcome import LaunchOutcome
+from dpcompare.results.attempts import History
 from dpcompare.results.events import Event, EventTail, Failed, StepsTrained, Stopped
-from dpcompare.results.result import History
 from dpcompare.results.run_dir import end_of, log_path, node_log_path
 from dpcompare.system.processes import SIGNALED
 

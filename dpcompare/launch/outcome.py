@@ -16,6 +16,16 @@ Report = Callable[[str], None]
 """Called with a line for a person, without a line break: what happens, in a terminal or a log."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Callbacks:
+    """What is called while a run is made."""
+
+    observe: Observer = lambda event: None
+    report: Report = lambda line: None
+    stopped_by: Callable[[], str | None] = lambda: None
+    """Asked several times a second; a reason that it returns ends the run, which then has failed."""
+
+
 @dataclass
 class LaunchOutcome:
     """How the processes of a launch ended by themselves; those that were stopped are left out. Filled as it happens."""

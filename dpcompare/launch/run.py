@@ -7,32 +7,30 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn
 
 from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import require_one_line
 from dpcompare.data.prepare import Progress
-from dpcompare.data.store import StoreWatch
 from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.launch.attempt import make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_inputs, remarks_on
-from dpcompare.launch.local import launch
-from dpcompare.launch.outcome import Deadlines, LaunchOutcome
-from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.outcome import Callbacks, LaunchOutcome
 from dpcompare.launch.remembered import remember_first_step
-from dpcompare.launch.supervise import followed
-from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.aggregate import LaunchEnd
+from dpcompare.results.attempts import Status
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
 from dpcompare.results.events import Event
 from dpcompare.results.history import close_attempt, result_so_far
-from dpcompare.results.result import RunResult, Status
+from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import (
-    ATTEMPT_CONFIG_FILE,
     ATTEMPTS_DIR,
     CONFIG_FILE,
     EVENTS_DIR,
@@ -41,9 +39,8 @@ from dpcompare.results.run_dir import (
 )
 from dpcompare.results.target import reached
 from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, visible_gpus
-from dpcompare.system.files import FolderWatch, require_files_of_its_own, require_writable
+from dpcompare.system.files import require_files_of_its_own, require_writable
 from dpcompare.system.locks import only_one
-from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
 from dpcompare.system.standard_streams import keep_stderr_from_failing
 from dpcompare.system.words import counted
@@ -89,7 +86,7 @@ def run(
             report(line)
         try:
             with _hold(directory):
-                return _train(config, directory, observe, report, stopped_by)
+                return _train(config, directory, Callbacks(observe=observe, report=report, stopped_by=stopped_by))
         except RequestError:
             if not any((directory / name).exists() for name in (EVENTS_DIR, ATTEMPTS_DIR)):  # nothing was ever started
                 shutil.rmtree(directory, ignore_errors=True)
@@ -142,7 +139,7 @@ def resume(
             report(f"resuming from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
-            return _train(config, directory, observe, report, stopped_by)
+            return _train(config, directory, Callbacks(observe=observe, report=report, stopped_by=stopped_by))
 
 
 def _require_target_ahead(run_dir: Path, config: RunConfig) -> None:
@@ -175,18 +172,12 @@ def _hold(run_dir: Path) -> AbstractContextManager[None]:
     )
 
 
-def _train(
-    config: RunConfig,
-    run_dir: Path,
-    observe: Callable[[Event], None],
-    report: Callable[[str], None],
-    stopped_by: Callable[[], str | None],
-) -> RunResult:
+def _train(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunResult:
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0
     while True:
         try:
-            result = _attempt(config, run_dir, observe, report, stopped_by)
+            result = make_attempt(config, run_dir, callbacks)
         except RequestError as refused:
             if not restarts + ports_lost:
                 raise
@@ -213,72 +204,12 @@ def _train(
             config = config.model_copy(update={"resume": path.resolve() if path else None})
             close_attempt(run_dir, config, step=step)
         for line in [*problems, f"failed; restarting after step {step}"]:
-            report(line)
+            callbacks.report(line)
 
 
 def _lost_a_port(result: RunResult) -> bool:
     words = ("eaddrinuse", "address already in use", "could not start grpc server")
     return not result.train_loss[result.first_step :] and any(word in (result.error or "").lower() for word in words)
-
-
-def _attempt(
-    config: RunConfig,
-    run_dir: Path,
-    observe: Callable[[Event], None],
-    report: Callable[[str], None],
-    stopped_by: Callable[[], str | None],
-) -> RunResult:
-    """Launch once, and write result.json whatever happens.
-
-    Raises:
-        RunFailedError: result.json cannot be written.
-        KeyboardInterrupt, or whatever went wrong in this process.
-    """
-    deadlines = Deadlines(start=config.seconds_to_start, progress=config.progress_timeout)
-    started_at = time.time()
-    status: Status = "failed"
-    error: str | None = None
-    ended_at: float | None = None
-    there = FolderWatch(run_dir)
-    assert config.inputs is not None
-    store = StoreWatch(config.inputs.store, config.inputs.store_sha256)
-
-    def stopped() -> str | None:
-        return there.loss() or stopped_by()
-
-    # From the first process to the last word: between two contexts that hold them a signal would cost the result.
-    with signals_held(), ExitStack() as engine:
-        try:
-            config.save(run_dir / ATTEMPT_CONFIG_FILE)
-            if config.placement.engine == "local":
-                node_processes = plan(config, run_dir.resolve(), Endpoints(free_ports(num_ports(config))))
-                outcome = launch(
-                    node_processes, run_dir, deadlines, observe, isolate=config.isolate, stopped_by=stopped
-                )
-            else:
-                outcome = engine.enter_context(followed(config, run_dir.resolve(), deadlines, observe, report, stopped))
-            started_at = outcome.started_at or started_at  # not the time in a queue
-            ended_at = outcome.ended_at
-            error = (there.loss() or why_it_failed(config, run_dir, outcome)) if outcome.failed else store.change()
-            status = "failed" if error else "completed"
-        except BaseException as raised:
-            # Where this process had no memory, disk or file left, a study makes the run again.
-            status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
-            error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
-            if isinstance(raised, OSError) and (gone := there.loss()):  # whatever could not be read there
-                status, error = "failed", gone
-            raise
-        finally:  # whatever happened, what was measured is kept
-            result = _finish(
-                config,
-                run_dir,
-                status=status,
-                error=error,
-                started_at=started_at,
-                ended_at=ended_at,
-                unwritable=there.loss(),
-            )
-    return result
 
 
 def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None = None) -> RunConfig:
@@ -326,34 +257,6 @@ def _require_machine(config: RunConfig) -> None:
         require_cuda(config.framework, config.python)
 
 
-def _finish(
-    config: RunConfig,
-    run_dir: Path,
-    *,
-    status: Status,
-    error: str | None,
-    started_at: float,
-    ended_at: float | None = None,
-    unwritable: str | None = None,
-) -> RunResult:
-    end = LaunchEnd(status=status, error=error, started_at=started_at, ended_at=ended_at or time.time())
-    result = aggregate(config, run_dir, end)
-    try:
-        if unwritable:  # what is there in its place is not ours
-            raise FileNotFoundError(unwritable)
-        result.save(run_dir)
-    except OSError as unwritten:  # a full disk, often the cause of all
-        if status == "interrupted":
-            raise KeyboardInterrupt from unwritten
-        raise RunFailedError(
-            f"{config.framework} {config.mode} failed.\n{result.error or 'It trained to its end.'}\n"
-            f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint the run can "
-            f"be resumed when that is mended: dpcompare run --resume {run_dir}",
-            str(run_dir),
-        ) from unwritten
-    return result
-
-
 def main() -> None:
     """`python -m dpcompare.launch.run prepare|run RUN_DIR < config.json`, `... collect RUN_DIR STARTED_AT STATUS`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
@@ -386,15 +289,25 @@ def main() -> None:
     except RequestError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    _collect(run_dir, arguments.started_at, arguments.status)
+
+
+def _collect(run_dir: Path, started_at: float, status: Status) -> NoReturn:
+    """Write result.json of a run whose processes a script has started, and end with the exit code that it is to have.
+
+    Args:
+        started_at: when they were started, seconds since the epoch.
+        status: how they ended.
+    """
     config = RunConfig.load(run_dir / CONFIG_FILE)
-    status: Status = arguments.status
     causes = {
         "completed": None,
         "failed": why_it_failed(config, run_dir, LaunchOutcome()),
         "interrupted": "interrupted",
     }
+    end = LaunchEnd(status=status, error=causes[status], started_at=started_at, ended_at=time.time())
     try:
-        result = _finish(config, run_dir, status=status, error=causes[status], started_at=arguments.started_at)
+        result = write_result(config, run_dir, end)
     except RunFailedError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

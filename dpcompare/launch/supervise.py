@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum, auto
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.launch.engines import PollExit, load_engine
-from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome, Observer, Report, merge_outcomes
+from dpcompare.launch.outcome import Callbacks, Deadlines, LaunchOutcome, NodeOutcome, merge_outcomes
 from dpcompare.launch.rendezvous import BEAT_SECONDS, Rendezvous
 from dpcompare.results.events import EventTail
 from dpcompare.system.deadline import Deadline
@@ -27,14 +27,7 @@ EXTRA_SILENCE_SECONDS = 60.0
 
 
 @contextmanager
-def followed(
-    config: RunConfig,
-    run_dir: Path,
-    deadlines: Deadlines,
-    observe: Observer,
-    report: Report,
-    stopped_by: Callable[[], str | None] = lambda: None,
-) -> Iterator[LaunchOutcome]:
+def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: Callbacks) -> Iterator[LaunchOutcome]:
     """Have an engine start the nodes and wait until they have ended; the first failure stops the others.
 
     What the context does with the outcome comes first: only at its end does the engine clean up, which can take minutes
@@ -44,9 +37,7 @@ def followed(
         config: whose placement names the engine.
         run_dir: shared with the nodes; holds config.json.
         deadlines: how long the nodes may be silent.
-        observe: called with every event of the training processes, soon after it was written.
-        report: called with a line for whatever the engine has to say.
-        stopped_by: asked several times a second; a reason that it returns ends the run.
+        callbacks: told of every event, and of whatever the engine has to say.
 
     Raises:
         RequestError: the engine will never carry it out.
@@ -58,14 +49,14 @@ def followed(
     watch = NodesWatch(rendezvous, deadlines, may_queue=engine.MAY_QUEUE)
     with signals_held() as signals, ExitStack() as nodes:
         try:
-            poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, report))
+            poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, callbacks.report))
             while not watch.is_over():
                 signals.deliver()
                 time.sleep(NODES_POLL_SECONDS)
                 for event in tail.new_events():
                     watch.hear()
-                    observe(event)
-                watch.look(lambda: stopped_by() or poll_exit())
+                    callbacks.observe(event)
+                watch.look(lambda: callbacks.stopped_by() or poll_exit())
         except BaseException:
             with suppress(FileNotFoundError):  # where the run directory is gone, they end without being told
                 rendezvous.stop()
@@ -73,7 +64,7 @@ def followed(
         if not watch.succeeded:
             rendezvous.stop()
         for event in tail.new_events():
-            observe(event)
+            callbacks.observe(event)
         outcome = watch.outcome()
         outcome.ended_at = time.time()
         yield outcome

@@ -9,8 +9,9 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.experiments.comparison import Comparison
-from dpcompare.report import plots
+from dpcompare.report.charts import INK, as_svg
 from dpcompare.report.formats import columns, figure
+from dpcompare.report.plots import PART_COLOURS, make_plots
 from dpcompare.report.text import arms_by_value, within
 from dpcompare.system.terminal_text import printable
 from dpcompare.system.words import counted
@@ -31,7 +32,7 @@ def as_html(comparison: Comparison) -> str:
     Raises:
         RequestError: the libraries that draw are not installed.
     """
-    drawn = plots.make_plots(comparison)  # first, since it says what to install
+    drawn = make_plots(comparison)  # first, since it says what to install
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -46,8 +47,8 @@ def as_html(comparison: Comparison) -> str:
         counted=counted,
         figure_of=figure,
         largest_matrix=LARGEST_MATRIX,
-        parts=[part for part in plots.PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
-        plots=[(plot, _inline(plots.as_svg(plot), plot.title)) for plot in drawn],
+        parts=[part for part in PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
+        plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn],
         style=Markup((folder / "page.css").read_text()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -61,7 +62,7 @@ def _shown(value: Any) -> Any:
 
 def _inline(svg: str, title: str) -> Markup:
     """An SVG for the page: ink in the colour of its text, scaled to the width there is, named for a screen reader."""
-    svg = svg.replace(plots.INK, "currentColor")
+    svg = svg.replace(INK, "currentColor")
     width, height = re.search(r'width="([\d.]+)" height="([\d.]+)"', svg).groups()  # type: ignore[union-attr]
     svg = re.sub(r"<svg[^>]*>", "", svg, count=1)
     from markupsafe import Markup

@@ -1,25 +1,16 @@
-"""The plots of a comparison as Vega-Lite charts, drawn to SVG and PNG without a browser."""
+"""The plots of a comparison as Vega-Lite charts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpcompare.config.modes import MODES
 from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, paired_ratio
-from dpcompare.system.extras import import_extra
+from dpcompare.report.charts import COLOURS, INK, WIDTH, Plot, colour_of_arms, dash_of_arms, load_altair
+from dpcompare.report.curves import accuracy_over_seconds, accuracy_over_steps, loss_differences, losses
 from dpcompare.system.words import counted
 
-if TYPE_CHECKING:
-    import altair
-
-WIDTH = 380
-"""Of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it elsewhere."""
-# After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#2A7FB8"]
-DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
 PART_COLOURS = {
     "waiting for data": COLOURS[4],
     "communication": COLOURS[1],
@@ -33,21 +24,6 @@ OUTCOME_COLOURS = {
     "too few rounds": "#888888",
     "exploratory": "#bbbbbb",
 }
-LARGEST_NUMBER_OF_VALUES = 45
-"""Of a curve, that can be pointed at."""
-INK = "#010203"
-"""Stands for the colour of text; the page replaces it by the colour that follows its light and dark themes."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """One plot, ready to be drawn."""
-
-    name: str
-    title: str
-    explanation: str
-    """How to read it."""
-    chart: altair.TopLevelMixin
 
 
 def make_plots(comparison: Comparison) -> list[Plot]:
@@ -56,12 +32,12 @@ def make_plots(comparison: Comparison) -> list[Plot]:
     Raises:
         RequestError: the libraries that draw are not installed.
     """
-    _altair()
+    load_altair()
     shown = [row for row in comparison.arms if row.rounds]
     plots = []
     builders = (
         *(_speeds, _ratios, _rounds, _scaling, _micro_batches, _breakdown),
-        *(_accuracy_over_steps, _accuracy_over_seconds, _losses, _loss_differences, _memory),
+        *(accuracy_over_steps, accuracy_over_seconds, losses, loss_differences, _memory),
     )
     for build in builders:
         if (plot := build(comparison, shown)) is not None:
@@ -69,76 +45,8 @@ def make_plots(comparison: Comparison) -> list[Plot]:
     return plots
 
 
-def _altair() -> Any:
-    import_extra("vl_convert", extra="report", needed_by="drawing")  # what altair draws with
-    return import_extra("altair", extra="report", needed_by="drawing")
-
-
-def as_svg(plot: Plot) -> str:
-    """The plot as an SVG document with INK as its text colour."""
-    import vl_convert
-
-    return str(vl_convert.vegalite_to_svg(_styled(plot, INK)))
-
-
-def write_files(plots: list[Plot], folder: Path) -> None:
-    """NAME.svg and NAME.png of every plot, in dark ink on white."""
-    import vl_convert
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for plot in plots:
-        spec = _styled(plot, "#1b1b1b", background="white")
-        (folder / f"{plot.name}.svg").write_text(vl_convert.vegalite_to_svg(spec))
-        (folder / f"{plot.name}.png").write_bytes(vl_convert.vegalite_to_png(spec, scale=2))
-
-
-def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, Any]:
-    spec: dict[str, Any] = plot.chart.to_dict()
-    axis = {
-        "labelColor": ink, "titleColor": ink, "domainColor": ink, "tickColor": ink, "gridColor": ink,
-        "gridOpacity": 0.15, "domainOpacity": 0.4, "tickOpacity": 0.4, "labelFontSize": 13, "titleFontSize": 13,
-        "titleFontWeight": "normal", "labelLimit": 320, "labelOverlap": True, "tickCount": 6,
-    }  # fmt: skip
-    # Text is measured here and drawn by the reader's browser, whose font may be wider.
-    spec["padding"] = {"left": 32, "right": 12, "top": 4, "bottom": 4}
-    spec["config"] = {
-        "background": background,
-        "view": {"stroke": None},
-        "axis": axis,
-        "legend": {
-            "labelColor": ink,
-            "titleColor": ink,
-            "labelFontSize": 13,
-            "labelLimit": 400,
-            "symbolStrokeWidth": 2,
-            "columnPadding": 40,
-        },
-        "font": "sans-serif",
-    }
-    return spec
-
-
-def _colour(alt: Any, names: list[str], arms: list[ArmRow], *, legend: bool = True) -> Any:
-    """The colour of each arm, which is the same in every plot of a page; and of names that are no arms."""
-    places = _places(names, arms)
-    colours = [COLOURS[places[name] % len(COLOURS)] for name in names]
-    look = alt.Legend(title=None, orient="top", columns=2, direction="horizontal") if legend else None
-    return alt.Color("arm:N", scale=alt.Scale(domain=names, range=colours), legend=look)
-
-
-def _dash(alt: Any, names: list[str], arms: list[ArmRow]) -> Any:
-    places = _places(names, arms).values()
-    dashes = [DASHES[(place // len(COLOURS) + place) % len(DASHES)] for place in places]
-    return alt.StrokeDash("arm:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
-
-
-def _places(names: list[str], arms: list[ArmRow]) -> dict[str, int]:
-    among = {row.name: index for index, row in enumerate(arms)}
-    return {name: among.get(name, index) for index, name in enumerate(names)}
-
-
 def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
+    alt = load_altair()
     by_name = {row.name: row for row in arms}
     data = [
         found
@@ -153,7 +61,7 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     x = alt.X("images/s:Q", title="images/s, without stalls")
     bars = base.mark_bar(size=16).encode(
         x=x,
-        color=_colour(alt, names, arms, legend=False),
+        color=colour_of_arms(alt, names, arms, legend=False),
         opacity=alt.condition("datum.emulated", alt.value(0.45), alt.value(1)),
         description=alt.Description("text:N"),
     )
@@ -190,7 +98,7 @@ def _speed(row: ArmRow, num_devices: int) -> dict[str, Any] | None:
 
 
 def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
+    alt = load_altair()
     names = [row.name for row in arms]
     data = [
         {
@@ -215,7 +123,7 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     )
     lines = base.mark_line(strokeWidth=1, opacity=0.5, color="#888888").encode(order=alt.Order("row:Q"))
     points = base.mark_point(filled=True, opacity=1, size=60).encode(
-        color=_colour(alt, names, arms, legend=False), description=alt.Description("text:N")
+        color=colour_of_arms(alt, names, arms, legend=False), description=alt.Description("text:N")
     )
     return Plot(
         name="rounds",
@@ -227,7 +135,7 @@ def _rounds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
 
 
 def _ratios(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
+    alt = load_altair()
     data = [
         {
             "pair": f"{made.first} / {made.second}",
@@ -281,7 +189,7 @@ def _intervals(alt: Any, data: list[dict[str, Any]]) -> Any:
 
 
 def _scaling(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
+    alt = load_altair()
     data = [_speedup(row.name, row.scaling) for row in arms if row.scaling]
     if not data:
         return None
@@ -305,7 +213,7 @@ def _beside_ideal(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], num_
         .encode(
             y=alt.Y("arm:N", sort=None, title=None),
             x=alt.X("speedup:Q", title=f"times the speed of one device, with {num_devices}"),
-            color=_colour(alt, [row["arm"] for row in data], arms, legend=False),
+            color=colour_of_arms(alt, [row["arm"] for row in data], arms, legend=False),
             description=alt.Description("text:N"),
         )
     )
@@ -332,7 +240,7 @@ def _over_devices(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow]) -> A
                 title="devices",
             ),
             y=alt.Y("speedup:Q", title="times the speed of `single`"),
-            color=_colour(alt, names, arms),
+            color=colour_of_arms(alt, names, arms),
             shape=alt.Shape("arm:N", scale=alt.Scale(domain=names), legend=None),
             description=alt.Description("text:N"),
         )
@@ -345,7 +253,7 @@ def _speedup(name: str, scaling: Scaling) -> dict[str, Any]:
 
 
 def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
+    alt = load_altair()
     measured = [row for row in arms if row.images_per_second is not None]
     names = list(dict.fromkeys(row.pipeline for row in measured if row.pipeline))
     numbers = sorted({row.micro_batches for row in measured if row.pipeline})
@@ -368,15 +276,11 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
         title="micro-batches per step",
     )
     y = alt.Y("images/s:Q", scale=alt.Scale(zero=False), title="images/s")
-    base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y, color=_colour(alt, names, arms))
-    chart = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names, arms)) + base.mark_point(
+    base = alt.Chart(alt.Data(values=data)).encode(x=x, y=y, color=colour_of_arms(alt, names, arms))
+    chart = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms)) + base.mark_point(
         filled=True, opacity=1, size=70
     ).encode(description=alt.Description("text:N"))
-    frameworks = {row.framework for row in measured if row.pipeline}
-    on_one_device = [
-        row for row in measured if row.framework in frameworks and not MODES[row.framework, row.mode].multi_device
-    ]
-    if on_one_device:
+    if on_one_device := _on_one_device(measured):
         values = [{"images/s": row.images_per_second, "arm": row.name} for row in on_one_device]
         line = alt.Chart(alt.Data(values=values)).mark_rule(color=INK, strokeDash=[4, 4], opacity=0.5)
         chart = line.encode(y=y) + chart
@@ -389,8 +293,14 @@ def _micro_batches(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     )
 
 
+def _on_one_device(arms: list[ArmRow]) -> list[ArmRow]:
+    """Those of the frameworks that have a pipeline among them."""
+    frameworks = {row.framework for row in arms if row.pipeline}
+    return [row for row in arms if row.framework in frameworks and not MODES[row.framework, row.mode].multi_device]
+
+
 def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
+    alt = load_altair()
     data = [
         {"arm": row.name, "part": part, "order": order, "ms": value, "text": f"{row.name}, {part}: {value:.1f} ms"}
         for row in arms
@@ -415,123 +325,6 @@ def _breakdown(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     )
 
 
-def _accuracy_over_steps(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    return _accuracies(arms, "step", "step", "Accuracy over the steps", "")
-
-
-def _accuracy_over_seconds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    explanation = " Seconds are those of training, without evaluations and checkpoints: the median of the rounds."
-    return _accuracies(arms, "seconds", "seconds of training", "Accuracy over time", explanation)
-
-
-def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanation: str) -> Plot | None:
-    """A line per arm, with the band of its rounds; None where arms were evaluated once."""
-    alt = _altair()
-    data = [
-        {
-            "arm": row.name,
-            field: at,
-            "accuracy": point.mean,
-            "low": point.low,
-            "high": point.high,
-            "text": f"{row.name}, step {point.step}: accuracy {point.mean:.3f} ({point.low:.3f} to {point.high:.3f}, "
-            f"{counted(point.rounds, 'round')})",
-        }
-        for row in arms
-        if len(row.accuracy_curve) > 1
-        for point in row.accuracy_curve
-        if (at := getattr(point, field)) is not None
-    ]
-    if not data:
-        return None
-    names = list(dict.fromkeys(str(row["arm"]) for row in data))
-    base = alt.Chart(alt.Data(values=data)).encode(x=alt.X(f"{field}:Q", title=axis), color=_colour(alt, names, arms))
-    y = alt.Y("accuracy:Q", scale=alt.Scale(zero=False), title="accuracy on the validation split")
-    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=alt.Scale(zero=False)), y2="high:Q")
-    line = base.mark_line(strokeWidth=2).encode(y=y, strokeDash=_dash(alt, names, arms))
-    points = base.mark_point(filled=True, opacity=1, size=40).encode(y=y, description=alt.Description("text:N"))
-    chart = band + line + points
-    targets = {row.to_target.accuracy for row in arms if row.to_target}
-    if len(targets) == 1:
-        rule = alt.Chart(alt.Data(values=[{"accuracy": targets.pop()}])).mark_rule(color=INK, strokeDash=[4, 4])
-        chart += rule.encode(y="accuracy:Q")
-        explanation += " The level line is the accuracy that was to be reached."
-    return Plot(
-        name=f"accuracy-over-{field}",
-        title=title,
-        explanation=f"The mean of the rounds of each arm, and the band from the lowest to the highest.{explanation}",
-        chart=chart.properties(width=WIDTH, height=260),
-    )
-
-
-def _losses(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
-    data = [
-        {"arm": row.name, "step": step, "loss": loss}
-        for row in arms
-        for step, loss in zip(row.loss_curve.steps, row.loss_curve.losses, strict=True)
-        if loss is not None
-    ]
-    if not data:
-        return None
-    names = [row.name for row in arms]
-    chart = _curves(alt, data, names, arms, "loss", "training loss")
-    return Plot(
-        name="losses",
-        title="Loss curves",
-        explanation="The training loss of every arm in its first completed round. Arms with the same number of "
-        "replicas and the same settings start alike; in float32 rounding then drives them apart.",
-        chart=chart,
-    )
-
-
-def _loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
-    if len(arms) < 2 or not arms[0].loss_curve.steps:
-        return None
-    reference = dict(zip(arms[0].loss_curve.steps, arms[0].loss_curve.losses, strict=True))
-    data = []
-    for row in arms[1:]:
-        for step, loss in zip(row.loss_curve.steps, row.loss_curve.losses, strict=True):
-            other = reference.get(step)
-            if loss is not None and other is not None:
-                data.append({"arm": row.name, "step": step, "difference": loss - other})
-    if not data:
-        return None
-    chart = _curves(
-        alt, data, [row.name for row in arms[1:]], arms, "difference", f"difference from the loss of {arms[0].name}"
-    )
-    return Plot(
-        name="loss-differences",
-        title="Difference of the loss curves",
-        explanation=f"The loss of each arm minus that of {arms[0].name}. In float32 rounding grows with the steps, "
-        "also between two runs of one framework; arms with other numbers of replicas normalise by other batches.",
-        chart=chart,
-    )
-
-
-def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], arms: list[ArmRow], field: str, title: str) -> Any:
-    base = alt.Chart(alt.Data(values=data)).encode(
-        x=alt.X("step:Q", title="step"),
-        y=alt.Y(f"{field}:Q", scale=alt.Scale(zero=False), title=title),
-        color=_colour(alt, names, arms),
-    )
-    lines = base.mark_line(strokeWidth=2).encode(strokeDash=_dash(alt, names, arms))
-    # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
-    of_arms = [[row for row in data if row["arm"] == name] for name in names]
-    marks = [
-        row | {"text": f"{row['arm']}, step {row['step']}: {field} {row[field]:.4g}"}
-        for rows in of_arms
-        for row in rows[:: -(-len(rows) // LARGEST_NUMBER_OF_VALUES) or 1]
-    ]
-    values = (
-        alt.Chart(alt.Data(values=marks))
-        .mark_point(filled=True, opacity=0, size=120)
-        .encode(x="step:Q", y=f"{field}:Q", description=alt.Description("text:N"))
-    )
-    return (lines + values).properties(width=WIDTH, height=260)
-
-
 def _bars(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], field: str, title: str) -> Any:
     """A horizontal bar per arm."""
     return (
@@ -540,7 +333,7 @@ def _bars(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], field: str, 
         .encode(
             y=alt.Y("arm:N", sort=[row.name for row in arms], title=None),
             x=alt.X(f"{field}:Q", title=title),
-            color=_colour(alt, [row["arm"] for row in data], arms, legend=False),
+            color=colour_of_arms(alt, [row["arm"] for row in data], arms, legend=False),
             description=alt.Description("text:N"),
         )
         .properties(width=WIDTH, height=32 * len(arms) + 20)
@@ -548,7 +341,7 @@ def _bars(alt: Any, data: list[dict[str, Any]], arms: list[ArmRow], field: str, 
 
 
 def _memory(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    alt = _altair()
+    alt = load_altair()
     data = [
         {
             "arm": row.name,

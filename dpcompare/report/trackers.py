@@ -14,8 +14,8 @@ from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.study import Arm
 from dpcompare.report.records import Value, record
-from dpcompare.results.aggregate import seconds_of_steps
 from dpcompare.results.result import RunResult
+from dpcompare.results.timing import seconds_of_steps
 
 PROJECT = "dpcompare"
 """What a tracker files the runs under."""

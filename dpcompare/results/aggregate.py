@@ -12,24 +12,17 @@ import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.data.order import samples_trained
-from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
+from dpcompare.results.attempts import History, Status
 from dpcompare.results.computed import Computed
-from dpcompare.results.events import Evaluated, Event, read_events
+from dpcompare.results.evaluation import Evaluation
+from dpcompare.results.events import Evaluated, read_events
 from dpcompare.results.load import MachineLoad
-from dpcompare.results.result import (
-    Evaluation,
-    History,
-    NodeRecord,
-    PeakMemory,
-    ProcessRecord,
-    RunResult,
-    Status,
-    StepSeconds,
-)
+from dpcompare.results.process_record import ProcessRecord
+from dpcompare.results.result import NodeRecord, PeakMemory, RunResult
 from dpcompare.results.run_dir import process_record_path
-from dpcompare.results.series import ProcessSeries
-from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
-from dpcompare.results.target import TrainingCost, reached
+from dpcompare.results.series import ProcessSeries, series_of_trainers
+from dpcompare.results.target import reached
+from dpcompare.results.timing import clock_of, evaluation_costs, first_step_figures, joules_per_image, speed_figures
 from dpcompare.system.json_files import read_document
 from dpcompare.system.words import counted
 
@@ -56,7 +49,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         RequestError: the files are those of another version of dpcompare.
     """
     history = History.load(run_dir)
-    processes = _series(config, read_events(run_dir, config.topology.num_processes))
+    processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
     records = [
         read_document(ProcessRecord, path, kind="the record of a process", expected="a run directory")
         for rank in range(config.topology.num_processes)
@@ -67,25 +60,12 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
     status, error = end.status, end.error
     if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
         status, error = "failed", problem
-    workload, cluster = config.workload, config.cluster
     return RunResult(
         status=status,
         error=error,
-        framework=config.framework,
-        mode=config.mode,
-        num_nodes=cluster.num_nodes,
-        num_processes=config.topology.num_processes,
-        num_replicas=config.topology.num_replicas,
-        device_type=cluster.device_type,
+        **_asked(config),
         device_names=[name for record in records for name in record.device_names],
-        emulated=config.emulated,
         collective=records[0].collective if records else None,
-        model=workload.model,
-        dataset=workload.dataset,
-        image_size=workload.image_size,
-        global_batch_size=workload.global_batch_size,
-        precision=workload.precision,
-        profile=workload.profile,
         wall_seconds=end.ended_at - end.started_at,
         peak_memory_bytes=_peak(record.peak_memory_bytes for record in records),
         peak_device_memory_bytes=_peak(
@@ -95,39 +75,43 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         attempts=history.attempts,
         train_loss=history.losses + _global_losses(processes),
         evaluations=evaluations,
-        evaluation_costs=_evaluation_costs(config, processes, evaluations),
+        evaluation_costs=evaluation_costs(config, processes, evaluations),
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         computed=_computed(config, processes, records, evaluations),
-        store_sha256=config.inputs.store_sha256 if config.inputs else None,
-        weights_sha256=config.inputs.weights_sha256 if config.inputs else None,
-        skipped_images=config.inputs.num_skipped if config.inputs else 0,
-        threads_per_process=config.topology.threads_per_process,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         nodes=_nodes(config, records),
-        config=config.model_dump(mode="json"),
-        joules_per_image=_joules_per_image(config, processes),
-        clock=_clock(config, run_dir, processes),
+        joules_per_image=joules_per_image(config, processes),
+        clock=clock_of(config, run_dir, processes),
         compiled_steps=sorted({step for process in processes for step in process.compiled_steps}),
-        **_first_step(processes, end.started_at),
-        **_speed(config, processes),
+        **first_step_figures(processes, end.started_at),
+        **speed_figures(config, processes),
     )
 
 
-def seconds_of_steps(config: RunConfig, run_dir: Path) -> dict[int, float]:
-    """Step, from 1 -> the seconds that it took, in the slowest process of the last attempt; nothing without events."""
-    processes = _series(config, read_events(run_dir, config.topology.num_processes))
-    slowest, _ = _slowest(config, processes, _measured_steps(config, processes) or slice(0))
-    seconds = slowest.durations(slice(None), asynchronous=bool(config.mode_row.roles))
-    return dict(enumerate(seconds, start=slowest.first_step + 1))
-
-
-def _series(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
-    """Of every process that trains."""
-    by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}
-    for event in events:
-        by_rank[event.process_rank].append(event)
-    return [ProcessSeries(by_rank[rank]) for rank in range(config.topology.num_trainers)]
+def _asked(config: RunConfig) -> dict[str, Any]:
+    """What is known of a result before anything has run."""
+    workload, cluster, topology, inputs = config.workload, config.cluster, config.topology, config.inputs
+    return {
+        "framework": config.framework,
+        "mode": config.mode,
+        "num_nodes": cluster.num_nodes,
+        "num_processes": topology.num_processes,
+        "num_replicas": topology.num_replicas,
+        "device_type": cluster.device_type,
+        "emulated": config.emulated,
+        "model": workload.model,
+        "dataset": workload.dataset,
+        "image_size": workload.image_size,
+        "global_batch_size": workload.global_batch_size,
+        "precision": workload.precision,
+        "profile": workload.profile,
+        "store_sha256": inputs.store_sha256 if inputs else None,
+        "weights_sha256": inputs.weights_sha256 if inputs else None,
+        "skipped_images": inputs.num_skipped if inputs else 0,
+        "threads_per_process": topology.threads_per_process,
+        "config": config.model_dump(mode="json"),
+    }
 
 
 def _computed(
@@ -240,119 +224,6 @@ def _num_steps(config: RunConfig, processes: Sequence[ProcessSeries], evaluation
         if found := reached(judged, config.target_accuracy):
             return found.step
     return config.workload.total_steps(config.inputs.num_train)
-
-
-def _evaluation_costs(
-    config: RunConfig, processes: Sequence[ProcessSeries], evaluations: Sequence[Evaluation]
-) -> list[TrainingCost]:
-    """What training had taken when each evaluation was made."""
-    if config.inputs is None:
-        return []
-    is_timed = processes[0].first_step == 0  # of earlier attempts the events are elsewhere
-    seconds = [np.cumsum(np.add(process.step_seconds, process.host_overhead_seconds)) for process in processes]
-    metered = _metered(config, processes) or []
-    joules = [np.cumsum(process.joules) for process in metered]
-    costs = []
-    for step in (evaluation.step for evaluation in evaluations):
-        images = samples_trained(config.inputs.num_train, config.workload.global_batch_size, num_steps=step)
-        known = is_timed and all(0 < step <= len(each) for each in (*seconds, *joules))
-        costs.append(
-            TrainingCost(
-                step=step,
-                images=images,
-                seconds=max(float(each[step - 1]) for each in seconds) if known else None,
-                joules=sum(float(each[step - 1]) for each in joules) if known and joules else None,
-            )
-        )
-    return costs
-
-
-def _first_step(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:
-    """How long the first step took, with and without the start; nothing where a process made none."""
-    reached = [process.first_step_at for process in processes if process.first_step_at is not None]
-    if len(reached) < len(processes):
-        return {}
-    return {
-        "time_to_first_step_seconds": max(reached) - started_at,
-        "first_step_seconds": max(process.step_seconds[0] for process in processes),
-    }
-
-
-def _measured_steps(config: RunConfig, processes: Sequence[ProcessSeries]) -> slice | None:
-    """The steps of this attempt that all processes made, without the warm-up; None where none is left."""
-    num_steps = min(process.num_steps for process in processes) - processes[0].first_step
-    warmup_steps = config.workload.least_warmup_steps
-    if num_steps <= warmup_steps:
-        return None
-    steps = slice(warmup_steps, num_steps)
-    if config.workload.warmup_steps == "auto":
-        # By the slowest process, for all of them: each must leave out the same steps.
-        return slice(warmup_steps + steps_to_settle(_slowest(config, processes, steps)[1]), num_steps)
-    return steps
-
-
-def _slowest(config: RunConfig, processes: Sequence[ProcessSeries], steps: slice) -> tuple[ProcessSeries, list[float]]:
-    """The process whose measured steps took longest, and the seconds of each: the others wait for it."""
-    asynchronous = bool(config.mode_row.roles)
-    durations = [process.durations(steps, asynchronous=asynchronous) for process in processes]
-    return max(zip(processes, durations, strict=True), key=lambda pair: sum(pair[1]))
-
-
-def _speed(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, Any]:
-    """The figures of the clock over the measured steps; nothing where there are none."""
-    steps = _measured_steps(config, processes)
-    if steps is None:
-        return {}
-    slowest, seconds = _slowest(config, processes, steps)
-    counted_in_steps = bool(config.mode_row.roles)  # as `ProcessSeries.durations` has it
-    counts = slowest.global_counts[steps]
-    if counted_in_steps:  # they differ by whether losses are read after them
-        slow_steps = slow_start = None
-    else:
-        before = slowest.first_step + steps.start
-        slow_steps = SlowSteps.of(counts, seconds, steps_before=before, is_windowed=config.window > 1)
-        slow_start = SlowStart.of(seconds)
-    return {
-        "images_per_second": sum(counts) / sum(seconds),
-        "steady_images_per_second": steady_images_per_second(counts, seconds),
-        "measured_steps": len(seconds),
-        "steps_left_out": steps.start,
-        "slow_start": slow_start,
-        "step_seconds": StepSeconds.of(seconds),
-        "slow_steps": slow_steps,
-        # In a window of several steps the host waits for batches while the device still has work.
-        "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds) if config.window == 1 else None,
-        "host_overhead_seconds": 0.0 if counted_in_steps else float(np.mean(slowest.host_overhead_seconds[steps])),
-        "between_steps_fraction": 0.0
-        if counted_in_steps
-        else fraction_between_steps(seconds, slowest.host_overhead_seconds[steps]),
-    }
-
-
-def _clock(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:
-    """The check of the clocks; None where events come much later than the steps that they tell of."""
-    # An asynchronous mode waits for its steps where it reads their losses.
-    return None if config.mode_row.roles else check_clocks(run_dir, processes)
-
-
-def _joules_per_image(config: RunConfig, processes: Sequence[ProcessSeries]) -> float | None:
-    """Energy of all devices of the run over the measured steps; None where a part of it was not counted."""
-    steps, metered = _measured_steps(config, processes), _metered(config, processes)
-    if steps is None or metered is None:
-        return None
-    return sum(sum(process.joules[steps]) for process in metered) / sum(processes[0].global_counts[steps])
-
-
-def _metered(config: RunConfig, processes: Sequence[ProcessSeries]) -> Sequence[ProcessSeries] | None:
-    """The processes whose counters are those of all devices of the run; None where a part was not counted."""
-    # On the CPU the first process of each machine reads the counters of all its packages.
-    on_cpu = config.cluster.device_type == "cpu"
-    metered = [processes[rank] for rank in config.topology.first_of_machines] if on_cpu else processes
-    # Processes that only serve read no counter: theirs count where another process reads those of the whole machine.
-    includes_servers = config.topology.num_trainers == config.topology.num_processes or (
-        on_cpu and config.cluster.simulated
-    )
-    return metered if includes_servers and all(process.has_energy for process in metered) else None
 
 
 def _contradiction(

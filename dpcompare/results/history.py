@@ -9,9 +9,10 @@ from pathlib import Path
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.results.aggregate import LaunchEnd
+from dpcompare.results.attempts import Attempt, History
 from dpcompare.results.events import read_events
 from dpcompare.results.recompute import read_back
-from dpcompare.results.result import Attempt, History, RunResult
+from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import (
     ATTEMPT_CONFIG_FILE,
     CONFIG_FILE,

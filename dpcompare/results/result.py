@@ -1,69 +1,30 @@
-"""The result of a run, and what it is aggregated from: the records of processes and earlier attempts."""
+"""The result of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
+from dpcompare.results.attempts import Attempt, Status
 from dpcompare.results.clock import ClockCheck, much_between_steps
-from dpcompare.results.computed import Computed, ComputedByProcess
+from dpcompare.results.computed import Computed
+from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.load import MachineLoad
-from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate, Share
+from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate
 from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
-from dpcompare.results.run_dir import HISTORY_FILE, RESULT_FILE, process_record_path
+from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.results.target import TrainingCost, reached
-from dpcompare.system.cores import CoresUsed
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import read_document, write_document
 
 FORMAT = 2
 """Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
-
-LARGEST_MEAN, LARGEST_BATCH = 1.25, 3.0
-"""Times the loss of the median batch that the mean and the worst batch of an evaluation may have unmentioned."""
-
-Status = Literal["completed", "failed", "interrupted"]
-
-
-class ProcessRecord(BaseModel):
-    """process-<rank>.json: what one training process was, written when its training is done."""
-
-    model_config = ConfigDict(frozen=True)
-
-    process_rank: int
-    node_rank: int
-    local_rank: int
-    pid: int
-    host: str
-    device_names: list[str]
-    threads: int
-    bound_to_cores: str | None = None
-    """Those near its GPUs, as ranges, where it was bound to them; None where it could run on all."""
-    collective: str
-    """What carried the gradients: nccl, gloo, ring, threads, or none for one replica."""
-    settings: dict[str, Any]
-    """What the backend chose or was given that a fair comparison must know; see `Backend.describe`."""
-    sample_order_sha256: str
-    peak_memory_bytes: int
-    """Most resident memory at once."""
-    peak_device_memory_bytes: int | None
-    """Most memory of the process's GPUs at once, from the first measured step on; None on the CPU."""
-    versions: dict[str, str]
-    gpus: list[GpuState] = []
-    """Of this process."""
-    cores_used: CoresUsed | None = None
-    """From the first measured step to the last one; None where there was none, or the kernel does not tell."""
-    computed: ComputedByProcess | None = None
-    """None where it only served."""
-
-    def save(self, run_dir: Path) -> None:
-        write_document(self, process_record_path(run_dir, self.process_rank))
 
 
 class StepSeconds(BaseModel):
@@ -110,75 +71,6 @@ class NodeRecord(BaseModel):
     """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
     load: MachineLoad | None = None
     """Of its machine, at the first of several nodes of one machine; None where it is not known."""
-
-
-class Evaluation(BaseModel):
-    """One pass over the validation split, every sample once."""
-
-    model_config = ConfigDict(frozen=True)
-
-    epoch: int
-    """Epochs started when it was made, from 1."""
-    step: int
-    """Steps trained when it was made."""
-    loss: Finite | None
-    """None where it is not finite."""
-    accuracy: Share
-    count: Number
-    median_batch_loss: Finite | None = None
-    """The median of the mean losses of its global batches, which a few samples do not move."""
-    largest_batch_loss: Finite | None = None
-
-    @property
-    def outlier(self) -> str | None:
-        """A sentence about a few samples that make much of the loss; None where there are none."""
-        mean, median, largest = self.loss, self.median_batch_loss, self.largest_batch_loss
-        if mean is None or not median or largest is None:
-            return None
-        if mean <= LARGEST_MEAN * median or largest <= LARGEST_BATCH * median:
-            return None
-        return (
-            f"the evaluation loss of {mean:.4f} comes from a few samples: {median:.4f} in the median batch, "
-            f"{largest:.4g} in the worst; BatchNorm's running statistics may not have settled yet"
-        )
-
-
-class Attempt(BaseModel):
-    """An earlier attempt of a run that was resumed from a checkpoint; its files are below attempts/."""
-
-    model_config = ConfigDict(frozen=True)
-
-    first_step: int
-    """Steps made before it."""
-    last_step: int
-    """Steps made in all when it ended; those after the checkpoint that was resumed were made again."""
-    status: Status
-    error: str | None
-    framework: str
-    mode: str
-    num_replicas: int
-    images_per_second: Rate | None
-
-
-class History(BaseModel):
-    """history.json: what earlier attempts of a run contribute to its result."""
-
-    model_config = ConfigDict(frozen=True)
-
-    losses: list[Finite | None] = Field(default_factory=list)
-    """Of every step up to the checkpoint that the present attempt was resumed from."""
-    evaluations: list[Evaluation] = Field(default_factory=list)
-    attempts: list[Attempt] = Field(default_factory=list)
-
-    @classmethod
-    def load(cls, run_dir: Path) -> History:
-        """What the earlier attempts of a run measured; nothing where there were none."""
-        if not (run_dir / HISTORY_FILE).is_file():
-            return cls()
-        return read_document(cls, run_dir / HISTORY_FILE, kind="the history of a run", expected="a run directory")
-
-    def save(self, run_dir: Path) -> None:
-        write_document(self, run_dir / HISTORY_FILE)
 
 
 class RunResult(BaseModel):

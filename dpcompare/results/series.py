@@ -1,9 +1,10 @@
-"""The series of one process: what it measured, step by step."""
+"""The series of each process: what it measured, step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dpcompare.config.run import RunConfig
 from dpcompare.results.events import Evaluated, Event, Ready, StepsTrained
 
 
@@ -67,3 +68,11 @@ class ProcessSeries:
         if not asynchronous:
             return seconds
         return [sum(pair) for pair in zip(seconds, self.host_overhead_seconds[steps], strict=True)]
+
+
+def series_of_trainers(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
+    """Of every process that trains."""
+    by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}
+    for event in events:
+        by_rank[event.process_rank].append(event)
+    return [ProcessSeries(by_rank[rank]) for rank in range(config.topology.num_trainers)]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
+from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.quantities import Count, Measured
-
-if TYPE_CHECKING:
-    from dpcompare.results.result import Evaluation
 
 
 class TrainingCost(BaseModel):

@@ -22,7 +22,7 @@ from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
-from dpcompare.results.result import ProcessRecord
+from dpcompare.results.process_record import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, log_path
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.cores import CoresMeter, CoresUsed

@@ -31,11 +31,11 @@ def test_each_step_has_its_own_learning_rate(tmp_path):
 def test_the_loop_may_use_the_devices_between_steps(tmp_path):
     """A `fit` that has entered the next step has collectives under way; in ten steps they deadlock with the loop's."""
     workload = Workload(
-        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=200, warmup_steps=0,
+        model="toy-bn", image_size=16, global_batch_size=16, dataset="synthetic-mini", steps=50, warmup_steps=0,
         batchnorm_recompute=1,
     )  # fmt: skip
     result = trained("keras-fit", tmp_path / "run", workload, checkpoint_every=1, progress_timeout=30)
-    assert len(result.train_loss) == 200
+    assert len(result.train_loss) == 50
 
 
 # Notes what Keras is given in its first step, and where that is.

@@ -7,7 +7,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.results.events import CheckpointSaved, Ready, StepsTrained, read_events
-from tests.support.command import dpcompare, invoke
+from tests.support.command import invoke
 
 TINY = [
     "--model",
@@ -83,10 +83,11 @@ def test_two_workers_are_asynchronous_and_not_comparable_with_others(tmp_path):
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.alone
+@pytest.mark.usefixtures("warm")
 def test_what_workers_still_have_to_do_counts(tmp_path):
     """Steps return before they are made; between the first and last loss only checkpoints are not part of a step."""
     steps = ["--model", "toy-cnn", "--image-size", "128", "--global-batch-size", "256", "--dataset", "synthetic"]
-    done = dpcompare("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3",
+    done = invoke("run", *SERVED, *steps, "--steps", "4", "--warmup-steps", "0", "--device", "cpu", "--nodes", "3",
                      "--checkpoint-every", "1", "--run-dir", tmp_path / "run", "--json")  # fmt: skip
     assert done.code == 0, done.stderr
     events = read_events(tmp_path / "run", 1)
@@ -97,16 +98,6 @@ def test_what_workers_still_have_to_do_counts(tmp_path):
     expected = elapsed - sum(event.seconds for event in checkpoints)
     # Nor is what looks at the first step's batch a part of one; of steps that were not waited for little would be left.
     assert 4 * 256 / done.json["images_per_second"] == pytest.approx(expected, rel=0.25)
-
-
-@pytest.mark.tensorflow
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm")
-def test_one_worker_computes_what_one_device_does():
-    done = invoke("verify", "--frameworks", "tensorflow", "--modes", "single,parameter-server", "--model", "toy-bn",
-                     "--replicas", "1", "--precision", "float64", "--quick", "--json")  # fmt: skip
-    assert done.code == 0, done.stderr
-    assert any("parameter-server" in check["modes"] for check in done.json["checks"])
 
 
 @pytest.mark.tensorflow

@@ -114,34 +114,12 @@ def test_what_cannot_be_split_is_refused(tmp_path, asked, says):
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("modes", "replicas", "precision", "among"),
-    [
-        ("single,pipeline", "1", "float64", ["torch pipeline on 1 node x 2 devices in 2 stages in 2 micro-batches"]),
-        (
-            "ddp,pipeline,ddp-stages,fsdp,fabric,accelerate",
-            "2",
-            "float64",
-            [
-                "torch pipeline on 2 nodes x 2 devices in 2 stages",
-                "torch ddp on 2 nodes x 2 devices in 2 stages",
-                "torch fsdp on 2 nodes x 1 device",
-                "torch fabric on 2 nodes x 1 device",
-                "torch accelerate on 2 nodes x 1 device",
-            ],
-        ),
-        # Once: its processes are started anew, which takes longest.
-        ("ddp,ddp-spawn", "2", "float32", ["torch ddp on 1 node x 2 devices by spawn"]),
-    ],
-    ids=["one replica", "two replicas", "spawned"],  # in few commands: each trains ddp again
-)
 @pytest.mark.usefixtures("warm")
-def test_the_other_modes_compute_the_same(modes, replicas, precision, among):
-    done = invoke("verify", "--frameworks", "torch", "--modes", modes, "--model", "toy-bn", "--replicas", replicas,
-                  "--precision", precision, "--profile", "strict", "--quick", "--json")  # fmt: skip
+def test_processes_that_a_program_spawns_compute_the_same():
+    done = invoke("verify", "--frameworks", "torch", "--modes", "ddp,ddp-spawn", "--model", "toy-bn", "--replicas", "2",
+                  "--precision", "float32", "--profile", "strict", "--quick", "--json")  # fmt: skip
     assert done.code == 0, [check for check in done.json["checks"] if not check["passed"]]
-    compared = ", ".join(check["modes"] for check in done.json["checks"])
-    assert [mode for mode in among if mode not in compared] == []
+    assert any("torch ddp on 1 node x 2 devices by spawn" in check["modes"] for check in done.json["checks"])
     losses = [check["measured"] for check in done.json["checks"] if check["name"].startswith("losses")]
     assert np.max(losses) < 1e-10
 

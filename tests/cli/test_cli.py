@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -21,6 +20,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
 from dpcompare.results.run_dir import checkpoint_paths
+from stress.terminal import on_terminal
 from tests.support.command import dpcompare, invoke, start
 
 TINY = ("--model", "toy-cnn", "--image-size", "32", "--steps", "8")
@@ -427,21 +427,10 @@ def test_forced_colour_does_not_animate_a_pipe():
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_terminal_gets_a_live_bar():
-    terminal, child = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
     command = [sys.executable, "-m", "dpcompare", "run", *TORCH, *TINY[:4], "--steps", "400"]
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=child)
-    os.close(child)
-    shown = b""
-    while True:
-        try:
-            shown += os.read(terminal, 4096)
-        except OSError:  # how a pseudo-terminal says that its other end has closed
-            break
-    os.close(terminal)
-    assert process.wait(60) == 0
-    assert re.search(rb"/400.*images/s", shown)
-    assert b"\x1b[2K" in shown
+    shown = on_terminal(command, 120, environment=os.environ | {"TERM": "xterm"}, stdout=subprocess.DEVNULL)
+    assert re.search("/400.*images/s", shown)
+    assert "\x1b[2K" in shown
 
 
 def wait_for(process, pattern, path):

@@ -13,7 +13,7 @@ from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.results.run_dir import checkpoint_path
-from tests.results.test_result import aggregated, events, record
+from tests.support.recorded import aggregated, events, record
 
 REPOSITORY = Path(__file__).parents[2]
 

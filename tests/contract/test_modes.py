@@ -340,14 +340,9 @@ def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_efficientnet_b2_on_two_replicas_is_the_same_in_every_mode(trained):
-    arms = [
-        ("torch", "dp", 1, 2),
-        ("torch", "ddp", 2, 1),
-        ("tensorflow", "mirrored", 1, 2),
-        ("tensorflow", "multiworker", 2, 1),
-    ]
-    results = [trained(*arm, B2) for arm in arms]
+def test_efficientnet_b2_on_two_replicas_is_the_same_in_both_frameworks(trained):
+    """In one mode of each, with processes; that the others compute what these do, `verify`'s checks of toy-bn show."""
+    results = [trained(*arm, B2) for arm in (("torch", "ddp", 2, 1), ("tensorflow", "multiworker", 2, 1))]
     assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
     assert np.ptp([result.train_loss[1] for result in results]) < 1e-8
     assert np.ptp([result.evaluations[0].loss for result in results]) < 1e-8

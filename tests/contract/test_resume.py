@@ -184,7 +184,7 @@ def test_a_restart_that_is_refused_keeps_what_was_measured(tmp_path, monkeypatch
             raise RequestError("not allowed any more")
         return first(*arguments, **options)
 
-    monkeypatch.setattr("dpcompare.launch.run.launch", launch_once)
+    monkeypatch.setattr("dpcompare.launch.attempt.launch", launch_once)
     with pytest.raises(RunFailedError, match="no restart: not allowed any more"), dying_after(4):
         run(config(max_restarts=1, every=2), tmp_path / "run")
     assert checkpoint_paths(tmp_path / "run")[0].name.endswith("4.safetensors")

@@ -8,7 +8,8 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.experiments.fairness import KNOBS, compare
+from dpcompare.experiments.fairness import compare
+from dpcompare.experiments.knobs import KNOBS
 from dpcompare.results.result import Evaluation, NodeRecord, RunResult
 from dpcompare.system.gpu_state import GpuReading, GpuState
 

@@ -17,8 +17,8 @@ from dpcompare.experiments.study import Study
 from dpcompare.report.formats import as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
+from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.predictions import Predictions
-from dpcompare.results.result import Evaluation
 from dpcompare.results.target import TrainingCost
 from tests.experiments.test_accuracy_statistics import BETTER, NEARLY, SEEDS
 from tests.experiments.test_analysis import runs, single

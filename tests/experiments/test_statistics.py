@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcompare.experiments.statistics import Pair, Plan, claims_of, holm, jitter, paired_ratio
+from dpcompare.experiments.statistics import Plan, RatioPair, claims_of, holm, jitter, paired_ratio
 from stress import check_statistics as calibration
 
 
@@ -17,7 +17,7 @@ def simulated(rounds, ratio=1.0, noise=0.03, drift=0.3, seed=0):
 
 def claim(first, second, speeds, *, unequal=(), plan=Plan()):  # noqa: B008 (it is frozen)
     """Of two arms alone."""
-    return claims_of([Pair(first=first, second=second, ratio=paired_ratio(*speeds), unequal=unequal)], plan)[0]
+    return claims_of([RatioPair(first=first, second=second, ratio=paired_ratio(*speeds), unequal=unequal)], plan)[0]
 
 
 @pytest.mark.parametrize("rounds", [5, 8, 12])
@@ -144,7 +144,7 @@ def test_an_interval_leaves_1_out_where_something_is_claimed_and_only_there():
     for _ in range(50):
         speeds = 100 * np.exp(0.02 * generator.standard_normal((8, 6)) + np.linspace(0, 0.1, 6))
         pairs = [
-            Pair(first=str(a), second=str(b), ratio=paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist()))
+            RatioPair(first=str(a), second=str(b), ratio=paired_ratio(speeds[:, a].tolist(), speeds[:, b].tolist()))
             for a in range(6)
             for b in range(a)
         ]
@@ -181,10 +181,10 @@ def test_a_pair_that_was_named_beforehand_is_found_among_six_arms(calibrated):
 def test_the_other_pairs_of_a_named_one_are_shown_and_not_claimed():
     ratio = paired_ratio(FASTER, SIX)
     pairs = [
-        Pair(first="a", second="b", ratio=ratio),
-        Pair(first="a", second="c", ratio=ratio, exploratory=True),
-        Pair(first="b", second="c", ratio=paired_ratio(FASTER[:2], SIX[:2]), exploratory=True),
-        Pair(first="a", second="d", ratio=ratio, exploratory=True, unequal=["precision"]),
+        RatioPair(first="a", second="b", ratio=ratio),
+        RatioPair(first="a", second="c", ratio=ratio, exploratory=True),
+        RatioPair(first="b", second="c", ratio=paired_ratio(FASTER[:2], SIX[:2]), exploratory=True),
+        RatioPair(first="a", second="d", ratio=ratio, exploratory=True, unequal=["precision"]),
     ]
     named, shown, few, unequal = claims_of(pairs, Plan())
     assert (named.outcome, named.level) == ("faster", Plan().level)  # as if it were alone

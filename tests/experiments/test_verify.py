@@ -1,4 +1,4 @@
-"""verify: what it runs, that it passes, and that each of its checks can fail."""
+"""verify: that it passes, and that each of its checks can fail."""
 
 import os
 import subprocess
@@ -23,7 +23,7 @@ from dpcompare.experiments.verify import (
     tolerance_of,
     verify,
 )
-from dpcompare.experiments.verify_groups import Group, _workload, not_compared, plan_groups, usable_contenders
+from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, usable_contenders
 from dpcompare.experiments.verify_runs import config_of, resume_side, run_side
 from dpcompare.models.architectures import MODELS
 from dpcompare.results import arrays
@@ -51,90 +51,6 @@ def group(replicas=1, optimizer="sgd", modes=ALL, frameworks=BOTH, **asked):
     return Group(
         workload=workload, contenders=(*usable_contenders(frameworks, modes, 1), *in_parts), kind="accumulation"
     )
-
-
-def test_a_plan_covers_every_mode_at_every_number_of_replicas():
-    groups = plan_groups(BOTH, ALL, model="efficientnet-b2", replicas=[1, 2, 4], precisions=["float64"], quick=False)
-    assert [(g.described, len(g.contenders), g.kind) for g in groups] == [
-        ("efficientnet-b2, sgd", 2, "modes"),
-        ("efficientnet-b2, adam", 2, "modes"),
-        ("efficientnet-b2, adam, regularization", 2, "modes"),
-        ("toy-bn, adam, regularization, native", 4, "modes"),
-        ("efficientnet-b2, sgd", 4, "modes"),
-        ("efficientnet-b2, adam", 4, "modes"),
-        ("toy-bn, adam, regularization, synchronized BatchNorm", 4, "modes"),
-        ("toy-bn, sgd", 4, "modes"),
-        ("toy-bn, adam", 4, "modes"),
-        ("toy-bn, adam, regularization, synchronized BatchNorm", 4, "modes"),
-        ("mlp, sgd", 8, "accumulation"),
-    ]
-
-
-def quick_plan(**options):
-    return plan_groups(
-        BOTH, ALL, model="efficientnet-b2", replicas=[1, 2], precisions=["float32", "float64"], quick=True, **options
-    )
-
-
-def test_a_quick_plan_has_the_big_model_on_one_device_only_and_says_nothing_twice():
-    assert [(g.described, g.workload.precision, len(g.to_run)) for g in quick_plan()] == [
-        ("efficientnet-b2, adam", "float32", 2),
-        ("toy-bn, sgd", "float32", 4),
-        ("efficientnet-b2, sgd", "float64", 2),
-        ("toy-bn, adam, regularization, native", "float64", 4),
-        ("toy-bn, sgd", "float64", 4),
-        ("toy-bn, adam, regularization, synchronized BatchNorm", "float64", 4),
-        ("mlp, sgd", "float64", 5),
-    ]
-
-
-def test_small_groups_have_what_is_nobodys_default():
-    small = [g for g in quick_plan() if g.workload.model != "efficientnet-b2"]
-    assert {(g.workload.image_size, g.workload.seed, g.workload.batchnorm_momentum) for g in small} == {(75, 3, 0.97)}
-    assert {contender.accumulate for g in small for contender in g.contenders if contender.mode == "ddp"} == {1, 2}
-    (native,) = [g for g in small if g.workload.profile == "native"]
-    assert {contender.framework for contender in native.contenders if contender.resumed} == set(BOTH)
-    assert native.checkpoint_every == 8
-
-
-@pytest.mark.parametrize(("compiler", "compiled"), [("sh", ["torch.compile"]), ("no-such-compiler", [])])
-def test_the_native_group_is_compiled_where_there_is_a_compiler(monkeypatch, compiler, compiled):
-    monkeypatch.setenv("CXX", compiler)
-    (native,) = [g for g in quick_plan() if g.workload.profile == "native"]
-    tuned = [contender.tune.get("compilation") for contender in native.contenders if contender.framework == "torch"]
-    assert [each for each in tuned if each] == compiled * 2  # and resumed
-    strict = plan_groups(BOTH, ["single"], model="toy-bn", replicas=[1], precisions=["float64"], quick=True,
-                         asked={"profile": "strict"})  # fmt: skip
-    assert not any(contender.tune for group in strict for contender in group.contenders)
-
-
-def test_dp_is_left_out_where_it_cannot_synchronize_batchnorm(install_gpus):
-    install_gpus()
-    (synchronized,) = [g for g in quick_plan(device="auto") if g.workload.batchnorm == "sync"]
-    assert {contender.mode for contender in synchronized.contenders} == {"ddp", "mirrored", "multiworker"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--modes", "single,ddpp"], "unknown mode 'ddpp'.*Did you mean 'ddp'"),
-        (["--frameworks", "jax"], "unknown framework 'jax'"),
-        (["--model", "resnet"], "unknown model 'resnet'"),
-        (["--replicas", "3"], r"--replicas: received 3, .* expected some of 1, 2, 4, 8"),
-        (["--replicas", "0"], "--replicas: received 0"),
-        (["--replicas", "two"], "received 'two', expected numbers"),
-        (["--precision", "float16"], "expected float32 and/or float64"),
-        (["--frameworks", "torch", "--modes", "dp", "--replicas", "1"], "nothing to compare"),
-        (["--replicas", ","], "--replicas: received none"),
-    ],
-)
-@pytest.mark.torch
-@pytest.mark.tensorflow
-def test_wrong_requests_are_refused(arguments, message):
-    refused = invoke("verify", *arguments)
-    assert refused.code == 2
-    with pytest.raises(AssertionError, match=f"(?s){message}"):
-        raise AssertionError(refused.stderr)
 
 
 @pytest.fixture
@@ -197,6 +113,39 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
     assert [check.name for check in checks if not check.passed] == []
     assert ("regularization" in {check.name for check in checks}) == ("regularization" in asked)
     assert {check.name for check in checks} <= set(TOLERANCES)
+
+
+OTHERS = ("single", "ddp", "pipeline", "ddp-stages", "fsdp", "fabric", "accelerate", "parameter-server")
+"""Modes that are compared only where they are asked for, beside one that is always."""
+ON_ONE_REPLICA = [
+    "tensorflow parameter-server on 3 nodes x 1 device",
+    "tensorflow single",
+    "torch ddp on 1 node x 2 devices in 2 stages",
+    "torch pipeline on 1 node x 2 devices in 2 stages",
+    "torch single",
+]
+ON_TWO = [
+    "torch accelerate on 2 nodes x 1 device",
+    "torch ddp on 2 nodes x 1 device",
+    "torch ddp on 2 nodes x 2 devices in 2 stages",
+    "torch fabric on 2 nodes x 1 device",
+    "torch fsdp on 2 nodes x 1 device",
+    "torch pipeline on 2 nodes x 2 devices in 2 stages",
+]
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "optimizer", "asked", "expected"),
+    [(1, "sgd", {}, ON_ONE_REPLICA), (2, "sgd", {}, ON_TWO), (2, "adam", SYNCHRONIZED, ON_TWO)],
+)
+def test_the_other_modes_pass_every_check(healthy, replicas, optimizer, asked, expected):
+    chosen = group(replicas, optimizer, modes=OTHERS, **asked)
+    assert sorted(map(str, chosen.contenders)) == expected
+    sides = [healthy(replicas, optimizer, number, modes=OTHERS, **asked) for number in range(len(expected))]
+    assert [check.name for check in compare_sides(chosen, sides, {}) if not check.passed] == []
 
 
 def changed(side, *, losses=None, accuracy=None, **arrays):
@@ -414,27 +363,6 @@ def test_the_zero_gradients_of_every_efficientnet(scale, first_stage):
     assert f"blocks.0.{first_stage - 1}.bn2.bias" in zero
 
 
-@pytest.mark.parametrize(
-    ("frameworks", "modes", "named"),
-    [
-        (["torch", "tensorflow"], ["single", "ddp"], ["torch ddp"]),
-        (["torch", "tensorflow"], ["single", "dp", "ddp"], []),
-        (["torch"], ["single", "dp", "ddp"], ["torch single"]),
-        (["torch"], ["ddp", "ddp-spawn"], []),
-    ],
-)
-def test_a_mode_that_stands_beside_no_other_is_told(frameworks, modes, named):
-    groups = plan_groups(frameworks, modes, model="toy-bn", replicas=[1, 2], precisions=["float64"], quick=True)
-    assert [line.split(":")[0] for line in not_compared(groups, frameworks, modes)] == named
-    assert all(len(group.to_run) > 1 for group in groups)
-
-
-def test_one_mode_alone_is_refused():
-    refused = invoke("verify", "--modes", "ddp", "--model", "toy-bn")
-    assert refused.code == 2
-    assert "nothing to compare" in refused.stderr
-
-
 def test_every_check_has_a_fault_or_a_change_that_it_catches():
     shown = {fault.caught_by for fault in FAULTS.values()} | set(SMALL_CHANGES) | set(NAN)
     assert set(TOLERANCES) <= shown
@@ -502,33 +430,31 @@ def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monk
     assert bool(fault.on_sheet) == bool(named)
 
 
-ONE_DEVICE = ["--modes", "single", "--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]
+ONE_DEVICE = [
+    "--model",
+    "toy-bn",
+    "--replicas",
+    "1",
+    "--precision",
+    "float64",
+    "--profile",
+    "strict",
+    "--quick",
+    "--json",
+]
 
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_a_broken_alignment_fails_the_command(tmp_path, monkeypatch):
-    fault = FAULTS["learning rate inside SGD's momentum, as Keras has it"]
-    fault.install(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = invoke("verify", *ONE_DEVICE)
-    assert done.code == 3
-    assert fault.caught_by in {check["name"] for check in done.json["checks"] if not check["passed"]}
-    assert f"FAILED {fault.caught_by}" in done.stderr
-
-
-@pytest.mark.torch
-@pytest.mark.tensorflow
-@pytest.mark.slow
-@pytest.mark.usefixtures("warm")
-def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
+def test_a_side_that_crashes_is_a_failed_check_and_fails_the_command(tmp_path, monkeypatch):
     FAULTS["a sample dropped in evaluation"].install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    done = invoke("verify", *ONE_DEVICE)
+    done = invoke("verify", "--modes", "single", *ONE_DEVICE)
     assert done.code == 3
     failed = {check["name"]: check for check in done.json["checks"] if not check["passed"]}
+    assert all(f"FAILED {name}" in done.stderr for name in failed)
     assert "each of the 41 validation samples once" in failed["run"]["detail"]
     assert failed["training logits"]["measured"] is None
 
@@ -539,8 +465,7 @@ def test_a_side_that_crashes_is_a_failed_check(tmp_path, monkeypatch):
 def test_one_framework_alone_passes_and_the_other_is_named(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
-    arguments = ["--model", "toy-bn", "--replicas", "1", "--precision", "float64", "--json"]
-    done = invoke("verify", *arguments, DPCOMPARE_TENSORFLOW_PYTHON=python)
+    done = invoke("verify", *ONE_DEVICE, DPCOMPARE_TENSORFLOW_PYTHON=python)
     assert done.code == 0, done.stderr
     assert done.json["passed"] is True
     assert {"name", "modes", "precision", "measured", "tolerance", "passed"} <= set(done.json["checks"][0])

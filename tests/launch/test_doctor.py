@@ -176,6 +176,7 @@ def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
+@pytest.mark.usefixtures("warm")
 def test_noise_tells_what_can_be_detected():
     done = invoke("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
     noise = json.loads(done.stdout)["noise"]

@@ -26,7 +26,6 @@ from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import is_alive
 from tests.support.command import dpcompare, invoke, start
-from tests.support.marks import with_mark
 
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
 MODES = [
@@ -53,9 +52,9 @@ def commands_of(process, count):
     raise AssertionError(process.communicate())
 
 
-@pytest.mark.parametrize("mode", [MODES[0], with_mark(MODES[1], pytest.mark.slow)])
-def test_the_commands_of_two_terminals_make_one_run(tmp_path, mode):
-    run = start("run", *HERE, *mode, *TINY, "--steps", "8", "--json", "--run-dir", tmp_path / "run")
+@pytest.mark.torch
+def test_the_commands_of_two_terminals_make_one_run(tmp_path):
+    run = start("run", *HERE, *TORCH, *TINY, "--steps", "8", "--json", "--run-dir", tmp_path / "run")
     terminals = [subprocess.Popen(command) for command in commands_of(run, 2)]
     stdout, stderr = run.communicate(timeout=120)
     assert run.returncode == 0, stderr

@@ -243,7 +243,7 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     """Processes go on for long without it: their files are open."""
     run_dir, began = tmp_path / "run", time.monotonic()
     sleeping = node(0, "import time; time.sleep(60)")
-    monkeypatch.setattr("dpcompare.launch.run.plan", lambda *arguments: [sleeping])
+    monkeypatch.setattr("dpcompare.launch.attempt.plan", lambda *arguments: [sleeping])
     monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
 
     def remove():

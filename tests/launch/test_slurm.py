@@ -77,15 +77,6 @@ def test_a_job_trains_what_simulated_nodes_train(cluster, tmp_path, mode):
 
 
 @pytest.mark.parametrize("mode", FRAMEWORKS)
-def test_efficientnet_b2_as_a_job(cluster, tmp_path, mode):
-    size = ["--image-size", "32", "--global-batch-size", "8", "--dataset", "synthetic-mini"]
-    done = dpcompare("run", *TWO_NODES, *mode, *size, *SHORT, "--json", "--run-dir", tmp_path / "job", **cluster)
-    assert done.code == 0, done.stderr
-    assert done.json["model"] == "efficientnet-b2"
-    assert done.json["num_replicas"] == 2
-
-
-@pytest.mark.parametrize("mode", FRAMEWORKS)
 def test_a_killed_rank_fails_the_job_and_is_named(cluster, tmp_path, mode):
     process, pids = begun(tmp_path / "run", cluster, *mode)
     os.kill(pids[1], signal.SIGKILL)

@@ -7,8 +7,9 @@ import pytest
 from markupsafe import escape
 
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.report import plots
+from dpcompare.report.charts import write_files
 from dpcompare.report.page import _inline, as_html
+from dpcompare.report.plots import make_plots
 from dpcompare.results.result import PeakMemory
 from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
 
@@ -35,7 +36,7 @@ def comparison():
 
 
 def test_every_plot_has_as_many_series_as_there_is_to_show(comparison):
-    series = {plot.name: _values(plot) for plot in plots.make_plots(comparison)}
+    series = {plot.name: _values(plot) for plot in make_plots(comparison)}
     assert set(series) == {"speed", "rounds", "ratios", "scaling", "breakdown", "losses", "loss-differences", "memory"}
     assert {row["MiB"] for row in series["memory"]} == {1024.0}
     assert len(series["rounds"]) == 18
@@ -62,7 +63,7 @@ def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
 
     arms = [pipelined(1, 80.0), pipelined(2, 100.0), pipelined(4, 90.0), pipelined(4, 95.0, "1f1b"), single([120.0])]
     arms.append(pipelined(4, 70.0, batch=64))
-    series = {plot.name: _values(plot) for plot in plots.make_plots(compared(*arms))}
+    series = {plot.name: _values(plot) for plot in make_plots(compared(*arms))}
     points = {(row["arm"], row["micro-batches"]): row["images/s"] for row in series["micro-batches"] if "text" in row}
     assert points == {
         ("1 x 2 stages, gpipe", 1): 80.0,
@@ -71,7 +72,7 @@ def test_a_sweep_over_micro_batches_is_a_line_per_pipeline():
         ("1 x 2 stages, 1f1b", 4): 95.0,
         ("1 x 2 stages, gpipe, pipeline 4 None 64", 4): 70.0,
     }
-    assert "micro-batches" not in {plot.name for plot in plots.make_plots(compared(arms[0], arms[4]))}
+    assert "micro-batches" not in {plot.name for plot in make_plots(compared(arms[0], arms[4]))}
 
 
 def _values(plot):
@@ -88,7 +89,7 @@ def _values(plot):
 def test_files_for_papers_have_ink(comparison, tmp_path):
     from PIL import Image
 
-    plots.write_files(plots.make_plots(comparison), tmp_path)
+    write_files(make_plots(comparison), tmp_path)
     assert {path.suffix for path in tmp_path.iterdir()} == {".png", ".svg"}
     for path in tmp_path.glob("*.png"):
         darkest, lightest = Image.open(path).convert("L").getextrema()
@@ -223,7 +224,7 @@ def test_on_paper_no_column_is_cut(open_page):
 
 def test_an_arm_has_one_colour_in_all_plots(comparison):
     colours = {}
-    for plot in plots.make_plots(comparison):
+    for plot in make_plots(comparison):
         spec = plot.chart.to_dict()
         for layer in [spec, *spec.get("layer", [])]:
             scale = layer.get("encoding", {}).get("color", {}).get("scale", {})

@@ -9,8 +9,8 @@ import pytest
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.report.trackers import tracked_runs
-from tests.results.test_result import aggregated, config, events, record  # noqa: F401 (config is a fixture)
 from tests.support.command import invoke
+from tests.support.recorded import recorded_config, recorded_run
 
 SERIES = {
     1: {"train/loss": 4.0, "train/step_seconds": 1.0},
@@ -21,14 +21,8 @@ SERIES = {
 
 
 @pytest.fixture
-def run_dir(config, tmp_path):  # noqa: F811
-    """A recorded run of two processes and four steps."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for rank in range(2):
-        record(rank).save(folder)
-    aggregated(config, folder, events(0) + events(1)).save(folder)
-    return folder
+def run_dir(tmp_path):
+    return recorded_run(recorded_config(), tmp_path / "run")
 
 
 @pytest.fixture

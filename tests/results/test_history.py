@@ -1,12 +1,19 @@
 """A run in several attempts: each stays what it was."""
 
+import pytest
+
 from dpcompare.config.run import RunConfig
+from dpcompare.results.attempts import History
 from dpcompare.results.history import close_attempt
-from dpcompare.results.result import History
-from tests.results.test_result import aggregated, config, events, record  # noqa: F401 (`config` is a fixture)
+from tests.support.recorded import aggregated, events, record, recorded_config
 
 
-def test_an_attempt_keeps_the_config_that_it_was_started_with(config, tmp_path):  # noqa: F811 (a fixture)
+@pytest.fixture
+def config():
+    return recorded_config()
+
+
+def test_an_attempt_keeps_the_config_that_it_was_started_with(config, tmp_path):
     """The launcher was killed, so there is no result; then config.json was edited to another mode."""
     config.save(tmp_path / "attempt-config.json")
     aggregated(config, tmp_path, events(0) + events(1))
@@ -21,7 +28,7 @@ def test_an_attempt_keeps_the_config_that_it_was_started_with(config, tmp_path):
     assert RunConfig.load(tmp_path / "config.json") == edited
 
 
-def test_an_attempt_of_a_generated_script_has_config_json_alone(config, tmp_path):  # noqa: F811 (a fixture)
+def test_an_attempt_of_a_generated_script_has_config_json_alone(config, tmp_path):
     config.save(tmp_path / "config.json")
     record(0).save(tmp_path)
     aggregated(config, tmp_path, events(0) + events(1))

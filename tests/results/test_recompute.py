@@ -10,20 +10,19 @@ from dpcompare.results.events import EventLog, EventTail
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import event_path
-from tests.results.test_result import aggregated, config, events, record  # noqa: F401 (`config` is a fixture)
 from tests.support.command import invoke
 from tests.support.events import trained
+from tests.support.recorded import aggregated, events, record, recorded_config, recorded_run
 
 
 @pytest.fixture
-def run_dir(config, tmp_path):  # noqa: F811 (a fixture)
-    """A run that has completed, with all that its processes have written."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    for rank in range(2):
-        record(rank).save(folder)
-    aggregated(config, folder, events(0) + events(1)).save(folder)
-    return folder
+def config():
+    return recorded_config()
+
+
+@pytest.fixture
+def run_dir(config, tmp_path):
+    return recorded_run(config, tmp_path / "run")
 
 
 def altered(run_dir, **changes):
@@ -38,7 +37,7 @@ def altered(run_dir, **changes):
     path.write_text(json.dumps(content))
 
 
-def test_an_untouched_result_is_what_its_events_give(config, run_dir):  # noqa: F811
+def test_an_untouched_result_is_what_its_events_give(config, run_dir):
     assert contradictions(RunResult.load(run_dir), config, run_dir) == []
     reported = invoke("report", run_dir)
     assert reported.code == 0
@@ -68,7 +67,7 @@ def test_a_figure_that_its_events_contradict_is_not_shown(run_dir, tmp_path, cha
     assert "800.0" not in alone.stdout
 
 
-def test_a_condition_is_not_passed_by_a_run_that_does_not_count(run_dir, tmp_path, config):  # noqa: F811
+def test_a_condition_is_not_passed_by_a_run_that_does_not_count(run_dir, tmp_path, config):
     other = tmp_path / "other"
     other.mkdir()
     for rank in range(2):

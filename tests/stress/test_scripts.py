@@ -83,13 +83,6 @@ def test_a_delayed_exchange_is_found_in_communication_alone():
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_an_unfair_knob_is_named():
-    (line,) = check_claims("--only", "unfairness", "--rounds", "1")
-    assert "NOT COMPARABLE: BatchNorm momentum differs." in line
-
-
-@pytest.mark.torch
-@pytest.mark.slow
 def test_the_first_checks_on_a_gpu_end_in_a_table_that_tells_what_failed():
     """Tried on the CPU: the last check has no GPU to look at."""
     tiny = ["--device", "cpu", "--model", "mlp", "--image-size", "8", "--batch", "16", "--steps", "6"]

@@ -34,7 +34,7 @@ class SharedRuns:
             if not (run_dir / RESULT_FILE).is_file() or RunResult.load(run_dir).status != "completed":
                 shutil.rmtree(run_dir, ignore_errors=True)
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("dpcompare.launch.run.launch", self._launch)
+                    patch.setattr("dpcompare.launch.attempt.launch", self._launch)
                     run(config, run_dir)
         return RunResult.load(run_dir), run_dir
 

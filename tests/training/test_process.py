@@ -9,7 +9,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.results.result import ProcessRecord
+from dpcompare.results.process_record import ProcessRecord
 from dpcompare.results.run_dir import CONFIG_FILE, process_record_path
 from dpcompare.system.numa import near_cores
 from dpcompare.training import process

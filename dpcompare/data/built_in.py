@@ -1,0 +1,70 @@
+"""The datasets that come with dpcompare: handwritten digits, and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from PIL import Image
+
+from dpcompare.data.order import epoch_order
+from dpcompare.data.sources import VALIDATION_SHARE, ImageArrays
+
+
+def digits() -> ImageArrays:
+    """The 1,797 handwritten digits of 8x8 pixels that ship with scikit-learn (UCI ML, 1998)."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    order = epoch_order(0, 0, len(bunch.target))
+    held_out = round(len(order) * VALIDATION_SHARE)
+    grey = np.round(bunch.images * (255 / 16)).astype(np.uint8)
+    rows = {"train": np.sort(order[held_out:]), "validation": np.sort(order[:held_out])}
+    return ImageArrays(
+        classes=tuple(str(digit) for digit in range(10)),
+        splits={
+            split: ([Image.fromarray(grey[row]) for row in chosen], bunch.target[chosen].astype(np.int32))
+            for split, chosen in rows.items()
+        },
+    )
+
+
+def num_synthetic(largest_batch: int) -> int:
+    """Training images of `synthetic`: so many that an epoch, after which a run evaluates, has 16 steps or more."""
+    return max(1024, 16 * largest_batch)
+
+
+def batch_of_synthetic(num_train: int) -> int:
+    """A largest batch for which `synthetic` has so many training images."""
+    return num_train // 16
+
+
+def synthetic(largest_batch: int) -> ImageArrays:
+    """Images of noise to measure throughput without a dataset: `num_synthetic` for training and 256 for validation."""
+    return _noise(train=num_synthetic(largest_batch), validation=256)
+
+
+def synthetic_mini() -> ImageArrays:
+    """72 training and 41 validation images of noise, multiples of no usual batch: few steps pass the end of an epoch.
+
+    Made for `dpcompare verify`: noise conditions BatchNorm well, so that rounding grows slowly from step to step.
+    """
+    return _noise(train=72, validation=41)
+
+
+def _noise(**counts: int) -> ImageArrays:
+    generator = np.random.Generator(np.random.PCG64(0))
+    splits = {}
+    for split, count in counts.items():
+        noise = generator.integers(0, 256, (count, 64, 64, 3), dtype=np.uint8)
+        labels = generator.integers(0, 10, count, dtype=np.int32)
+        splits[split] = ([Image.fromarray(image) for image in noise], labels)
+    return ImageArrays(classes=tuple(f"class-{label}" for label in range(10)), splits=splits)
+
+
+BUILT_IN: dict[str, Callable[[int], ImageArrays]] = {
+    "digits": lambda largest_batch: digits(),
+    "synthetic": synthetic,
+    "synthetic-mini": lambda largest_batch: synthetic_mini(),
+}
+"""Name -> the dataset for runs whose global batches have at most that many images; only `synthetic` depends on it."""

@@ -1,0 +1,239 @@
+"""The layouts in which folders hold images: a folder per class, with or without splits, and that of Stanford Dogs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from dpcompare.data.built_in import BUILT_IN
+from dpcompare.data.order import epoch_order
+from dpcompare.data.sources import TRAIN_NAMES, VALIDATION_NAMES, VALIDATION_SHARE, ImageFiles, ImageList
+from dpcompare.errors import RequestError
+from dpcompare.system.commands import run_command
+from dpcompare.system.words import counted
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+
+LAYOUTS = (
+    "expected one folder of images per class (CLASS/*.jpg), the same below train/ and validation/, the original "
+    "Stanford Dogs layout (Images/, train_list.mat, test_list.mat), or a store made by `dpcompare data prepare`"
+)
+
+
+def find_images(root: Path) -> ImageFiles:
+    """Recognise the layout of a folder and list its images.
+
+    Raises:
+        RequestError: the folder is missing, empty, has one class only or is no dataset.
+    """
+    if not root.is_dir():
+        what = "is a file, not a folder" if root.exists() else "does not exist"
+        raise RequestError(f"dataset {str(root)!r} {what}; {LAYOUTS}, or one of the built-in {', '.join(BUILT_IN)}")
+    if (root / "Images").is_dir() and (root / "train_list.mat").is_file():
+        found = _stanford_dogs(root)
+    else:
+        found = _image_folder(root)
+    for name in (str(root), *found.classes):
+        _require_utf8(name)
+    if not any(map(len, found.splits.values())):
+        raise RequestError(f"dataset {str(root)!r} holds no images; {LAYOUTS}")
+    if len(found.classes) < 2:
+        only = root / found.classes[0]
+        deeper = [folder.name for folder in _subfolders(only) if _count_images(folder)] if only.is_dir() else []
+        hint = f" Did you mean {str(only)!r}, which holds {len(deeper)} folders of images?" if len(deeper) > 1 else ""
+        raise RequestError(
+            f"dataset {str(root)!r} has one class only ({found.classes[0]!r}); expected at least 2; {LAYOUTS}.{hint}"
+        )
+    for split, images in found.splits.items():
+        if not len(images):
+            raise RequestError(
+                f"dataset {str(root)!r} has no images in its {split} split; expected at least one per split"
+            )
+    return found
+
+
+def _require_utf8(name: str) -> None:
+    """Refuse a name that no document can hold, before anything is decoded."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"dataset: the name {os.fsencode(name)!r} is not UTF-8; rename the folder, since the names of classes are "
+            "recorded"
+        ) from None
+
+
+def _subfolders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _image_names(folder: Path | str) -> Iterator[str]:
+    try:
+        listed = os.scandir(folder)
+    except OSError as error:
+        raise RequestError(
+            f"folder {str(folder)!r} of the dataset cannot be listed ({error.strerror}); make it readable, "
+            "or move it away"
+        ) from None
+    with listed as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _image_names(entry.path)
+            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():  # noqa: PTH122 (faster)
+                yield entry.path
+
+
+def _images_below(folder: Path) -> list[Path]:
+    return sorted(map(Path, _image_names(folder)))
+
+
+def _count_images(folder: Path) -> int:
+    return sum(1 for _ in _image_names(folder))
+
+
+def _first_named(folders: list[Path], names: Iterable[str]) -> Path | None:
+    by_name = {folder.name.lower(): folder for folder in folders}
+    return next((by_name[name] for name in names if name in by_name), None)
+
+
+def _by_class(counts: Mapping[Path, int], choose: Callable[[list[Path]], list[Path]] = list) -> ImageList:
+    """That many images of each folder, which is a class: those that `choose` picks from all of its images."""
+    labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
+    listed = [folder for folder, count in counts.items() if count]
+    return ImageList(labels, lambda: (path for folder in listed for path in choose(_images_below(folder))))
+
+
+def _image_folder(root: Path) -> ImageFiles:
+    folders = _subfolders(root)
+    train = _first_named(folders, TRAIN_NAMES)
+    validation = _first_named(folders, VALIDATION_NAMES) if train else None
+    base = train or root
+    counts = {folder: count for folder in _subfolders(base) if (count := _count_images(folder))}
+    classes = tuple(folder.name for folder in counts)
+    if not classes:
+        stray = _count_images(base)
+        detail = f"{counted(stray, 'image')} but no folder per class" if stray else "no images"
+        raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
+    notes = partial(_notes, base, validation, classes)
+    if validation is None:
+        return ImageFiles(source=str(root), classes=classes, splits=_hold_out(counts), notes=notes)
+    unknown = [
+        folder.name for folder in _subfolders(validation) if folder.name not in classes and _count_images(folder)
+    ]
+    if unknown:
+        raise RequestError(
+            f"{str(validation)!r} has classes that {str(base)!r} lacks: {', '.join(map(repr, unknown))}; expected "
+            "the same class folders in both"
+        )
+    of_class = [validation / name for name in classes]
+    held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in of_class}
+    return ImageFiles(
+        source=str(root),
+        classes=classes,
+        splits={"train": _by_class(counts), "validation": _by_class(held_out)},
+        notes=notes,
+    )
+
+
+def _notes(base: Path, validation: Path | None, classes: Container[str]) -> Iterator[str]:
+    if validation and validation.name.lower() == "test":
+        yield f"{validation.name}/ is taken as the validation split, since no folder has that name"
+    if empty := [folder.name for folder in _subfolders(base) if folder.name not in classes]:
+        yield f"left out, without an image: {', '.join(f'{name}/' for name in empty)}"
+    suffixes = Counter(
+        Path(name).suffix.lower() or "none"
+        for folder in _subfolders(base)
+        for _, _, names in os.walk(folder)
+        for name in names
+        if not name.startswith(".") and Path(name).suffix.lower() not in IMAGE_SUFFIXES
+    )
+    if suffixes:
+        listed = ", ".join(f"{suffix}: {count}" for suffix, count in suffixes.most_common())
+        yield f"left out, files in formats that are not read (by suffix): {listed}"
+    if stray := sum(1 for path in base.iterdir() if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
+        yield f"left out, images beside the class folders: {stray}"
+
+
+def _hold_out(counts: Mapping[Path, int]) -> dict[str, ImageList]:
+    """Hold out VALIDATION_SHARE of each class, chosen by a fixed permutation of its sorted files."""
+
+    def chosen(paths: list[Path], *, held_out: bool) -> list[Path]:
+        order = epoch_order(0, 0, len(paths))
+        border = round(len(paths) * VALIDATION_SHARE)
+        return [paths[row] for row in np.sort(order[:border] if held_out else order[border:])]
+
+    held = {folder: round(count * VALIDATION_SHARE) for folder, count in counts.items()}
+    kept = {folder: count - held[folder] for folder, count in counts.items()}
+    return {
+        "train": _by_class(kept, partial(chosen, held_out=False)),
+        "validation": _by_class(held, partial(chosen, held_out=True)),
+    }
+
+
+def _stanford_dogs(root: Path) -> ImageFiles:
+    """The lists hold paths below Images/ (`n02085620-Chihuahua/n02085620_5927.jpg`) and labels from 1."""
+    splits = {}
+    names: dict[int, str] = {}
+    for split, file in (("train", "train_list.mat"), ("validation", "test_list.mat")):
+        try:
+            files, labels = _listed(root / file)
+            if len(files) != len(labels):
+                raise ValueError(f"{counted(len(files), 'file')} but {counted(len(labels), 'label')}")
+            if wrong := [label for label in labels if not 0 <= label < np.iinfo(np.int32).max]:
+                raise ValueError(f"the label {wrong[0] + 1}")
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            raise RequestError(
+                f"{str(root / file)!r} cannot be read as a Stanford Dogs list ({error}); expected the variables "
+                "file_list and labels"
+            ) from None
+        paths = [root / "Images" / relative for relative in files]
+        outside = [path for path in paths if not _is_in_a_folder_of(root / "Images", path)]
+        if outside:
+            raise RequestError(f"{str(root / file)!r} names a file outside the folders of Images/: {str(outside[0])!r}")
+        names |= {label: Path(relative).parts[0] for relative, label in zip(files, labels, strict=True)}
+        splits[split] = ImageList(np.array(labels, np.int32), partial(iter, paths))
+    if sorted(names) != list(range(len(names))):
+        raise RequestError(f"{str(root)!r}: labels {sorted(names)} of the lists are not 1 to {len(names)} without gaps")
+    return ImageFiles(source=str(root), classes=tuple(names[label] for label in sorted(names)), splits=splits)
+
+
+_READ_LIST = """\
+import json, sys
+from scipy.io import loadmat
+lists = loadmat(sys.argv[1])
+files = [str(entry[0][0]) for entry in lists["file_list"]]
+print(json.dumps([files, [int(entry[0]) - 1 for entry in lists["labels"]]]))
+"""
+LIST_SECONDS = 60.0
+
+
+def _listed(file: Path) -> tuple[list[str], list[int]]:
+    """The paths and labels, from 0, of a list of Stanford Dogs.
+
+    Read in a process of its own: SciPy's reader, which is not made for files of strangers, crashes on some.
+
+    Raises:
+        ValueError: it holds none.
+        OSError, SubprocessError: that process cannot be started, or does not end.
+    """
+    done = run_command([sys.executable, "-P", "-c", _READ_LIST, str(file)], seconds=LIST_SECONDS)
+    if done.returncode < 0:
+        raise ValueError(f"SciPy crashed: {signal.Signals(-done.returncode).name}")
+    if done.returncode:
+        raise ValueError(done.stderr.strip().rpartition("\n")[2])
+    files, labels = json.loads(done.stdout)
+    return files, labels
+
+
+def _is_in_a_folder_of(root: Path, path: Path) -> bool:
+    """Whether a path is that of a file in a folder below another, by its name alone."""
+    return path.is_relative_to(root) and ".." not in path.parts and len(path.relative_to(root).parts) > 1

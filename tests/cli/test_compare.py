@@ -1,0 +1,415 @@
+"""`dpcompare compare` as a user meets it: what it prints and keeps, what it refuses, and how it goes on."""
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import dpcompare, invoke, start
+
+TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study of two arms and two rounds; and what the command printed."""
+    folder = tmp_path_factory.mktemp("study") / "out"
+    command = ["compare", "--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--repeats", "2"]
+    done = dpcompare(*command, "--out", folder)
+    assert done.code == 0, done.stderr
+    return folder, command, done
+
+
+@pytest.mark.torch
+def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
+    folder, _, done = finished
+    runs = sorted(path.parent.relative_to(folder) for path in folder.rglob("result.json"))
+    names = ("torch-single-1x1", "torch-single-1x1-seed=0")
+    assert runs == [Path("runs") / number / name for number in ("round-01", "round-02") for name in names]
+    assert "FIRST LOOK: 2 of 6 rounds, nothing is ranked yet." in done.stdout
+    assert "All may be compared." in done.stdout
+    assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (about " in done.stderr
+    assert f"why         dpcompare report {folder} --full" in done.stderr
+    full = invoke("report", folder, "--full").stdout
+    assert "too few rounds to claim anything, 2 rounds of 6 (measured ratio" in full
+    assert "COMPARABLE (" in full
+
+
+@pytest.mark.torch
+def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
+    folder, _, done = finished
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")}
+    again = dpcompare("compare", "--resume", folder)
+    assert again.code == 0, again.stderr
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("result.json")} == before
+    assert again.stdout == done.stdout
+    assert again.stderr.count("not run again, made before: completed") == 4
+
+
+@pytest.mark.torch
+def test_a_resumed_study_may_have_more_rounds_and_nothing_else(finished):
+    folder, _, _ = finished
+    longer = invoke("compare", "--resume", folder, "--repeats", "3", "--dry-run", "--json")
+    assert len(longer.json["runs"]) == 6
+    refused = invoke("compare", "--resume", folder, "--arm", "torch:ddp", "--epochs", "3")
+    assert refused.code == 2
+    assert "--resume: received --arm, --epochs beside it" in refused.stderr
+    nowhere = invoke("compare", "--resume", folder / "runs")
+    assert nowhere.code == 2
+    assert "expected the directory of a study" in nowhere.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("warm")
+def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
+    folder, command, _ = finished
+    shutil.copytree(folder, tmp_path / "out")
+    run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
+    result = json.loads((run_dir / "result.json").read_text())
+    (run_dir / "result.json").write_text(json.dumps(result | {"status": "interrupted"}))
+    shown = invoke("report", tmp_path / "out")
+    assert "PARTIAL (1 of 2 rounds are complete)." in shown.stdout
+    again = invoke(*command, "--out", tmp_path / "out")
+    assert again.code == 0, again.stderr
+    assert json.loads((run_dir / "result.json").read_text())["status"] == "completed"
+    assert (run_dir.with_name("torch-single-1x1.interrupted-1") / "result.json").is_file()
+
+
+@pytest.mark.torch
+def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
+    arguments = ["--arm", "torch:single", *TINY, "--repeats", "50", "--out", tmp_path / "out"]
+    process = start("compare", *arguments)
+    deadline = time.monotonic() + 120
+    while len(list(tmp_path.glob("out/runs/*/*/result.json"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "PARTIAL (" in stdout
+    assert f"interrupted; to continue: dpcompare compare --resume {tmp_path / 'out'}\n" in stderr
+    report = invoke("report", tmp_path / "out")
+    assert report.code == 0
+    assert "of 50 rounds are complete" in report.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_an_arm_that_fails_is_reported_and_the_others_go_on(tmp_path):
+    arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--repeats", "2"]
+    done = invoke(*arguments, "--out", tmp_path / "out", PYTHONPATH=str(_broken_ddp(tmp_path)))
+    assert done.code == 1
+    assert "error: some runs failed: torch ddp 2x1" in done.stderr
+    assert "FAILED torch ddp 2x1: round 1: " in done.stdout
+    assert "round 2: torch ddp 2x1: not run again, its arm has failed" in done.stderr
+    assert len(list(tmp_path.glob("out/runs/*/torch-single-1x1/result.json"))) == 2
+    again = invoke(*arguments, "--out", tmp_path / "out", "--json")
+    assert again.code == 1
+    assert [bool(row["failures"]) for row in again.json["arms"]] == [False, True]
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_a_failed_run_can_be_made_again(tmp_path):
+    arguments = ["compare", "--arm", "torch:ddp", *TINY, "--nodes", "2", "--out", tmp_path / "out"]
+    assert invoke(*arguments, PYTHONPATH=str(_broken_ddp(tmp_path))).code == 1
+    assert "every run failed, so nothing can be compared" in invoke(*arguments).stderr
+    again = invoke(*arguments, "--retry-failed")
+    assert again.code == 0, again.stderr
+    assert {path.name for path in tmp_path.glob("out/runs/round-01/*")} == {"torch-ddp-2x1", "torch-ddp-2x1.failed-1"}
+
+
+def _broken_ddp(folder):
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'dpcompare.worker' in sys.argv[0:1] + sys.orig_argv and 'LOCAL_RANK' in os.environ:\n"
+        "    raise SystemExit('broken on purpose')\n"
+    )
+    return folder
+
+
+@pytest.mark.torch
+def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
+    arms = ("--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "1,2", "--repeats", "3")
+    done = invoke("compare", *arms, *TINY, "--out", tmp_path / "out", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert {run["arm"] for run in done.json["runs"]} == {"torch single 1x1", "torch ddp 1x1", "torch ddp 2x1"}
+    assert len(done.json["runs"]) == 9
+    assert done.json["estimated_seconds"] > 0
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+def test_what_varies_with_weights_of_a_file_is_said(tmp_path):
+    arguments = ["--arm", "torch:single", "--model", "efficientnet-b0", "--device", "cpu", "--vary-seed", "--repeats=2"]
+    done = invoke("compare", *arguments, "--weights", "imagenet", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert "every round starts from the weights of the file; what varies is a classifier" in done.stderr
+    assert [run["workload"]["seed"] for run in done.json["runs"]] == [1, 2]
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("warm")
+def test_a_study_of_accuracy(tmp_path):
+    learning = ["--vary-seed", "--evaluate-every", "2", "--target-accuracy", "0.01", "--keep-predictions"]
+    command = ["compare", "--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, *learning, "--repeats", "2"]
+    done = invoke(*command, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    shown = done.json
+    assert [made["outcome"] for made in shown["learning"]["claims"]] == ["too few rounds"] * 2
+    seeds = [[each["seed"] for each in row["rounds_shown"]] for row in shown["arms"]]
+    assert seeds == [[1, 2], [1, 2]]
+    accuracies = [[each["accuracy"] for each in row["rounds_shown"]] for row in shown["arms"]]
+    assert accuracies[0] == accuracies[1]  # the same training twice
+    assert shown["predictions"]["agreements"][0]["agreement"] == 1.0
+    assert shown["predictions"]["samples"] == 359
+    (row, _) = shown["arms"]
+    right = sum(row[number] for number, row in enumerate(shown["predictions"]["arms"][0]["confusion"]))
+    assert right == pytest.approx(359 * sum(accuracies[0]))
+    assert [point["step"] for point in row["accuracy_curve"]] == [2, 4]
+    assert row["to_target"]["steps"] == 2
+    run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
+    lines = (run_dir / "predictions" / "process-0.csv").read_text().splitlines()
+    assert (lines[0], len(lines)) == ("index,label,prediction", 360)
+
+
+@pytest.mark.torch
+@pytest.mark.root
+def test_a_disk_that_fills_up_keeps_what_is_done(tmp_path):
+    """In a mount namespace of its own, on a disk of 100 KiB."""
+    command = f"{sys.executable} -m dpcompare"
+    script = f"""
+        mount -t tmpfs -o size=100k none {tmp_path} || exit 77
+        {command} compare --arm torch:single {" ".join(TINY)} --repeats 9 --out {tmp_path}/out
+        echo "exit code $?"
+        {command} report {tmp_path}/out
+    """
+    done = subprocess.run(["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, timeout=300)
+    if done.returncode == 77:
+        pytest.skip("no file system may be mounted here")
+    assert "exit code 1" in done.stdout, done.stderr
+    assert "error: the study has stopped: " in done.stderr
+    assert "No space left on device" in done.stderr
+    assert f"to continue: dpcompare compare --resume {tmp_path}/out" in done.stderr
+    (whole,) = re.findall(r"PARTIAL \((\d) of 9 rounds are complete\)", done.stdout)
+    assert int(whole) >= 2
+
+
+@pytest.mark.torch
+def test_a_dry_run_counts_images_without_preparing_them(tmp_path, photos, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
+    arguments = ["compare", "--arm", "torch:single", *TINY[:4], "--device", "cpu", "--dataset", photos, "--dry-run"]
+    done = invoke(*arguments, "--global-batch-size", "4")
+    assert done.code == 0, done.stderr
+    assert "1 run, about" in done.stdout
+    assert not (tmp_path / "cache").exists()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    assert "holds other files" in invoke(*arguments, "--out", tmp_path / "taken").stderr
+
+
+@pytest.mark.torch
+def test_a_study_file_gives_options_by_their_names(tmp_path):
+    (tmp_path / "study.toml").write_text(
+        'arm = ["torch:single", "torch:ddp,profile=native"]\nnodes = [1, 2]\nrepeats = 2\nmodel = "mlp"\n'
+        'pair = ["torch:single", "torch ddp 2x1 profile=native"]\n'
+        'image_size = 8\nsteps = 4\nwarmup_steps = 1\ndevice = "cpu"\n'
+    )
+    done = invoke("compare", tmp_path / "study.toml", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert {run["arm"] for run in done.json["runs"]} == {
+        "torch single 1x1",
+        "torch ddp 1x1 profile=native",
+        "torch ddp 2x1 profile=native",
+    }
+    assert len(done.json["runs"]) == 6
+
+
+REFUSED = {
+    "an unknown mode": (["--arm", "torch:ddpp"], "unknown mode 'ddpp' of torch.*Did you mean 'ddp'"),
+    "an arm that is there twice": (["--arm", "torch:single", "--arm", "torch:single"], "torch single 1x1 twice"),
+    "an arm without mode": (["--arm", "torch"], "expected FRAMEWORK:MODE"),
+    "an unknown option of an arm": (["--arm", "torch:ddp,precison=float64"], "Did you mean 'precision'"),
+    "a value that is none": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
+    "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
+    "no second arm to be compared with": (
+        ["--arm", "torch:single", "--until", "2%"],
+        "expected at least 2: an interval is that of a ratio",
+    ),
+    "a pair of one": (["--arm", "torch:single", "--pair", "torch:single"], "--pair: received .*expected two arms"),
+    "a pair that is none of the arms": (
+        ["--arm", "torch:single", "--arm", "torch:ddp", "--pair", "torch:single", "--pair", "torch:dp"],
+        "--pair: received 'torch:dp', which is none of the arms; expected one of torch single 1x1, torch ddp 2x1",
+    ),
+    "a pair with an unknown option": (
+        [
+            "--arm",
+            "torch:single",
+            "--arm",
+            "torch:ddp",
+            "--pair",
+            "torch:single",
+            "--pair",
+            "torch:ddp,precison=float64",
+        ],
+        "error: --pair: received 'precison=float64' in 'torch:ddp,precison=float64'.*Did you mean 'precision'",
+    ),
+    "a pair of which one is several arms": (
+        ["--arm=torch:single", "--arm=torch:ddp", "--nodes=1,2", "--pair=torch:single", "--pair=torch:ddp"],
+        "--pair: received 'torch:ddp', which names 2 arms",
+    ),
+    "seeds of one round": (
+        ["--arm", "torch:single", "--vary-seed"],
+        "--vary-seed: received 1 round, expected at least 2",
+    ),
+    "a margin of 0": (
+        ["--arm", "torch:single", "--vary-seed", "--repeats", "6", "--margin", "0"],
+        "--margin: received 0, expected points of accuracy above 0",
+    ),
+    "a margin without seeds": (["--arm", "torch:single", "--margin", "2"], "--margin: received without --vary-seed"),
+    "seeds beyond the last": (
+        ["--arm", "torch:single", "--vary-seed", "--repeats", "6", "--seed", str(2**63 - 3)],
+        "--seed: received 9223372036854775805 with --vary-seed",
+    ),
+    "an unknown augmentation of an arm": (["--arm", "torch:ddp,augment=flip+turn"], "unknown augmentation"),
+    "an unknown subject": (["--subject", "colour"], "--subject: received colour, expected a setting"),
+    "a batch that does not divide": (
+        ["--arm", "torch:ddp", "--nodes", "3", "--global-batch-size", "32", "--device", "cpu"],
+        "torch:ddp on 3 nodes x 1 device: .*does not divide",
+    ),
+    "a wrong request of all modes": (
+        ["--global-batch-size", "33", "--device", "cpu"],
+        "received 33, which does not divide",
+    ),
+    "a topology that no arm has": (["--arm", "torch:dp", "--nodes", "2", "--device", "cpu"], "none of the topologies"),
+}
+
+
+@pytest.mark.torch
+def test_an_arm_alone_is_told(tmp_path):
+    planned = invoke("compare", "--arm", "torch:single", "--device", "cpu", "--dry-run", "--out", tmp_path / "out")
+    assert planned.code == 0
+    assert "one arm alone, torch single 1x1: its speed is measured, and compared with nothing" in planned.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("arguments", "message"), REFUSED.values(), ids=REFUSED)
+def test_wrong_requests_are_refused_before_anything_starts(arguments, message, tmp_path):
+    refused = invoke("compare", *arguments, "--out", tmp_path / "out")
+    assert refused.code == 2
+    with pytest.raises(AssertionError, match=f"(?s){message}"):
+        raise AssertionError(refused.stderr)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.torch
+def test_arms_that_cannot_run_can_be_skipped():
+    arguments = ["compare", "--arm", "torch:single", "--arm", "torch:ddp", "--nodes", "3", *TINY, "--dry-run"]
+    assert invoke(*arguments).code == 2
+    done = invoke(*arguments, "--skip-unusable")
+    assert done.code == 0
+    assert "left out: torch:ddp on 3 nodes x 1 device" in done.stderr
+
+
+def test_every_mistake_in_a_study_file_is_named(tmp_path):
+    (tmp_path / "study.toml").write_text('arms = ["torch:ddp"]\nrepeats = "six"\nnodes = "two"\nprecision = "half"\n')
+    refused = invoke("compare", tmp_path / "study.toml")
+    assert refused.code == 2
+    for part in (
+        "study.toml:1: key 'arms' is unknown",
+        "study.toml:2: key 'repeats': received 'six'",
+        "study.toml:3: key 'nodes': received 'two'",
+        "study.toml:4: key 'precision': received 'half'",
+    ):
+        assert part in refused.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_by_default_every_mode_is_compared(tmp_path):
+    """The first command of the README, with a tiny model."""
+    tiny = ["--model", "toy-cnn", "--image-size", "32", "--steps", "7", "--device", "cpu"]
+    done = invoke("compare", *tiny, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    assert [row["name"] for row in done.json["arms"]] == [
+        "torch single 1x1",
+        "torch dp 1x2",
+        "torch ddp 2x1",
+        "tensorflow single 1x1",
+        "tensorflow mirrored 1x2",
+        "tensorflow multiworker 2x1",
+    ]
+    outcomes = {(made["first"], made["second"]): made["outcome"] for made in done.json["claims"]}
+    assert outcomes["torch ddp 2x1", "tensorflow multiworker 2x1"] == "too few rounds"
+    assert outcomes["torch single 1x1", "tensorflow single 1x1"] == "too few rounds"
+    assert outcomes["torch dp 1x2", "torch ddp 2x1"] == "NOT COMPARABLE"
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_leaving_out_the_exchange_tells_its_cost(tmp_path):
+    arguments = ["--arm", "torch:ddp", "--nodes", "2", *TINY, "--ablate", "--repeats", "2"]
+    done = invoke("compare", *arguments, "--out", tmp_path / "out", "--json")
+    assert done.code == 0, done.stderr
+    (row,) = done.json["arms"]
+    assert row["communication_ms"] is not None
+    assert set(row["step_parts_ms"]) == {"waiting for data", "communication", "computing", "other"}
+
+
+@pytest.mark.torch
+def test_another_terminal_can_watch(finished):
+    folder, _, _ = finished
+    shown = invoke("watch", folder, "--once")
+    assert shown.code == 0
+    assert shown.stdout.count("2/2") == 2
+    assert "every run has ended" in shown.stdout
+    assert "torch single 1x1 seed=0" in shown.stdout
+    assert dpcompare("watch", folder.parent).code == 2
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path):
+    arguments = ["--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--out", tmp_path / "out", "--json"]
+    done = invoke("compare", *arguments, "--until", "0.0001%", "--budget", "1s")
+    assert done.code == 0, done.stderr
+    assert done.json["repeats"] == 1
+    assert done.json["stopped_by"].startswith("the time is up (")
+    assert "there are too few for an interval" in done.json["stopped_by"]
+    shown = invoke("report", tmp_path / "out")
+    assert "Rounds were added until the time is up" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--until", "2"], "--until: received '2', expected a percentage"),
+        (["--until", "2%", "--budget", "soon"], "--budget: received 'soon', expected a time"),
+        (["--budget", "30m"], "without --until"),
+    ],
+)
+def test_wrong_limits_are_refused(arguments, message):
+    refused = invoke("compare", *arguments)
+    assert refused.code == 2
+    assert message in refused.stderr
+
+
+@pytest.mark.torch
+def test_event_files_hold_every_loss(finished, tmp_path):
+    folder, _, _ = finished
+    assert invoke("report", folder, "--tensorboard", tmp_path / "events").code == 0
+    files = sorted(tmp_path.glob("events/*/events*"))
+    assert len(files) == 4
+    assert files[0].read_bytes().count(b"train/loss") == 4
+    assert b"evaluation/accuracy" in files[0].read_bytes()
