@@ -88,7 +88,7 @@ def bare(
 
 def copies(framework: str, options: list[str]) -> Figures:
     """Two processes of one thread, half of the batch each: what two replicas could reach without gradient sync."""
-    variant = {"torch": "channels_last", "tensorflow": "loop", "jax": "loop"}[framework]
+    variant = {"torch": "channels_last", "tensorflow": "loop"}[framework]
     half = ["--global-batch-size", "16", "--threads", "1"]
     argv = [f"benchmarks.bare.{framework}_loop", "--mode", "single", "--variant", variant, *options, *half]
     both = printed([start(argv, environment(1, **KEPT_MEMORY)) for _ in range(2)])
@@ -123,7 +123,6 @@ BARE = {
     "torch": {"single": ["plain", "channels_last"], "dp": ["plain", "channels_last"],
               "ddp": ["plain", "channels_last", "fabric", "accelerate"]},
     "tensorflow": {"single": ["loop", "fit"], "mirrored": ["loop", "fit"], "multiworker": ["loop"]},
-    "jax": {"single": ["loop"]},
 }  # fmt: skip
 
 
