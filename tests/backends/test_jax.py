@@ -77,18 +77,45 @@ def test_a_process_in_which_jax_was_used_already_is_refused():
     assert "expected a process in which no array was made" in refused
 
 
-GLOO = """
+CALLS = """
 import json
+from types import SimpleNamespace
 from jax._src import xla_bridge
 from dpcompare.backends.jax.multiprocess import _listen_on
+from dpcompare.backends.jax.spmd import Spmd
+
 asked = []
 for interface in ("lo", None):
     xla_bridge._jax.make_gloo_tcp_collectives = lambda **given: asked.append(given)
     _listen_on(interface)
     xla_bridge._jax.make_gloo_tcp_collectives(distributed_client="client")
-print(json.dumps(asked))
+
+def gpu(peak):
+    return SimpleNamespace(device_kind="NVIDIA H200", memory_stats=lambda: {"peak_bytes_in_use": peak})
+
+def backend(kind, task, **tuning):
+    made = object.__new__(Spmd)  # without a run: only what it tells XLA and reads of its devices is looked at
+    made.mesh = SimpleNamespace(local_devices=[gpu(900), gpu(700)])
+    made.config = SimpleNamespace(cluster=SimpleNamespace(device_type=kind), task=task, tuning=tuning)
+    return made
+
+found = {
+    "asked": asked,
+    "memory": backend("gpu", "train")._peak_device_memory_bytes(),
+    "names": backend("gpu", "train")._device_names(),
+    "compared": backend("gpu", "probe")._compiler_options(),
+    "tuned": backend("gpu", "train", scheduler="latency-hiding")._compiler_options(),
+    "CPU": [backend("cpu", "train")._peak_device_memory_bytes(), backend("cpu", "probe")._compiler_options()],
+}
+print(json.dumps(found))
 """
 
 
-def test_gloo_listens_on_the_interface_that_the_plan_names():
-    assert printed(GLOO) == [{"distributed_client": "client", "interface": "lo"}, {"distributed_client": "client"}]
+def test_gloo_listens_where_the_plan_says_and_gpus_are_asked_for_what_is_compared():
+    found = printed(CALLS)
+    assert found["asked"] == [{"distributed_client": "client", "interface": "lo"}, {"distributed_client": "client"}]
+    assert (found["memory"], found["names"]) == (1600, ["NVIDIA H200"] * 2)
+    deterministic, latency_hiding = "xla_gpu_deterministic_ops", "xla_gpu_enable_latency_hiding_scheduler"
+    assert found["compared"] == {deterministic: True, latency_hiding: False}
+    assert found["tuned"] == {deterministic: False, latency_hiding: True}
+    assert found["CPU"] == [None, None]
