@@ -81,11 +81,11 @@ def require_framework(framework: str, python: str = sys.executable) -> None:
                 )
 
 
-def require_devices(framework: str, count: int, environ: Mapping[str, str] = os.environ) -> None:
+def require_devices(framework: str, device_type: str, count: int, environ: Mapping[str, str] = os.environ) -> None:
     """Raise RequestError where a variable of the framework's own leaves a process fewer devices on the CPU."""
     variable = FRAMEWORKS[framework].devices_variable
     allowed = environ.get(variable, "")
-    if allowed.isdecimal() and int(allowed) < count:
+    if device_type == "cpu" and allowed.isdecimal() and int(allowed) < count:
         raise RequestError(
             f"{variable} is {allowed}, and each process of the run is to have {count} devices; unset it, or ask for "
             f"at most {allowed} with --devices-per-node"

@@ -234,8 +234,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
 def _require_machine(config: RunConfig) -> None:
     require_mode(config.framework, config.mode, config.python)
     require_compiler(config.tuning)
-    if config.cluster.device_type == "cpu":
-        require_devices(config.framework, config.topology.devices_per_process)
+    require_devices(config.framework, config.cluster.device_type, config.topology.devices_per_process)
     if config.placement.engine != "local":
         load_engine(config.placement.engine).check(config)
     if (

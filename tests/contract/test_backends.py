@@ -129,8 +129,9 @@ def test_more_devices_than_the_shell_allows_are_refused(monkeypatch, tmp_path):
     with pytest.raises(RequestError, match="JAX_NUM_CPU_DEVICES is 2, and each process of the run is to have 4"):
         run(asked, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    require_devices("jax", 2)
-    require_devices("torch", 4)
+    require_devices("jax", "cpu", 2)
+    require_devices("jax", "gpu", 4)
+    require_devices("torch", "cpu", 4)
 
 
 @pytest.mark.torch
