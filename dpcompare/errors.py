@@ -12,6 +12,8 @@ _OTHER_NAMES = {
     "dataparallel": "dp",
     "mirroredstrategy": "mirrored",
     "multiworkermirroredstrategy": "multiworker",
+    "pmap": "spmd",
+    "shard_map": "spmd",
 }
 """What people type for names that are spelt otherwise here."""
 

@@ -1,7 +1,7 @@
-"""The same small ResNet in both frameworks: `dpcompare verify --model small_resnet:model` in this folder proves it.
+"""The same small ResNet in three frameworks: `dpcompare verify --model small_resnet:model` in this folder proves it.
 
 What makes two models the same is in the comments. The first lines of each factory import its framework, so that the
-other one need not be installed.
+others need not be installed.
 """
 
 from dpcompare import CustomModel
@@ -73,7 +73,80 @@ def tensorflow_model(image_size, num_classes):
     return keras.Model(images, layers.Dense(num_classes, name="head")(layers.GlobalAveragePooling2D()(x)))
 
 
-model = CustomModel(torch=torch_model, tensorflow=tensorflow_model, layer_names={"classifier": "head"})
+def jax_model(image_size, num_classes):
+    import jax
+    import numpy as np
+    from jax import lax
+    from jax import numpy as jnp
+
+    def init():
+        """The tensors, with the names and in the layouts that they have in torch; their values are drawn elsewhere."""
+        tensors = {}
+
+        def conv(name, channels_in, channels_out, size=3):
+            tensors[f"{name}.weight"] = np.zeros((channels_out, channels_in, size, size))
+
+        def norm(name, channels):
+            for tensor in ("weight", "bias", "running_mean", "running_var"):
+                tensors[f"{name}.{tensor}"] = np.ones(channels)
+
+        conv("stem", 3, CHANNELS[0])
+        norm("stem_norm", CHANNELS[0])
+        inside = CHANNELS[0]
+        for number, channels in enumerate(CHANNELS):
+            conv(f"block{number}_conv1", inside, channels)
+            norm(f"block{number}_norm1", channels)
+            conv(f"block{number}_conv2", channels, channels)
+            norm(f"block{number}_norm2", channels)
+            conv(f"block{number}_skip", inside, channels, size=1)
+            inside = channels
+        tensors["classifier.weight"], tensors["classifier.bias"] = (
+            np.zeros((num_classes, inside)),
+            np.zeros(num_classes),
+        )
+        return tensors
+
+    def apply(tensors, images, *, training, axis_name):
+        made = {}  # new running statistics, and the features of layers, by which verify names the first that differs
+
+        def conv(name, x, stride=1):
+            weight = tensors[f"{name}.weight"]
+            padding = weight.shape[2] // 2  # the same on every side
+            made[name] = lax.conv_general_dilated(
+                x.astype(weight.dtype),
+                weight,
+                (stride, stride),
+                [(padding, padding)] * 2,
+                dimension_numbers=("NHWC", "OIHW", "NHWC"),
+            )
+            return made[name]
+
+        def norm(name, x):
+            scale, shift, mean, variance = (
+                tensors[f"{name}.{tensor}"] for tensor in ("weight", "bias", "running_mean", "running_var")
+            )
+            if training:
+                moments = x.mean((0, 1, 2)), jnp.square(x).mean((0, 1, 2))
+                of_batch, squares = moments if axis_name is None else lax.pmean(moments, axis_name)
+                variance_of_batch = squares - jnp.square(of_batch)
+                made[f"{name}.running_mean"] = KEPT * mean + (1 - KEPT) * of_batch
+                made[f"{name}.running_var"] = KEPT * variance + (1 - KEPT) * variance_of_batch
+                mean, variance = of_batch, variance_of_batch
+            made[name] = (x - mean) * lax.rsqrt(variance + EPSILON) * scale + shift
+            return made[name]
+
+        x = jax.nn.relu(norm("stem_norm", conv("stem", images)))
+        for number in range(len(CHANNELS)):
+            y = jax.nn.relu(norm(f"block{number}_norm1", conv(f"block{number}_conv1", x, stride=2)))
+            y = norm(f"block{number}_norm2", conv(f"block{number}_conv2", y))
+            x = jax.nn.relu(y + conv(f"block{number}_skip", x, stride=2))
+        made["classifier"] = x.mean((1, 2)) @ tensors["classifier.weight"].T + tensors["classifier.bias"]
+        return made["classifier"], made
+
+    return init, apply
+
+
+model = CustomModel(torch=torch_model, tensorflow=tensorflow_model, jax=jax_model, layer_names={"classifier": "head"})
 
 
 class Squares:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,18 +30,29 @@ def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
 def _missing(framework: str, packages: Sequence[str], python: str) -> list[str]:
     if python == sys.executable:
         return [package for package in packages if find_spec(package) is None]
-    packages = ("dpcompare", *packages)
     code = "import sys\nfrom importlib.util import find_spec\nprint(*[p for p in sys.argv[1:] if not find_spec(p)])"
+    return _answer(framework, python, code, ["dpcompare", *packages]).split()
+
+
+def _versions(framework: str, packages: Iterable[str], python: str) -> list[str]:
+    if python == sys.executable:
+        return [version(package) for package in packages]
+    code = "import sys\nfrom importlib.metadata import version\nprint(*map(version, sys.argv[1:]))"
+    return _answer(framework, python, code, packages).split()
+
+
+def _answer(framework: str, python: str, code: str, arguments: Iterable[str]) -> str:
+    """What the interpreter of a framework prints."""
     try:
         # -P: a folder named like a framework in the current directory is not the framework.
-        answer = run_command([python, "-P", "-c", code, *packages], seconds=60)
+        answer = run_command([python, "-P", "-c", code, *arguments], seconds=60)
         answer.check_returncode()
     except (OSError, subprocess.SubprocessError) as error:
         raise RequestError(
             f"the interpreter {python!r} for {framework} cannot be used: {error}; expected the path of a Python 3.11 "
             f"or newer, in the environment that holds dpcompare[{framework}]"
         ) from None
-    return answer.stdout.split()
+    return answer.stdout
 
 
 def require_compiler(tuning: Mapping[str, str]) -> None:
@@ -53,11 +66,29 @@ def require_compiler(tuning: Mapping[str, str]) -> None:
 
 
 def require_framework(framework: str, python: str = sys.executable) -> None:
-    """Raise RequestError, naming the extra to install, unless `python` has the framework."""
+    """Raise RequestError, naming the extra to install, unless `python` has the framework, as new as is needed."""
     if missing := missing_packages(framework, python):
         raise RequestError(
             f"{framework} is not usable: {', '.join(missing)} not installed for {python}; "
             f"`dpcompare setup` makes an environment for it, or: {python} -m pip install 'dpcompare[{framework}]'"
+        )
+    if least := FRAMEWORKS[framework].least_versions:
+        for (package, first), found in zip(least.items(), _versions(framework, least, python), strict=True):
+            if tuple(map(int, re.findall(r"\d+", found)[: len(first)])) < first:
+                raise RequestError(
+                    f"{framework} is not usable: {package} {found} is installed for {python}, expected "
+                    f"{'.'.join(map(str, first))} or newer: {python} -m pip install --upgrade 'dpcompare[{framework}]'"
+                )
+
+
+def require_devices(framework: str, device_type: str, count: int, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise RequestError where a variable of the framework's own leaves a process fewer devices on the CPU."""
+    variable = FRAMEWORKS[framework].devices_variable
+    allowed = environ.get(variable, "")
+    if device_type == "cpu" and allowed.isdecimal() and int(allowed) < count:
+        raise RequestError(
+            f"{variable} is {allowed}, and each process of the run is to have {count} devices; unset it, or ask for "
+            f"at most {allowed} with --devices-per-node"
         )
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
+from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 
@@ -28,7 +29,7 @@ class CudaWheels(BaseModel):
     """What the distributions of an environment say, and its dynamic linker."""
 
     versions: dict[str, str]
-    """Of the distributions of NVIDIA's: name -> version."""
+    """Of the distributions of NVIDIA's, and of JAX's for their libraries: name -> version."""
     claimed_twice: list[str]
     """Distributions that claim the same files: the one installed last has overwritten the other."""
     finds_cudnn: bool
@@ -43,7 +44,7 @@ from importlib import metadata
 versions, owners = {}, {}
 for distribution in metadata.distributions():
     name = distribution.metadata["Name"] or ""
-    if name.startswith("nvidia-"):
+    if name.startswith(("nvidia-", "jax-cuda")):
         versions[name] = distribution.version
         for file in distribution.files or ():
             if file.suffix in (".so", ".h") or ".so." in file.name:
@@ -91,11 +92,14 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             "the one installed last has overwritten the other: `dpcompare setup` gives each an environment "
             "of its own, or name yours with --python FRAMEWORK=PATH",
         )
-    if framework == "tensorflow" and not wheels.finds_cudnn and "nvidia-cudnn-cu12" not in wheels.versions:
+    row = FRAMEWORKS[framework]
+    brought_by_system = row.takes_system_cudnn and wheels.finds_cudnn
+    if row.cuda_distributions and not brought_by_system and not wheels.versions.keys() & set(row.cuda_distributions):
         return CudaProblem(
-            f"the TensorFlow of {python} has no CUDA libraries",
+            f"the {framework} of {python} has no CUDA libraries (none of {', '.join(row.cuda_distributions)})",
             f"`dpcompare setup` makes an environment that has them, or: {python} -m pip install "
-            "'dpcompare[tensorflow-cuda]', in an environment without torch, whose libraries have the same names",
+            f"'dpcompare[{','.join(row.extras['gpu'])}]', in an environment without torch, whose libraries have the "
+            "same names",
         )
     cuda, driver = _cuda_major(wheels), _driver()
     if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda] and not COMPATIBILITY.is_dir():

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 
 PREFIXES = (
-    "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_",
-    "TORCHINDUCTOR_", "TORCH_",
+    "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "JAX_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_",
+    "TORCHINDUCTOR_", "TORCH_", "XLA_",
 )  # fmt: skip
 NAMES = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -15,12 +15,14 @@ NAMES = (
     "NVIDIA_TF32_OVERRIDE",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
-    "XLA_FLAGS",
 )
 THREADS = ("MKL_NUM_THREADS", "OMP_NUM_THREADS")
 """Set by the plan of a run; recorded where a process has another number after all."""
 SET_BY_US = (
     "CUBLAS_WORKSPACE_CONFIG",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
     "NCCL_HOSTID",
@@ -34,8 +36,10 @@ SET_BY_US = (
     "TORCHINDUCTOR_COMPILE_THREADS",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "TORCH_WARM_POOL",
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
-"""By the plan of a run, by torchrun, or by a library that is imported: known already, and different between modes."""
+"""By the plan of a run, by torchrun, by a backend, or by a library that is imported: known already, and different
+between modes."""
 WITHOUT_EFFECT = (
     "NCCL_DEBUG_FILE",
     "OMP_DISPLAY_ENV",
@@ -52,8 +56,12 @@ OF_TERRAFORM = (
     "TF_STATE_", "TF_TOKEN_", "TF_VAR_", "TF_WORKSPACE",
 )  # fmt: skip
 """Beginnings of names that Terraform reads, which has TensorFlow's prefix."""
-OF_ONE_FRAMEWORK = {"torch": ("PYTORCH_", "TORCH"), "tensorflow": ("TF_", "XLA_FLAGS")}
-"""Beginnings of the names that only this framework reads."""
+OF_FRAMEWORKS = {
+    "torch": ("PYTORCH_", "TORCH"),
+    "tensorflow": ("TF_", "XLA_FLAGS"),
+    "jax": ("JAX_", "XLA_"),
+}
+"""Beginnings of the names that a framework reads and not every other does."""
 
 
 def speed_variables(environ: Mapping[str, str] = os.environ, *, threads: int) -> dict[str, str]:
@@ -68,5 +76,6 @@ def speed_variables(environ: Mapping[str, str] = os.environ, *, threads: int) ->
 
 def acting_on(framework: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Those that a framework reads: one that slows down TensorFlow alone is not the same for torch beside it."""
-    others = tuple(start for name, starts in OF_ONE_FRAMEWORK.items() if name != framework for start in starts)
-    return {name: value for name, value in variables.items() if not name.startswith(others)}
+    of_some = tuple(start for starts in OF_FRAMEWORKS.values() for start in starts)
+    own = OF_FRAMEWORKS[framework]
+    return {name: value for name, value in variables.items() if name.startswith(own) or not name.startswith(of_some)}

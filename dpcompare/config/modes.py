@@ -28,6 +28,15 @@ class Framework:
     """Device type -> the extras of dpcompare that `setup` installs for all of its modes."""
     sizes: Mapping[Literal["cpu", "gpu"], Sizes]
     """Device type -> of such an environment."""
+    least_versions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Package -> the first version that has what is used of it, where older ones lack a name that is not looked up
+    before processes start."""
+    cuda_distributions: tuple[str, ...] = ()
+    """Distributions one of which an environment needs for GPUs; none where the framework's wheel brings its own."""
+    devices_variable: str = ""
+    """Variable by which a user tells the framework how many devices it has on the CPU, where there is one."""
+    takes_system_cudnn: bool = False
+    """Whether cuDNN as the system brings it does in their place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +46,7 @@ class Mode:
     target: str
     """`module:class` of its backend, below dpcompare.backends."""
     summary: str
-    launch: Literal["plain", "torchrun", "tf_config"] = "plain"
+    launch: Literal["plain", "torchrun", "tf_config", "coordinator"] = "plain"
     """How its processes are started and find each other; see dpcompare.launch.plan."""
     spawnable: bool = False
     """Whether its processes may also be started from inside a program, by torch.multiprocessing."""
@@ -108,6 +117,16 @@ FRAMEWORKS: dict[str, Framework] = {
         packages=("tensorflow", "keras"),
         extras={"cpu": ("tensorflow",), "gpu": ("tensorflow-cuda",)},
         sizes={"cpu": Sizes(download=1, on_disk=3), "gpu": Sizes(download=3, on_disk=7)},
+        cuda_distributions=("nvidia-cudnn-cu12",),
+        takes_system_cudnn=True,
+    ),
+    "jax": Framework(
+        packages=("jax", "jaxlib"),
+        extras={"cpu": ("jax",), "gpu": ("jax-cuda",)},
+        sizes={"cpu": Sizes(download=0.2, on_disk=1), "gpu": Sizes(download=3, on_disk=7)},
+        least_versions={"jax": (0, 8)},  # jax.shard_map, and a heartbeat of jax.distributed that can be set
+        cuda_distributions=("jax-cuda12-plugin", "jax-cuda13-plugin"),
+        devices_variable="JAX_NUM_CPU_DEVICES",
     ),
 }
 
@@ -217,6 +236,26 @@ MODES: dict[tuple[str, str], Mode] = {
         sync_batchnorm_on=frozenset({"tpu"}),
         gradient_sync_separable=False,
         unverifiable="there has been none to try it on",
+        by_default=False,
+    ),
+    ("jax", "single"): Mode(
+        target="jax.single:SingleDevice",
+        summary="one device, the baseline",
+        multi_device=False,
+        by_default=False,
+    ),
+    ("jax", "spmd"): Mode(
+        target="jax.spmd:Spmd",
+        summary="jax.shard_map over a mesh: one process drives the devices of one node",
+        collective={"cpu": "in process", "gpu": "nccl"},
+        by_default=False,
+    ),
+    ("jax", "multiprocess"): Mode(
+        target="jax.multiprocess:MultiProcess",
+        summary="jax.shard_map over a mesh of all nodes' devices, under jax.distributed: one process per node",
+        launch="coordinator",
+        multi_node=True,
+        collective={"cpu": "gloo", "gpu": "nccl"},
         by_default=False,
     ),
 }

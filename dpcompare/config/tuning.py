@@ -85,6 +85,19 @@ SETTINGS: dict[str, dict[str, Setting]] = {
         # XLA fails under the strategies: a variable on another device.
         "compilation": Setting(values=("none", "XLA"), native={"cpu": "none", "gpu": "none"}, modes=("single",)),
     },
+    "jax": {
+        "tf32": TF32,
+        # XLA's own depthwise convolution takes four times as long on the CPU as a sum of shifted products.
+        "depthwise_convolution": Setting(
+            values=("shifts", "kernel"),
+            strict={"cpu": "shifts", "gpu": "kernel"},
+            native={"cpu": "shifts", "gpu": "kernel"},
+        ),
+        # Whether a step writes into the memory of the state that it replaces, as the other frameworks do.
+        "donation": Setting(values=("on", "off"), native={"cpu": "on", "gpu": "on"}),
+        # XLA can order a step so that its collectives go on while it computes. Unmeasured.
+        "scheduler": Setting(gpu_values=("default", "latency-hiding"), native={"gpu": "default"}),
+    },
 }
 
 

@@ -41,7 +41,7 @@ def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | N
 
 
 # Seconds until the first step and images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
-_START_SECONDS = {"torch": 8.0, "tensorflow": 20.0}
+_START_SECONDS = {"torch": 8.0, "tensorflow": 20.0, "jax": 30.0}
 _IMAGES_PER_CORE_SECOND = 50.0
 # Of a GPU only guessed: some 300 images/s at 260 px, and kernels that are chosen or compiled first.
 _GPU_START_SECONDS = 60.0

@@ -310,6 +310,9 @@ KNOBS: dict[str, Knob] = {
     "optimizer kernels": Knob(value=_property("optimizer_kernels")),
     "BatchNorm kernels": Knob(value=_property("batchnorm_kernels")),
     "gradient buckets": Knob(value=_property("gradient_buckets")),
+    "depthwise convolution": Knob(value=_property("depthwise_convolution")),
+    "donation": Knob(value=_property("donation")),
+    "scheduler": Knob(value=_property("scheduler")),
     # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
     "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),
     # A process with GPUs of several NUMA nodes cannot be bound to one: a price of the mode.

@@ -1,4 +1,4 @@
-"""The plan of `dpcompare verify --like`: the workload of a run, by its mode, the other framework's and one device."""
+"""The plan of `dpcompare verify --like`: the workload of a run, by its mode, another framework's and one device."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _require_same_inputs(config: RunConfig, result: RunResult) -> None:
 
 
 def group_like(config: RunConfig, precision: str | None, asked: dict[str, Any]) -> Group:
-    """What the run trained, for a few steps: by its mode, by the other framework's, and by one device.
+    """What the run trained, for a few steps: by its mode, by another framework's, and by one device.
 
     Args:
         config: of the run.
@@ -135,8 +135,8 @@ def _precision(workload: Workload) -> str:
 
 
 def _counterpart(config: RunConfig, workload: Workload) -> Contender:
-    """The mode of the other framework that has as many replicas on as many nodes."""
-    (framework,) = [other for other in FRAMEWORKS if other != config.framework]
+    """The mode of another framework that has as many replicas on as many nodes."""
+    framework = next(other for other in FRAMEWORKS if other != config.framework)
     num_replicas, num_nodes = config.topology.num_replicas, config.cluster.num_nodes
     if num_replicas == 1:
         mode, num_nodes = "single", 1

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpcompare._version import __version__
-from dpcompare.backends.availability import require_compiler, require_mode
+from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.config.run import RunConfig
@@ -170,6 +170,8 @@ def _join_and_launch(node: NodeContext, outcome: LaunchOutcome) -> None:
     """Wait for the other nodes, then launch the node process of this one; `outcome` is filled."""
     require_mode(node.config.framework, node.config.mode, node.config.python)
     require_compiler(node.config.tuning)
+    cluster, topology = node.config.cluster, node.config.topology
+    require_devices(node.config.framework, cluster.device_type, topology.devices_per_process)
     _require_inputs(node)
     config = _with_local_gpus(node)
     endpoints = _endpoints(node, _join(node))

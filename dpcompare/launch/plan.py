@@ -28,6 +28,9 @@ fast."""
 INHERITED_TO_DROP = (
     AGENT_PID,
     "GROUP_RANK",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_NUM_PROCESSES",
+    "JAX_PROCESS_ID",
     "LOCAL_RANK",
     "LOCAL_WORLD_SIZE",
     "MASTER_ADDR",
@@ -65,14 +68,16 @@ class NodeProcess(BaseModel):
 
 def num_ports(config: RunConfig) -> int:
     """How many free ports `plan` needs for this config."""
-    return {"plain": 0, "torchrun": 1, "spawn": 1, "tf_config": config.cluster.num_nodes}[config.launch]
+    return {"plain": 0, "torchrun": 1, "spawn": 1, "coordinator": 1, "tf_config": config.cluster.num_nodes}[
+        config.launch
+    ]
 
 
 class Endpoints(NamedTuple):
     """Where the processes of all nodes find each other."""
 
     ports: Sequence[int]
-    """One that torchrun's first node listens on, or one for each TensorFlow worker; see `num_ports`."""
+    """One that the first node of torchrun or JAX listens on, or one for each TensorFlow worker; see `num_ports`."""
     addresses: Sequence[str] = ()
     """Of the nodes, where they are separate machines."""
 
@@ -139,7 +144,7 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "OMP_NUM_THREADS": threads,
             "MKL_NUM_THREADS": threads,
-            # A folder named torch/ or tensorflow/ in the current directory is not the framework.
+            # A folder named like a framework in the current directory is not the framework.
             "PYTHONSAFEPATH": "1",
         }
     )
@@ -204,9 +209,20 @@ def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints
     return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)} | _interface(endpoints)
 
 
+def _coordinator(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+    """One JAX process per node; the first one coordinates them."""
+    place = {
+        "JAX_COORDINATOR_ADDRESS": f"{endpoints.address(0)}:{endpoints.ports[0]}",
+        "JAX_NUM_PROCESSES": str(config.cluster.num_nodes),
+        "JAX_PROCESS_ID": str(node.rank),
+    }
+    return [config.python, *_worker_argv(node, run_dir)], place | _interface(endpoints)
+
+
 _STARTERS: dict[str, Callable[[RunConfig, Node, str, Endpoints], Start]] = {
     "plain": _plain,
     "torchrun": _torchrun,
     "spawn": _spawn,
     "tf_config": _tf_config,
+    "coordinator": _coordinator,
 }

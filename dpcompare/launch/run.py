@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
-from dpcompare.backends.availability import require_compiler, require_mode
+from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import require_one_line
@@ -234,6 +234,7 @@ def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None
 def _require_machine(config: RunConfig) -> None:
     require_mode(config.framework, config.mode, config.python)
     require_compiler(config.tuning)
+    require_devices(config.framework, config.cluster.device_type, config.topology.devices_per_process)
     if config.placement.engine != "local":
         load_engine(config.placement.engine).check(config)
     if (

@@ -1,4 +1,4 @@
-"""Custom models: those that a user writes, named `package.module:NAME`, in one or both frameworks."""
+"""Custom models: those that a user writes, named `package.module:NAME`, in one or several frameworks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ Factory = Callable[[int, int], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class CustomModel:
-    """A model in one or both frameworks, which must be the same one.
+    """A model in one or several frameworks, which must be the same one.
 
-    Both take normalised pixels and give logits, (rows, num_classes), and draw no random numbers. Their layers have the
-    same names, or `layer_names` maps those of one to those of the other.
+    All take normalised pixels and give logits, (rows, num_classes), and draw no random numbers. Their layers have the
+    same names, or `layer_names` maps those of torch to those of Keras.
     """
 
     torch: Factory | None = None
     """Makes a torch.nn.Module that takes (rows, 3, image_size, image_size)."""
     tensorflow: Factory | None = None
     """Makes a keras.Model that takes (rows, image_size, image_size, 3)."""
+    jax: Factory | None = None
+    """Makes a pair of functions. `init()` gives the tensors by the names that they have in torch, and in its layouts.
+    `apply(tensors, images, *, training, axis_name)` takes (rows, image_size, image_size, 3) and gives the logits, and a
+    dict: in training every new running statistic by its name, and by a layer's name its features, so that `verify` can
+    name the layer that differs. BatchNorm takes its mean over the replicas on `axis_name`, where that is not None."""
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Name of a torch module -> name of the Keras layer that is its twin, where it differs."""
 

@@ -62,6 +62,13 @@ def test_tensorflow_without_cuda_s_libraries_is_told_how_to_get_them():
     assert problem("torch", {}) is None
 
 
+def test_jax_without_its_plugin_for_gpus_is_told_how_to_get_it_whatever_the_system_brings():
+    found, remedy, _ = problem("jax", CUDA_12, finds_cudnn=True)
+    assert "jax-cuda12-plugin" in found
+    assert "'dpcompare[jax-cuda]'" in remedy
+    assert problem("jax", CUDA_12 | {"jax-cuda12-plugin": "0.10.2"}) is None
+
+
 def test_two_frameworks_in_one_environment_are_told_apart():
     found, remedy, is_of_driver = problem(
         "torch", CUDA_12 | CUDA_13, claimed_twice=["nvidia-nccl-cu12 and nvidia-nccl-cu13"]

@@ -15,6 +15,7 @@ def test_what_a_user_has_set_is_recorded_and_what_we_set_is_not():
         "OMP_NUM_THREADS": "2",
         "TF_CONFIG": "{}",
         "TF_CPP_MIN_LOG_LEVEL": "3",
+        "JAX_COORDINATOR_ADDRESS": "127.0.0.1:30001",
         "TORCH_HOME": "/data/torch",
         "TF_CLI_CONFIG_FILE": "/root/.terraformrc",
         "TF_VAR_region": "eu",
@@ -31,6 +32,8 @@ def test_what_a_user_has_set_is_recorded_and_what_we_set_is_not():
         "ONEDNN_MAX_CPU_ISA",
         "DNNL_DEFAULT_FPMATH_MODE",
         "XLA_FLAGS",
+        "XLA_PYTHON_CLIENT_ALLOCATOR",
+        "JAX_DEFAULT_MATMUL_PRECISION",
         "NVIDIA_TF32_OVERRIDE",
         "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
         "NCCL_ALGO",
@@ -52,3 +55,11 @@ def test_a_variable_of_one_framework_acts_on_that_one_alone():
     variables = {"OMP_DYNAMIC": "1", "TF_ENABLE_ONEDNN_OPTS": "0", "TORCH_COMPILE_DEBUG": "1"}
     assert acting_on("torch", variables).keys() == {"OMP_DYNAMIC", "TORCH_COMPILE_DEBUG"}
     assert acting_on("tensorflow", variables).keys() == {"OMP_DYNAMIC", "TF_ENABLE_ONEDNN_OPTS"}
+    assert acting_on("jax", variables).keys() == {"OMP_DYNAMIC"}
+
+
+def test_a_variable_of_xla_acts_on_both_frameworks_that_have_it():
+    variables = {"XLA_FLAGS": "--xla_gpu_autotune_level=0", "JAX_ENABLE_X64": "1"}
+    assert acting_on("torch", variables) == {}
+    assert acting_on("tensorflow", variables).keys() == {"XLA_FLAGS"}
+    assert acting_on("jax", variables) == variables

@@ -1,4 +1,4 @@
-"""Bytes that a device looks up: the same bits as on the host, in both frameworks."""
+"""Bytes that a device looks up: the same bits as on the host, in every framework."""
 
 import subprocess
 import sys
@@ -23,6 +23,14 @@ from dpcompare.backends.tensorflow.pixels import look_up
 given = numpy.load(sys.argv[1])
 as_tensor = tf.constant
 as_array = lambda images: images.numpy()
+""",
+    "jax": """
+import sys, jax, numpy
+jax.config.update("jax_enable_x64", True)
+from dpcompare.backends.jax.pixels import look_up
+given = numpy.load(sys.argv[1])
+pixels, tables, flips = (given[name] for name in ("pixels", "tables", "flips"))
+as_array = numpy.asarray
 """,
 }
 DTYPES = ("float32", "float64")

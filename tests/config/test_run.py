@@ -29,7 +29,7 @@ def test_only_data_parallel_on_cpu_threads_is_emulated():
 def test_a_program_reads_what_the_command_line_says():
     with pytest.raises(RequestError) as refused:
         RunConfig(framework="pytorch", mode="ddp", cluster=Cluster.partition(1, device="cpu"))
-    expected = "unknown framework 'pytorch'; expected one of torch, tensorflow. Did you mean 'torch'?"
+    expected = "unknown framework 'pytorch'; expected one of torch, tensorflow, jax. Did you mean 'torch'?"
     assert str(refused.value) == expected
     with pytest.raises(RequestError, match=r"^image_sise is unknown, received 32\. Did you mean 'image_size'\?$"):
         Workload(image_sise=32)
@@ -52,7 +52,7 @@ def test_a_config_survives_its_file(tmp_path):
     [
         (
             {"framework": "toch"},
-            "unknown framework 'toch'; expected one of torch, tensorflow. Did you mean 'torch'?",
+            "unknown framework 'toch'; expected one of torch, tensorflow, jax. Did you mean 'torch'?",
         ),
         ({"mode": "dpp"}, "Did you mean 'dp'"),
         ({"mode": "mirrored"}, "'mirrored' is a mode of tensorflow"),

@@ -7,10 +7,14 @@ import sys
 import pytest
 
 from dpcompare.backends import load_backend
-from dpcompare.backends.availability import missing_packages, require_framework, require_mode
+from dpcompare.backends.availability import missing_packages, require_devices, require_framework, require_mode
 from dpcompare.backends.base import Backend, Inspectable
+from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from dpcompare.launch.run import run
 
 CORE_MODULES = [
     "dpcompare",
@@ -45,6 +49,7 @@ def test_the_core_loads_no_framework(module):
         ["modes", "--json"],
         ["plan", "--json", "--framework", "tensorflow", "--mode", "multiworker", "--nodes", "2"],
         ["plan", "--json", "--framework", "torch", "--mode", "ddp", "--nodes", "2"],
+        ["plan", "--json", "--framework", "jax", "--mode", "multiprocess", "--nodes", "2"],
     ],
 )
 def test_commands_that_train_nothing_load_no_framework(arguments):
@@ -63,8 +68,9 @@ except SystemExit as ended:
 @pytest.mark.parametrize(
     ("framework", "others"),
     [
-        pytest.param("torch", {"tensorflow", "keras", "timm"}, marks=pytest.mark.torch),
-        pytest.param("tensorflow", {"torch", "torchvision", "timm"}, marks=pytest.mark.tensorflow),
+        pytest.param("torch", {"tensorflow", "keras", "timm", "jax"}, marks=pytest.mark.torch),
+        pytest.param("tensorflow", {"torch", "torchvision", "timm", "jax"}, marks=pytest.mark.tensorflow),
+        pytest.param("jax", {"torch", "torchvision", "timm", "tensorflow", "keras"}, marks=pytest.mark.jax),
     ],
 )
 def test_the_frameworks_never_load_each_other(framework, others):
@@ -100,6 +106,32 @@ def test_the_order_of_use_names_every_method_of_a_backend():
 def test_an_unknown_mode_is_refused_with_a_hint():
     with pytest.raises(RequestError, match="Did you mean 'torch ddp'"):
         load_backend("torch", "ddpp")
+
+
+def test_pmap_is_answered_with_the_mode_that_took_its_place():
+    with pytest.raises(RequestError, match=r"expected one of single, spmd, multiprocess.*Did you mean 'spmd'"):
+        RunConfig(framework="jax", mode="pmap", cluster=Cluster.partition(1, 2, device="cpu"))
+
+
+@pytest.mark.jax
+def test_a_version_that_is_too_old_is_refused(monkeypatch):
+    require_framework("jax")
+    monkeypatch.setattr("dpcompare.backends.availability.version", lambda package: "0.4.38")
+    with pytest.raises(RequestError, match=r"jax 0\.4\.38 is installed for .*, expected 0\.8 or newer: .*--upgrade"):
+        require_framework("jax")
+
+
+@pytest.mark.jax
+def test_more_devices_than_the_shell_allows_are_refused(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "2")
+    workload = Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0)
+    asked = RunConfig(framework="jax", mode="spmd", workload=workload, cluster=Cluster.partition(1, 4, device="cpu"))
+    with pytest.raises(RequestError, match="JAX_NUM_CPU_DEVICES is 2, and each process of the run is to have 4"):
+        run(asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    require_devices("jax", "cpu", 2)
+    require_devices("jax", "gpu", 4)
+    require_devices("torch", "cpu", 4)
 
 
 @pytest.mark.torch

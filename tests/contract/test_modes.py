@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
-from dpcompare.config.modes import MODES
+from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.events import EventLog, StepsTrained, read_events
 from dpcompare.results.run_dir import event_path
@@ -49,6 +49,8 @@ FOUR_REPLICAS = [
         marked("torch", "ddp", 2, 2),
         marked("tensorflow", "mirrored", 1, 4),
         marked("tensorflow", "multiworker", 2, 2),
+        marked("jax", "spmd", 1, 4),
+        marked("jax", "multiprocess", 2, 2),
     )
 ]
 
@@ -156,7 +158,11 @@ def assert_computed_like(result, one):
 
 @pytest.mark.torch
 @pytest.mark.tensorflow
-@pytest.mark.parametrize("more", [[], pytest.param(FOUR_REPLICAS, marks=pytest.mark.slow)], ids=["two", "four"])
+@pytest.mark.parametrize(
+    "more",
+    [[], pytest.param(FOUR_REPLICAS, marks=[pytest.mark.slow, pytest.mark.jax])],
+    ids=["two", "four"],
+)
 def test_all_modes_train_the_same(launched, more):
     """toy-cnn has no BatchNorm, so its losses do not depend on the number of replicas either."""
     results = [launched(*arm.values[0])[0] for arm in DEFAULT_MODES + more]
@@ -200,7 +206,7 @@ def test_the_optimizers_follow_one_formula_in_float64(trained, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("framework", [pytest.param(f, marks=getattr(pytest.mark, f)) for f in ("torch", "tensorflow")])
+@pytest.mark.parametrize("framework", [pytest.param(f, marks=getattr(pytest.mark, f)) for f in FRAMEWORKS])
 @pytest.mark.parametrize("change", [{"precision": "bfloat16"}, {"profile": "native"}], ids=["bfloat16", "native"])
 def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework, change):
     reference = trained(framework, "single", 1, 1)
@@ -357,7 +363,10 @@ def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clot
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("arm", [marked("torch", "ddp", 2, 1), marked("tensorflow", "multiworker", 2, 1)])
+@pytest.mark.parametrize(
+    "arm",
+    [marked("torch", "ddp", 2, 1), marked("tensorflow", "multiworker", 2, 1), marked("jax", "multiprocess", 2, 1)],
+)
 def test_a_trace_of_some_steps_is_kept(arm, tmp_path):
     framework, mode, nodes, devices = arm
     cluster = Cluster.partition(nodes, devices, device="cpu")
@@ -373,10 +382,11 @@ def test_a_trace_of_some_steps_is_kept(arm, tmp_path):
 
 
 # TensorFlow's profiler can abort the workers that ask another one for the parameters of a collective.
-PROCESSES_WITH_A_TRACE = {"torch": 2, "tensorflow": 1}
+PROCESSES_WITH_A_TRACE = {"torch": 2, "tensorflow": 1, "jax": 2}
 
 # What a step has once in a trace: the optimizer's, and the call of the compiled function.
 STEP_IN_TRACE = {
     "torch": lambda name: name.startswith("Optimizer.step#"),
     "tensorflow": lambda name: name == "_train_global_batch",
+    "jax": lambda name: name.startswith("$backend.py") and name.endswith(" train_step"),
 }

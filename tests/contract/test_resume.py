@@ -1,4 +1,4 @@
-"""Runs that go on: bit for bit as if they had never stopped, on other replicas, in the other framework."""
+"""Runs that go on: bit for bit as if they had never stopped, on other replicas, in another framework."""
 
 import json
 import os
@@ -245,6 +245,24 @@ def test_the_other_framework_goes_on(tmp_path, pair, optimizer):
     result = resume(tmp_path / "run", config(gone_on_with, workload=workload))
     assert result.framework == gone_on_with
     assert result.attempts[0].framework == begun_with
+    assert np.abs(np.subtract(result.train_loss, whole.train_loss)).max() < 1e-8
+    assert abs(result.evaluations[-1].loss - whole.evaluations[-1].loss) < 1e-8
+
+
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_three_frameworks_go_on_one_after_the_other(tmp_path, undisturbed):
+    workload = WORKLOAD.model_copy(update={"precision": "float64", "optimizer": "adam", "steps": 20, **EVALUATED})
+    whole = undisturbed(every=5, workload=workload)
+    chain = ["torch", "jax", "tensorflow", "torch"]
+    run(config(chain[0], every=5, workload=workload.model_copy(update={"steps": 5})), tmp_path / "run")
+    for number, framework in enumerate(chain[1:], start=2):
+        steps = workload.model_copy(update={"steps": 5 * number})
+        result = resume(tmp_path / "run", config(framework, every=5, workload=steps))
+    assert [attempt.framework for attempt in result.attempts] == chain[:-1]
     assert np.abs(np.subtract(result.train_loss, whole.train_loss)).max() < 1e-8
     assert abs(result.evaluations[-1].loss - whole.evaluations[-1].loss) < 1e-8
 

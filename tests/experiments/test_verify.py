@@ -33,21 +33,24 @@ from tests.support.faults import FAULTS
 
 BOTH = ("torch", "tensorflow")
 ALL = ("single", "dp", "ddp", "mirrored", "multiworker")
+OF_JAX = ("single", "spmd", "multiprocess")
 
 
 REGULARIZED = {"regularization": "shared"}
 SYNCHRONIZED = REGULARIZED | {"batchnorm": "sync"}
 
 
-def group(replicas=1, optimizer="sgd", modes=ALL, **asked):
+def group(replicas=1, optimizer="sgd", modes=ALL, frameworks=BOTH, **asked):
     """A group of a small model; with `accumulate`, which needs one without BatchNorm, beside one device."""
     accumulate = asked.pop("accumulate", 1)
     workload = _workload(asked.pop("model", "toy-bn"), optimizer, "float64", quick=False, asked=asked)
-    contenders = usable_contenders(BOTH, modes, replicas)
+    contenders = usable_contenders(frameworks, modes, replicas)
     if accumulate == 1:
         return Group(workload=workload, contenders=contenders)
     in_parts = [replace(contender, accumulate=accumulate) for contender in contenders]
-    return Group(workload=workload, contenders=(*usable_contenders(BOTH, modes, 1), *in_parts), kind="accumulation")
+    return Group(
+        workload=workload, contenders=(*usable_contenders(frameworks, modes, 1), *in_parts), kind="accumulation"
+    )
 
 
 @pytest.fixture
@@ -64,6 +67,30 @@ def healthy(train_once):
         )
 
     return side
+
+
+IN_JAX = {"frameworks": ("torch", "jax"), "modes": ("ddp", *OF_JAX)}
+
+
+@pytest.mark.torch
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("replicas", "optimizer", "asked"),
+    [
+        (1, "sgd", {"modes": ("single",)}),
+        (1, "adam", REGULARIZED | {"modes": ("single",)}),
+        (2, "sgd", {}),
+        (2, "adam", SYNCHRONIZED),
+        (2, "sgd", {"model": "mlp", "accumulate": 2}),
+    ],
+)
+def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, optimizer, asked):
+    asked = IN_JAX | asked
+    chosen = group(replicas, optimizer, **asked)
+    sides = [healthy(replicas, optimizer, number, **asked) for number in range(len(chosen.contenders))]
+    assert {side.contender.framework for side in sides} == {"torch", "jax"}
+    assert [check.name for check in compare_sides(chosen, sides, {}) if not check.passed] == []
 
 
 @pytest.mark.torch
@@ -350,21 +377,32 @@ OTHER_BY_INTENT = ("profile", "TF32", "checkpoints", "measured steps")
 """Knobs in which the reference may be other than the side that is broken."""
 
 
+SEVERAL_REPLICAS = {"torch": "ddp", "tensorflow": "mirrored", "jax": "spmd"}
+"""The mode of a framework that is broken, or the reference of what is, where there are several replicas."""
+
+
 @pytest.mark.torch
-@pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.jax if fault.framework == "jax" else pytest.mark.tensorflow)
+        for name, fault in FAULTS.items()
+    ],
+)
 @pytest.mark.usefixtures("warm")
 def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monkeypatch, capsys):
     fault = FAULTS[name]
-    chosen = group(fault.replicas, fault.optimizer, **fault.workload)
-    several = fault.replicas > 1
-    modes = {"torch": "ddp" if several else "single", "tensorflow": "mirrored" if several else "single"}
+    asked = dict(fault.workload)
+    if fault.framework == "jax":
+        asked |= {"frameworks": ("torch", "jax"), "modes": ("single", "ddp", "spmd")}
+    chosen = group(fault.replicas, fault.optimizer, **asked)
+    modes = SEVERAL_REPLICAS if fault.replicas > 1 else dict.fromkeys(SEVERAL_REPLICAS, "single")
     places = {one.framework: n for n, one in enumerate(chosen.contenders) if one.mode == modes[one.framework]}
     contender = chosen.contenders[places.pop(fault.framework)]
     (other,) = places.values()
     # The native profile computes what the strict one does, which need not be compiled.
-    reference = healthy(fault.replicas, fault.optimizer, other, **(dict(fault.workload) | {"profile": "strict"}))
+    reference = healthy(fault.replicas, fault.optimizer, other, **(asked | {"profile": "strict"}))
     fault.install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     for variable, value in fault.environment.items():

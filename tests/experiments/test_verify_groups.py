@@ -74,7 +74,7 @@ def test_dp_is_left_out_where_it_cannot_synchronize_batchnorm(install_gpus):
     ("arguments", "message"),
     [
         (["--modes", "single,ddpp"], "unknown mode 'ddpp'.*Did you mean 'ddp'"),
-        (["--frameworks", "jax"], "unknown framework 'jax'"),
+        (["--frameworks", "mxnet"], "unknown framework 'mxnet'"),
         (["--model", "resnet"], "unknown model 'resnet'"),
         (["--replicas", "3"], r"--replicas: received 3, .* expected some of 1, 2, 4, 8"),
         (["--replicas", "0"], "--replicas: received 0"),

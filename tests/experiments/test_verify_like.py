@@ -33,6 +33,7 @@ def config(framework="torch", mode="ddp", nodes=1, devices=2, *, stages=1, **wor
         (config(accumulate=2), "tensorflow mirrored on 1 node x 2 devices in 2 micro-batches", "torch single in 4 mic"),
         (config(batchnorm="sync"), "tensorflow mirrored on 1 node x 2 devices", "torch single"),
         (config(batchnorm="sync", accumulate=2), "tensorflow mirrored on 1 node x 2 devices in 2 micro-batches", None),
+        (config("jax", "spmd"), "torch ddp on 1 node x 2 devices", "jax single in 2 micro-batches"),
         (config("tensorflow", "mirrored"), "torch ddp on 1 node x 2 devices", "tensorflow single in 2 micro-batches"),
         (config(mode="pipeline", stages=2, accumulate=2), "tensorflow single in 2 micro-batches", None),
         (config("tensorflow", "parameter-server", nodes=3, devices=1), "torch single", None),

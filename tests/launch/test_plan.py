@@ -75,7 +75,20 @@ def test_multiworker_is_one_worker_per_node_with_a_tf_config():
     assert nodes[1].processes[0].devices == ("4", "5", "6", "7")
 
 
-@pytest.mark.parametrize("mode", [("torch", "dp"), ("tensorflow", "mirrored")])
+def test_multiprocess_is_one_process_per_node_that_knows_the_coordinator():
+    run = config("jax", "multiprocess", 2)
+    assert num_ports(run) == 1
+    nodes = plan(run, RUN_DIR, Endpoints([30001]))
+    assert [node.argv[1:] for node in nodes] == [
+        ("-m", "dpcompare.worker", "/runs/one", "--node-rank", str(rank)) for rank in range(2)
+    ]
+    told = [{name: value for name, value in node.env.items() if name.startswith("JAX_")} for node in nodes]
+    expected = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:30001", "JAX_NUM_PROCESSES": "2"}
+    assert told == [expected | {"JAX_PROCESS_ID": str(rank)} for rank in range(2)]
+    assert nodes[1].processes[0].devices == ("4", "5", "6", "7")
+
+
+@pytest.mark.parametrize("mode", [("torch", "dp"), ("tensorflow", "mirrored"), ("jax", "spmd")])
 def test_one_node_modes_are_one_process_with_all_devices(mode):
     run = config(*mode, 1)
     assert num_ports(run) == 0
@@ -87,7 +100,10 @@ def test_one_node_modes_are_one_process_with_all_devices(mode):
 
 @pytest.mark.parametrize(
     ("framework", "mode", "nodes"),
-    [("torch", "ddp", 2), ("torch", "dp", 1), ("tensorflow", "mirrored", 1), ("tensorflow", "multiworker", 2)],
+    [
+        *[("torch", "ddp", 2), ("torch", "dp", 1), ("tensorflow", "mirrored", 1), ("tensorflow", "multiworker", 2)],
+        *[("jax", "spmd", 1), ("jax", "multiprocess", 2)],
+    ],
 )
 def test_nodes_that_are_one_machine_talk_over_loopback_and_machines_over_their_network(framework, mode, nodes):
     run = config(framework, mode, nodes)

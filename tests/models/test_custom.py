@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.data.custom import custom_dataset
 from dpcompare.data.prepare import prepare
 from dpcompare.errors import RequestError
@@ -199,6 +200,60 @@ def test_the_example_trains_the_same_in_both_frameworks(elsewhere):
     assert again.code == 0, again.stderr
     assert "source of the model differs" in invoke("report", "torch", "again", "--full").stdout
     assert "source of the model differs" not in invoke("report", "torch", "tensorflow", "--full").stdout
+
+
+IN_JAX = """
+import numpy as np
+from dpcompare import CustomModel
+def jax_model(image_size, num_classes, gives=None):
+    def init():
+        return {"fc.weight": np.zeros((num_classes, 3)), "fc.bias": np.zeros(num_classes),
+                "norm.weight": np.ones(3), "norm.bias": np.zeros(3),
+                "norm.running_mean": np.zeros(3), "norm.running_var": np.ones(3)}
+    def apply(tensors, images, *, training, axis_name):
+        return images.mean((1, 2)) @ tensors["fc.weight"].T + tensors["fc.bias"], {}
+    return init, apply
+forgetful = CustomModel(jax=jax_model)
+wider = CustomModel(jax=lambda image_size, num_classes: jax_model(image_size, num_classes + 1))
+none = CustomModel(jax=lambda image_size, num_classes: 3)
+of_torch = CustomModel(torch=print)
+"""
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("mine:forgetful", "gives no new norm.running_mean, norm.running_var in training in jax; expected apply to"),
+        ("mine:wider", "gives (2, 5) for 2 images in jax; expected logits (2, 4)"),
+        ("mine:none", "the jax factory of 'mine:none' gave a int; expected a pair of functions, init and apply"),
+        ("mine:of_torch", "received one without a factory for jax; give CustomModel(jax=...)"),
+    ],
+)
+def test_a_model_that_is_none_in_jax_is_refused(elsewhere, model, says):
+    (elsewhere / "mine.py").write_text(IN_JAX)
+    with pytest.raises(RequestError) as refused:
+        tensor_shapes(model, "jax", sys.executable, 8, 4)
+    assert says in str(refused.value)
+
+
+@pytest.mark.torch
+@pytest.mark.jax
+@pytest.mark.slow
+@pytest.mark.usefixtures("warm")
+def test_the_example_trains_the_same_in_jax_and_a_layer_that_differs_is_named(elsewhere):
+    arguments = ["--frameworks", "torch,jax", "--precision", "float64", "--image-size", "32", "--json"]
+    modes = ["--modes", "single,ddp,spmd", "--replicas", "1,2"]
+    proved = invoke("verify", "--model", "small_resnet:model", *modes, *arguments)
+    assert proved.code == 0, proved.stderr
+    whole = (elsewhere / "small_resnet.py").read_text()
+    padding = "[(padding, padding)] * 2"
+    assert padding in whole
+    shifted = 'name == "block1_conv2"'
+    (elsewhere / "mine.py").write_text(whole.replace(padding, f"[(2, 0) if {shifted} else (padding, padding)] * 2"))
+    refuted = invoke("verify", "--model", "mine:model", "--modes", "single", "--replicas", "1", *arguments)
+    assert refuted.code == 3
+    assert "the first layer that differs is block1_conv2" in refuted.stderr
 
 
 @pytest.mark.torch

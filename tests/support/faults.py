@@ -563,4 +563,222 @@ module.TorchBackend._losses = of_half
         environment={"TF_ENABLE_ONEDNN_OPTS": "0"},
         on_sheet=("environment variables",),
     ),
+    # The same mistakes made by JAX, whose loop and data are those of the others.
+    "Adam's epsilon, in JAX": Fault(
+        framework="jax",
+        optimizer="adam",
+        module="jax.optimizer",
+        inject="module.ADAM_EPSILON = 1e-8",
+        caught_by="one step of adam",
+        on_sheet=("first evaluation loss",),
+    ),
+    "SGD's momentum, in JAX": Fault(
+        framework="jax",
+        module="jax.optimizer",
+        inject="module.SGD_MOMENTUM = 0.8",
+        caught_by="losses over sgd steps",
+        on_sheet=("later losses", "evaluation loss"),
+    ),
+    "BatchNorm's epsilon, in JAX": Fault(
+        framework="jax",
+        module="jax.model",
+        inject="module.BATCH_NORM_EPSILON = 1e-5",
+        caught_by="evaluation logits",
+        on_sheet=LOSSES,
+    ),
+    "unbiased running variance, in JAX": Fault(
+        framework="jax",
+        module="jax.model",
+        inject="""
+exact = module.Layers.batch_norm
+def unbiased(self, name, features):
+    normalised = exact(self, name, features)
+    if self._training:
+        n, before = features.size // features.shape[-1], self._tensors[f"{name}.running_var"] * self._kept
+        of_batch = self.made[f"{name}.running_var"] - before
+        self.made[f"{name}.running_var"] = before + of_batch * n / (n - 1)
+    return normalised
+module.Layers.batch_norm = unbiased
+""",
+        caught_by="BatchNorm statistics",
+        on_sheet=("first evaluation loss",),
+    ),
+    "symmetric padding, in JAX": Fault(
+        framework="jax",
+        module="jax.model",
+        inject="""
+jnp, exact = module.jnp, module._depthwise_by_shifts
+def shifted(x, weight, stride):
+    missing = jnp.pad(x, ((0, 0), (1, 0), (1, 0), (0, 0)))[:, :-1, :-1]
+    return exact(missing, weight, stride)
+module._depthwise_by_shifts = shifted
+""",
+        caught_by="evaluation logits",
+        on_sheet=LOSSES,
+    ),
+    "weights changed by one rounding, in JAX": Fault(
+        framework="jax",
+        module="jax.backend",
+        inject="""
+load = module.JaxBackend.initial_state
+module.JaxBackend.initial_state = lambda self: {
+    name: array * module.np.float32(1 + 2**-23) if name == "classifier.weight" else array
+    for name, array in load(self).items()
+}
+""",
+        caught_by="weight round trip",
+        on_sheet=("first loss",),
+    ),
+    "dropout that does not scale up what it keeps, in JAX": Fault(
+        framework="jax",
+        optimizer="adam",
+        workload={"regularization": "shared"},
+        module="jax.model",
+        inject="""
+init = module.Layers.__init__
+def unscaled(self, workload, tensors, drop_masks, **options):
+    init(self, workload, tensors, None if drop_masks is None else module.jnp.sign(drop_masks), **options)
+module.Layers.__init__ = unscaled
+""",
+        caught_by="training logits",
+        on_sheet=LOSSES,
+    ),
+    "mean of replica means, in JAX": Fault(
+        framework="jax",
+        replicas=2,
+        module="jax.backend",
+        inject="""
+gradients = module.JaxBackend._gradients
+def mean_of_replica(self, trained, rows, count):
+    own = module.jnp.maximum(rows.weights.sum(), 1) * self.num_replicas
+    loss_sum, of_own, moved = gradients(self, trained, rows, own)
+    return loss_sum, of_own, moved
+module.JaxBackend._gradients = mean_of_replica
+""",
+        caught_by="losses over sgd steps",
+        on_sheet=("later losses",),
+    ),
+    "evaluation with each replica's own statistics, in JAX": Fault(
+        framework="jax",
+        replicas=2,
+        module="jax.backend",
+        inject="module.JaxBackend._copy_statistics_of_replica_0 = lambda self, statistics: statistics",
+        caught_by="evaluation loss",
+        on_sheet=("first evaluation loss",),
+    ),
+    "synchronized BatchNorm that averages the replicas' variances, in JAX": Fault(
+        framework="jax",
+        optimizer="adam",
+        replicas=2,
+        workload={"regularization": "shared", "batchnorm": "sync"},
+        module="jax.model",
+        inject="""
+def moments(self, x):
+    own = x.mean((0, 1, 2)), x.var((0, 1, 2))
+    return own if self._axis_name is None else module.lax.pmean(own, self._axis_name)
+module.Layers._moments = moments
+""",
+        caught_by="training logits",
+        on_sheet=LOSSES,
+    ),
+    "accumulation that exchanges no gradients, in JAX": Fault(
+        framework="jax",
+        replicas=2,
+        workload={"model": "mlp", "accumulate": 2},
+        module="jax.backend",
+        inject="""
+apply = module.JaxBackend._apply_replica
+def alone(self, *arguments):
+    num_replicas, self.num_replicas = self.num_replicas, 1
+    try:
+        return apply(self, *arguments)
+    finally:
+        self.num_replicas = num_replicas
+module.JaxBackend._apply_replica = alone
+""",
+        caught_by="accumulation = replicas = one batch",
+        on_sheet=("first gradient norm",),
+    ),
+    "gradients that replicas sum twice, in JAX": Fault(
+        framework="jax",
+        replicas=2,
+        module="jax.backend",
+        inject="""
+update = module.JaxBackend._update
+module.JaxBackend._update = lambda self, trained, gradients, constants: update(
+    self, trained, module.lax.psum(gradients, module.REPLICAS), constants)
+""",
+        caught_by="one step of sgd",
+        on_sheet=("second loss",),
+    ),
+    "smoothed labels that give the other classes all that is taken, in JAX": Fault(
+        framework="jax",
+        module="jax.loss",
+        inject="""
+exact = module.cross_entropies
+def other(labels, logits, smoothing=0.0):
+    if not smoothing:
+        return exact(labels, logits)
+    classes = logits.shape[-1]
+    return exact(labels, logits, smoothing * classes / (classes - 1))
+module.cross_entropies = other
+""",
+        caught_by="first loss",
+        on_sheet=LOSSES,
+    ),
+    "weight decay of biases and BatchNorm too, in JAX": Fault(
+        framework="jax",
+        optimizer="adam",
+        module="jax.optimizer",
+        inject="module.decays = lambda dimensions: True",
+        caught_by="one step of adam",
+        on_sheet=("later losses",),
+    ),
+    "gradients clipped before replicas sum them, in JAX": Fault(
+        framework="jax",
+        replicas=2,
+        module="jax.backend",
+        inject="""
+from dpcompare.backends.jax.optimizer import _clipped
+update = module.JaxBackend._update
+def clipped_first(self, trained, gradients, constants):
+    return update(self, trained, _clipped(gradients, self.workload.clip_norm / self.num_replicas), constants)
+module.JaxBackend._update = clipped_first
+""",
+        caught_by="losses over sgd steps",
+        on_sheet=("later losses",),
+    ),
+    "Adam's steps lost by a resume, in JAX": Fault(
+        framework="jax",
+        optimizer="adam",
+        resumed=True,
+        workload={"regularization": "shared"},
+        module="jax.optimizer",
+        inject="""
+constants = module.Adam.kernel_constants
+begun = []
+def forgetful(self, step, learning_rate):
+    begun.append(step)
+    return constants(self, step - begun[0] + 1, learning_rate)
+module.Adam.kernel_constants = forgetful
+""",
+        caught_by="losses over adam steps",
+        on_sheet=("evaluation loss",),
+    ),
+    "half of the rows never computed, in JAX": Fault(
+        framework="jax",
+        module="jax.backend",
+        inject="""
+losses, jnp = module.JaxBackend._losses, module.jnp
+def of_half(self, parameters, statistics, rows, *, training):
+    if not training:
+        return losses(self, parameters, statistics, rows, training=training)
+    half = module.jax.tree.map(lambda each: each[: len(each) // 2], rows)
+    logits, per_row, moved = losses(self, parameters, statistics, half, training=True)
+    return jnp.concatenate([logits, logits]), jnp.concatenate([per_row, per_row]), moved
+module.JaxBackend._losses = of_half
+""",
+        caught_by="first loss",
+        on_sheet=LOSSES,
+    ),
 }

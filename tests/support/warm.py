@@ -25,7 +25,11 @@ from dpcompare.results.run_dir import CONFIG_FILE
 from tests.support import warm_process
 
 # torch imports the last one, which takes longest, when the first optimizer is made.
-IMPORTED = {"torch": ("torch", "torch.distributed", "torch._dynamo"), "tensorflow": ("tensorflow", "keras")}
+IMPORTED = {
+    "torch": ("torch", "torch.distributed", "torch._dynamo"),
+    "tensorflow": ("tensorflow", "keras"),
+    "jax": ("jax",),
+}
 DOOR = "dpcompare.worker"
 
 

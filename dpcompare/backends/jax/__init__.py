@@ -1,0 +1,1 @@
+"""The JAX side: one file per mode, and what the modes share in backend.py."""

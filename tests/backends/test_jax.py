@@ -1,0 +1,121 @@
+"""What is JAX's own: its depthwise convolutions, the state of its process, and where gloo listens."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.jax
+
+
+def printed(script):
+    """What a process of its own says: JAX fixes its devices and its precision when it is first used."""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+DEPTHWISE = """
+import json
+import jax, numpy as np
+from jax import lax
+jax.config.update("jax_enable_x64", True)
+from dpcompare.backends.jax.model import _depthwise_by_shifts
+
+generator = np.random.default_rng(0)
+x = generator.normal(size=(2, 7, 8, 4))  # an odd and an even side
+
+def kernel(x, weight, stride):
+    return lax.conv_general_dilated(x, weight, (stride, stride), "SAME", dimension_numbers=("NHWC", "OIHW", "NHWC"),
+                                    feature_group_count=4)
+
+def with_gradients(function, weight, stride):
+    squares = lambda x, weight: (function(x, weight, stride) ** 2).sum()
+    return function(x, weight, stride), *jax.grad(squares, (0, 1))(x, weight)
+
+@jax.jit
+def all_cases(weights):
+    return {
+        f"{size} {stride}": [with_gradients(function, weight, stride) for function in (kernel, _depthwise_by_shifts)]
+        for size, weight in weights.items() for stride in (1, 2)
+    }
+
+made = all_cases({size: generator.normal(size=(4, 1, size, size)) for size in (3, 5)})
+differences = {
+    case: max(float(abs(a - b).max()) if a.shape == b.shape else 1.0 for a, b in zip(*pair))
+    for case, pair in made.items()
+}
+print(json.dumps(differences))
+"""
+
+
+def test_a_sum_of_shifted_products_is_the_depthwise_convolution_and_its_gradient():
+    differences = printed(DEPTHWISE)
+    assert len(differences) == 4
+    assert max(differences.values()) < 1e-12
+
+
+USED_ALREADY = """
+import json, tempfile
+import jax.numpy as jnp
+from dpcompare import Cluster, RunConfig, RequestError, Workload, load_backend, prepare_inputs
+ones = jnp.ones(3)  # as where a user's module makes an array when it is imported
+workload = Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0)
+made = RunConfig(framework="jax", mode="spmd", workload=workload, cluster=Cluster.partition(1, 2, device="cpu"))
+try:
+    load_backend("jax", "spmd")(prepare_inputs(made)).setup()
+    print(json.dumps("not refused"))
+except RequestError as refused:
+    print(json.dumps(str(refused)))
+"""
+
+
+def test_a_process_in_which_jax_was_used_already_is_refused():
+    refused = printed(USED_ALREADY)
+    assert refused.startswith("JAX has been used in this process already")
+    assert "expected a process in which no array was made" in refused
+
+
+CALLS = """
+import json
+from types import SimpleNamespace
+from jax._src import xla_bridge
+from dpcompare.backends.jax.multiprocess import _listen_on
+from dpcompare.backends.jax.spmd import Spmd
+
+asked = []
+for interface in ("lo", None):
+    xla_bridge._jax.make_gloo_tcp_collectives = lambda **given: asked.append(given)
+    _listen_on(interface)
+    xla_bridge._jax.make_gloo_tcp_collectives(distributed_client="client")
+
+def gpu(peak):
+    return SimpleNamespace(device_kind="NVIDIA H200", memory_stats=lambda: {"peak_bytes_in_use": peak})
+
+def backend(kind, task, **tuning):
+    made = object.__new__(Spmd)  # without a run: only what it tells XLA and reads of its devices is looked at
+    made.mesh = SimpleNamespace(local_devices=[gpu(900), gpu(700)])
+    made.config = SimpleNamespace(cluster=SimpleNamespace(device_type=kind), task=task, tuning=tuning)
+    return made
+
+found = {
+    "asked": asked,
+    "memory": backend("gpu", "train")._peak_device_memory_bytes(),
+    "names": backend("gpu", "train")._device_names(),
+    "compared": backend("gpu", "probe")._compiler_options(),
+    "tuned": backend("gpu", "train", scheduler="latency-hiding")._compiler_options(),
+    "CPU": [backend("cpu", "train")._peak_device_memory_bytes(), backend("cpu", "probe")._compiler_options()],
+}
+print(json.dumps(found))
+"""
+
+
+def test_gloo_listens_where_the_plan_says_and_gpus_are_asked_for_what_is_compared():
+    found = printed(CALLS)
+    assert found["asked"] == [{"distributed_client": "client", "interface": "lo"}, {"distributed_client": "client"}]
+    assert (found["memory"], found["names"]) == (1600, ["NVIDIA H200"] * 2)
+    deterministic, latency_hiding = "xla_gpu_deterministic_ops", "xla_gpu_enable_latency_hiding_scheduler"
+    assert found["compared"] == {deterministic: True, latency_hiding: False}
+    assert found["tuned"] == {deterministic: False, latency_hiding: True}
+    assert found["CPU"] == [None, None]
