@@ -266,6 +266,11 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     key, _, value = (part.strip() for part in change.partition("="))
     name = key.replace("-", "_")
     allowed = sorted(row.name for row in OPTIONS if row.scope == "arm")
+    if shared := next((row for row in OPTIONS if row.name == name and row.scope == "study"), None):
+        raise RequestError(
+            f"{named_by}: received {change!r} in {text!r}, which all arms of a study share; expected {shared.flags[0]} "
+            "beside the arms"
+        )
     if name not in allowed:
         raise RequestError(f"{named_by}: received {change!r} in {text!r}; {names_like(name, allowed)}")
     if not value:

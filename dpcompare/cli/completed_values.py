@@ -5,6 +5,7 @@ Click calls a completer with (context, parameter, what was typed so far). None i
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -83,11 +84,11 @@ def runs_and_studies(context: click.Context, parameter: click.Parameter, typed: 
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file()
+    return os.path.isfile(folder / CONFIG_FILE)  # noqa: PTH113 (pathlib raises in a folder that may not be read)
 
 
 def _is_study(folder: Path) -> bool:
-    return (folder / STUDY_FILE).is_file()
+    return os.path.isfile(folder / STUDY_FILE)  # noqa: PTH113 (the same)
 
 
 def _folders(typed: str, suits: Callable[[Path], bool], *usual: str) -> Items:
@@ -97,7 +98,7 @@ def _folders(typed: str, suits: Callable[[Path], bool], *usual: str) -> Items:
     found = {
         str(folder)
         for place in places
-        if place.is_dir()
+        if place.is_dir() and os.access(place, os.R_OK | os.X_OK)
         for folder in place.iterdir()
         if str(folder).startswith(typed) and folder.is_dir() and suits(folder)
     }

@@ -81,6 +81,8 @@ class RunProgress:
                 f"local rank {event.local_rank}, device {', '.join(event.devices)}"
             )
             if event.process_rank == 0:
+                if self._bar:  # of an attempt that failed; before rich 14.1 two live displays are an error
+                    self._bar.stop()
                 self.waiting.begin(f"importing {self._framework} and building the model")
         elif isinstance(event, Ready) and event.process_rank == 0:
             self._begin(event.steps)

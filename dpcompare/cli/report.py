@@ -218,9 +218,11 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
         rows["outliers"] = outlier
     if result.target_accuracy is not None:
         cost, target = result.cost_of_target, f"accuracy {result.target_accuracy:g}"
+        taken = "seconds not known, since the run was resumed"
+        if cost and cost.seconds is not None:
+            taken = f"{figure(cost.seconds)} s of training"
         rows["target"] = (
-            f"{target} after {counted(cost.step, 'step')}, {counted(cost.images, 'image')}, "
-            f"{figure(cost.seconds)} s of training"
+            f"{target} after {counted(cost.step, 'step')}, {counted(cost.images, 'image')}, {taken}"
             if cost
             else f"{target} was not reached"
         )
@@ -241,9 +243,13 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         "devices": f"{topology}, {counted(result.num_processes, 'process')}, {counted(result.num_replicas, 'replica')}",
         "workload": f"{result.model} on {result.dataset}, {result.image_size} px, global batch "
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",
-        "speed": f"{figure(result.images_per_second)} images/s over {counted(result.measured_steps, 'measured step')}; "
-        f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps",
+        "speed": "not measured: no step came after the warm-up",
     }
+    if result.images_per_second is not None:
+        rows["speed"] = (
+            f"{figure(result.images_per_second)} images/s over {counted(result.measured_steps, 'measured step')}; "
+            f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps"
+        )
     if result.step_seconds:
         step = result.step_seconds
         rows["step"] = f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"

@@ -95,7 +95,9 @@ def verify(
     as_json: bool,
     **of_the_workload: Any,
 ) -> int:
-    """Run every mode on the same work and compare what they compute, array by array. Exit code 3: a check failed.
+    """Run every mode on the same work and compare what they compute, array by array.
+
+    Exit code 3: a check failed, or no two modes could be compared.
 
     \b
     dpcompare verify --quick
@@ -126,11 +128,8 @@ def verify(
             device=device,
             asked=asked,
         )
-        if not groups:
-            raise click.UsageError(
-                f"nothing to compare: {', '.join(present) or 'no framework'} with modes {modes} and replicas "
-                f"{replicas} leaves fewer than two sides; expected at least two"
-            )
+        if not present:
+            raise RequestError("no framework is left to verify; install one, or name its environment with --python")
         left_out = not_compared(groups, present, named)
     console = stderr_console()
     for line in left_out:
@@ -146,7 +145,7 @@ def verify(
         checks.append(check)
         if not check.passed:
             console.print(f"FAILED {check.name}: {check.pair}\n{check.detail}".rstrip(), soft_wrap=True)
-    passed = all(check.passed for check in checks)
+    passed = bool(checks) and all(check.passed for check in checks)
     if as_json:
         fields = (
             "name",
@@ -166,9 +165,10 @@ def verify(
                 row |= {"measured": None, "detail": "the difference is not a finite number"}  # JSON has no infinity
         print_json({"passed": passed, "checks": rows, "not_compared": left_out})
     else:
-        _print_table(checks)
-        failed = sum(not check.passed for check in checks)
-        click.echo(f"{len(checks) - failed} of {len(checks)} checks passed")
+        if checks:
+            _print_table(checks)
+        passed_checks = sum(check.passed for check in checks)
+        click.echo(f"{passed_checks} of {len(checks)} checks passed" if checks else "nothing was compared")
         for line in left_out:
             click.echo(f"not compared: {line}")
     return 0 if passed else EXIT_NEGATIVE

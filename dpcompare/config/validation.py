@@ -96,4 +96,17 @@ def _describe(error: Any, known: Iterable[str]) -> str:
     message: str = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
         return message
-    return f"{field}: {message[0].lower()}{message[1:]}, received {error['input']!r}"
+    if not message.startswith(_SHOULD_BE):
+        return f"{field}: received {error['input']!r}: {message[0].lower()}{message[1:]}"
+    expected = message.removeprefix(_SHOULD_BE)
+    for theirs, ours in _BOUNDS.items():
+        expected = expected.replace(theirs, ours)
+    return f"{field}: received {error['input']!r}, expected {expected}"
+
+
+_SHOULD_BE = "Input should be "
+_BOUNDS = {
+    **{"greater than or equal to": "at least", "less than or equal to": "at most"},
+    **{"greater than": "a number above", "less than": "a number below"},
+}
+"""pydantic's words -> shorter ones."""

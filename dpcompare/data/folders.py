@@ -35,8 +35,8 @@ def find_images(root: Path) -> ImageFiles:
     Raises:
         RequestError: the folder is missing, empty, has one class only or is no dataset.
     """
-    if not root.is_dir():
-        what = "is a file, not a folder" if root.exists() else "does not exist"
+    if not os.path.isdir(root):  # noqa: PTH112 (pathlib raises for a name that is too long)
+        what = "is a file, not a folder" if os.path.exists(root) else "does not exist"  # noqa: PTH110 (the same)
         raise RequestError(f"dataset {str(root)!r} {what}; {LAYOUTS}, or one of the built-in {', '.join(BUILT_IN)}")
     if (root / "Images").is_dir() and (root / "train_list.mat").is_file():
         found = _stanford_dogs(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +92,7 @@ def _load(request: _Request) -> tuple[dict[str, Any], str | None]:
     """The splits by their names, and the commit of a dataset of the hub."""
     datasets = import_extra("datasets", extra="hf", needed_by=f"--dataset {HUGGING_FACE}NAME")
     folder = Path(request.name).expanduser()
-    is_saved = any((folder / file).is_file() for file in SAVED)
+    is_saved = any(os.path.isfile(folder / file) for file in SAVED)  # noqa: PTH113 (pathlib raises for long names)
     if is_saved and request.config:
         raise RequestError(
             f"dataset: {request.text!r} names the config {request.config!r}, but `save_to_disk` wrote {str(folder)!r}, "

@@ -125,7 +125,10 @@ class Store:
 
 
 def is_store(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    try:
+        return (path / MANIFEST).is_file()
+    except OSError:  # a name that is too long for one
+        return False
 
 
 def open_store(path: Path, *, verify: bool = False) -> Store:

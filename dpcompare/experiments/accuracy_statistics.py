@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -216,9 +216,8 @@ def _claim(
     outcome: LearningOutcome
     if difference.p_value <= level:
         outcome = "higher" if difference.mean > 0 else "lower"
-        figures = _figures(pair, difference.interval(level), level)
         noted = f" That is {within}." if is_same else ""
-        sentence = f"{_higher_first(pair)} ({figures}).{noted}"
+        sentence = f"{_decided(_better_first(pair), level)}.{noted}"
     elif is_same and level_of_sameness is not None:
         # Two one-sided tests at a level are the interval that misses the truth with twice that probability.
         outcome, level = "the same within the margin", 2 * level_of_sameness
@@ -232,14 +231,22 @@ def _claim(
     )
 
 
-def _higher_first(pair: LearningPair) -> str:
-    """Which is more accurate, or has the lower loss, and by how much."""
+def _better_first(pair: LearningPair) -> LearningPair:
+    """The same, begun with the arm that is more accurate, or has the lower loss."""
     assert pair.difference is not None
-    mean, names = pair.difference.mean, (pair.first, pair.second)
-    better, worse = names if (mean > 0) == (pair.measure == "accuracy") else names[::-1]
+    if (pair.difference.mean > 0) == (pair.measure == "accuracy"):
+        return pair
+    difference = replace(pair.difference, mean=-pair.difference.mean)
+    return replace(pair, first=pair.second, second=pair.first, difference=difference)
+
+
+def _decided(pair: LearningPair, level: float) -> str:
+    """That the first arm is better, and by how much."""
+    assert pair.difference is not None
+    size, figures = abs(pair.difference.mean), _figures(pair, pair.difference.interval(level), level)
     if pair.measure == "accuracy":
-        return f"{better} is {abs(mean) * 100:.2f} points more accurate than {worse}"
-    return f"{better} has an evaluation loss {abs(mean):.4f} lower than {worse}"
+        return f"{pair.first} is {size * 100:.2f} points more accurate than {pair.second} ({figures})"
+    return f"{pair.first} has an evaluation loss {size:.4f} lower than {pair.second} ({figures})"
 
 
 def _figures(pair: LearningPair, interval: tuple[float, float] | None, level: float) -> str:

@@ -63,6 +63,10 @@ class Judgement(NamedTuple):
     """Whether it makes them not comparable."""
 
 
+Judge = Callable[[Sequence[RunResult], Sequence[Any], Values], Judgement]
+"""From some results, their values of a knob and of all, to what they have of it."""
+
+
 def loss_of_step(step: int) -> Callable[[RunResult], Any]:
     """The loss of a step, from 1; unknown where it is not finite."""
     return lambda result: result.train_loss[step - 1] if len(result.train_loss) >= step else "no such step"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import NOT_KNOWN, Judgement
+from dpcompare.experiments.agreement import NOT_KNOWN, Judge, Judgement, Values
 from dpcompare.experiments.knobs import KNOBS, OF_NORMALISATION, OF_SEED, SPEED_ONLY, of_workload
 from dpcompare.models.architectures import MODELS
 from dpcompare.results.result import RunResult
@@ -115,12 +115,27 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
     for name, knob in KNOBS.items():
         values = of_all[name]
         equal = _equal(values, rounds if name in OF_SEED else None)
-        judged = knob.judge(results, values, of_all) if knob.judge else Judgement(equal=equal, is_reason=not equal)
+        judged = Judgement(equal=equal, is_reason=not equal)
+        if knob.judge:
+            judged = _judged(name, knob.judge, results, of_all, rounds)
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = knob.must_be_equal and (judged.is_reason or unknown_value) and name not in subject
         rows.append(Row(knob=name, values=values, equal=judged.equal and not reason, reason=reason, remedy=knob.remedy))
     return Sheet(rows=rows)
+
+
+def _judged(
+    name: str, judge: Judge, results: Sequence[RunResult], of_all: Values, rounds: Sequence[int] | None
+) -> Judgement:
+    """What a knob's own rule says of all results, or of those of each round: under another seed its figures differ."""
+    numbers = rounds or [0] * len(results)
+    judgements = []
+    for number in dict.fromkeys(numbers):
+        of_round = [index for index, each in enumerate(numbers) if each == number]
+        values = {knob: [of_knob[index] for index in of_round] for knob, of_knob in of_all.items()}
+        judgements.append(judge([results[index] for index in of_round], values[name], values))
+    return Judgement(equal=all(each.equal for each in judgements), is_reason=any(each.is_reason for each in judgements))
 
 
 def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:

@@ -22,6 +22,7 @@ from dpcompare.experiments.agreement import (
     TOLERANCES,
     Agreement,
     ByRounding,
+    Judge,
     Judgement,
     Values,
     as_asked,
@@ -45,7 +46,7 @@ class Knob:
     value: Callable[[RunResult], Any]
     remedy: str = ""
     """What to do about a difference; empty where it is a property of the framework or mode that is being compared."""
-    judge: Callable[[Sequence[RunResult], Sequence[Any], Values], Judgement] | None = None
+    judge: Judge | None = None
     """Of the results, their values of this knob and of all, where the first may differ as asked for, or by rounding."""
 
     @property

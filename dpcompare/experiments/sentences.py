@@ -123,8 +123,15 @@ def measured_in_words(runs: Sequence[RunResult]) -> str:
         shared((f"batch {run.global_batch_size}" for run in runs), "several batches"),
         shared((run.precision for run in runs), "several precisions"),
         shared(map(_machine, runs), "several machines"),
+        *_days(runs),
     ]
     return printable(" · ".join(parts))
+
+
+def _days(runs: Sequence[RunResult]) -> list[str]:
+    """On which day they were made, or the first and the last one; nothing where results of 0.1.0 do not say."""
+    days = sorted(run.started_at.date().isoformat() for run in runs if run.started_at)
+    return [" to ".join(dict.fromkeys((days[0], days[-1])))] if days else []
 
 
 def _machine(run: RunResult) -> str:

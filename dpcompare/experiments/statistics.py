@@ -198,7 +198,11 @@ class Claim:
     sentence: str
 
 
-def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = "steady speed") -> list[Claim]:
+SPEED = "steady speed"
+"""The measure of which a sentence need not say that it is of it."""
+
+
+def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = SPEED) -> list[Claim]:
     """What a study says of its pairs, which are judged together: one of six fixed sentences for each.
 
     A pair with too few rounds counts among those that are judged, so that it may be looked at later. The one that was
@@ -213,7 +217,7 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = "steady 
     p_values = [ratio.p_value if ratio and plan.judges(ratio.rounds) else 1.0 for ratio in ratios]
     levels = iter(holm(p_values, plan.level))
     return [
-        _not_comparable(pair)
+        _not_comparable(pair, measure)
         if pair.unequal
         else _exploratory(pair, plan, measure)
         if pair.exploratory
@@ -222,7 +226,8 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = "steady 
     ]
 
 
-def _not_comparable(pair: RatioPair) -> Claim:
+def _not_comparable(pair: RatioPair, measure: str) -> Claim:
+    of_it = "" if measure == SPEED else f" in {measure}"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -230,7 +235,7 @@ def _not_comparable(pair: RatioPair) -> Claim:
         ratio=None,
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE: {pair.inequality}.",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE{of_it}: {pair.inequality}.",
     )
 
 
@@ -263,7 +268,8 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: str) -> Claim:
         outcome = "too few rounds"
         rounds = counted(ratio.rounds if ratio else 0, "round")
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
-        sentence = f"{both}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
+        of_it = "" if measure == SPEED else f", {measure}"
+        sentence = f"{both}{of_it}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
     elif interval[0] <= 1 <= interval[1]:
         outcome = "no difference shown"
         shown = interval_in_words(interval, level, ratio.rounds)

@@ -158,7 +158,8 @@ def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequ
         for contender in group.to_run
     }
     return [
-        f"{framework} {name}: no other mode that was asked for trains with as many replicas; add one to --modes"
+        f"{framework} {name}: no other mode that was asked for can be compared with it at these numbers of replicas; "
+        "add a mode to --modes, or a number to --replicas"
         for framework, name, variant in _variants()
         if framework in frameworks and name in modes and (framework, *variant.compared_as) not in compared
     ]

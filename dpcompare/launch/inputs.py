@@ -24,6 +24,9 @@ from dpcompare.system.import_path import is_custom
 from dpcompare.system.locks import in_turn
 from dpcompare.system.words import counted
 
+LONGEST_NAME = 48
+"""Characters of a dataset's name that its cached store has: a file system takes 255 bytes, of up to 4 per character."""
+
 
 def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[RunConfig]:
     """As `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
@@ -261,4 +264,4 @@ def _store_key(workload: Workload, largest_batch: int) -> str:
         digest.update(whole.encode())
         for stamp in image_files(source).stamps():
             digest.update(stamp.encode("utf-8", "surrogateescape"))
-    return f"{name}-{workload.image_size}px-{digest.hexdigest()[:16]}"
+    return f"{name[:LONGEST_NAME]}-{workload.image_size}px-{digest.hexdigest()[:16]}"

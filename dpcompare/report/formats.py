@@ -166,8 +166,8 @@ def as_json(comparison: Comparison) -> str:
 
 
 def as_markdown(comparison: Comparison) -> str:
-    """The headline, a table with a line per arm, every claim, and the reasons of the fairness sheet."""
-    lines = ["# dpcompare", "", f"**{_escaped(comparison.headline)}**", ""]
+    """What was measured, the headline, a line per arm, every claim, and the reasons of the fairness sheet."""
+    lines = ["# dpcompare", "", _escaped(comparison.measured), "", f"**{_escaped(comparison.headline)}**", ""]
     shown = columns(comparison)
     lines += ["| " + " | ".join(shown) + " |"]
     lines += ["|" + "|".join("---" if column.is_text else "--:" for column in shown.values()) + "|"]
@@ -236,8 +236,10 @@ class Condition:
     def _missing(self, comparison: Comparison) -> list[str]:
         """What should have a figure and has none: arms that failed or were not run, pairs with too few rounds."""
         failed = [row.name for row in comparison.arms if row.failures or not row.rounds]
-        if self.subject != "ratio":
+        if self.subject == "efficiency":
             return failed
+        if self.subject != "ratio":  # a run that ends at its target may have no step after its warm-up
+            return [row.name for row in comparison.arms if row.name in failed or getattr(row, self.subject) is None]
         too_few = [f"{made.first} / {made.second}" for made in comparison.claims if made.outcome == "too few rounds"]
         return failed + too_few
 

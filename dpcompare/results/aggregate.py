@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         **_asked(config),
         device_names=[name for record in records for name in record.device_names],
         collective=records[0].collective if records else None,
+        started_at=datetime.fromtimestamp(end.started_at, UTC),
         wall_seconds=end.ended_at - end.started_at,
         peak_memory_bytes=_peak(record.peak_memory_bytes for record in records),
         peak_device_memory_bytes=_peak(

@@ -64,7 +64,7 @@ def load_predictions(run_dir: Path) -> Predictions | None:
         classes = json.loads(_read(folder / CLASSES_FILE))
         lines = [line for path in folder.glob("process-*.csv") for line in _read(path).splitlines()[1:]]
         rows = np.array([line.split(",") for line in lines], np.int64).reshape(-1, 3)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         raise _broken(folder, str(error)) from None
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
 from dpcompare.results.attempts import Attempt, Status
@@ -140,6 +140,8 @@ class RunResult(BaseModel):
     """From the start of the launch until the last process has finished its first step."""
     first_step_seconds: Measured | None = None
     """The first step of the slowest process itself: what a framework traces, compiles or tries out then is in it."""
+    started_at: AwareDatetime | None = None
+    """When the last attempt was launched, in universal time; None in 0.1.0."""
     wall_seconds: Finite
     peak_memory_bytes: PeakMemory | None = None
     peak_device_memory_bytes: PeakMemory | None = None

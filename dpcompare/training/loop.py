@@ -100,7 +100,8 @@ class Trainer:
         )
         self._backend.synchronize()
         self._window.previous_end = time.perf_counter()
-        if first_step == self._num_steps or (first_step and self._config.stop_at_target):
+        may_be_done = first_step == self._num_steps or self._config.stop_at_target
+        if first_step and may_be_done and self._evaluates(first_step):
             self.evaluate(first_step)  # the attempt that made this checkpoint may have ended before it did
         for step in range(first_step + 1, self._last_step + 1):
             evaluates = self._evaluates(step)
@@ -184,6 +185,8 @@ class Trainer:
         )
         if self._target.is_reached(step, self._log.alive):
             self._last_step = step
+        elif self._config.stop_at_target:
+            self._backend.barrier()  # or one that knows it early waits within its next step for those that know it late
         self._window.leave_out()
 
     def checkpoint(self, step: int) -> None:

@@ -31,13 +31,14 @@ def keep_predictions(backend: Inspectable, store: Store, run_dir: Path, alive: C
         data_parallel_rank=backend.data_parallel_rank,
         data_parallel_size=backend.data_parallel_size,
         replicas_per_process=backend.config.topology.replicas_per_process,
+        accumulate=backend.workload.accumulate,  # as in training: more rows at once may not fit on a GPU
     )
     batches = list(evaluation_batches(len(split), backend.workload.global_batch_size))
     kept = []
     with evaluated_model(backend, partial(reads_of_statistics, backend, store.split("train")), alive):
-        for batch, on_device in zip(batches, backend.feed(reader.reads(batches)), strict=True):
+        places = [(batch, positions) for batch in batches for positions in reader.rows(len(batch.indices))]
+        for (batch, positions), on_device in zip(places, backend.feed(reader.reads(batches)), strict=True):
             predicted = backend.logits(on_device, training=False).argmax(axis=1)
-            (positions,) = reader.rows(len(batch.indices))
             # Of the processes of one replica that is split, only the last has logits; rows of padding are no samples.
             rows = positions[: len(predicted)]
             is_sample = batch.weights[rows] > 0

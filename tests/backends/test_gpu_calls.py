@@ -85,7 +85,7 @@ def evaluated(kind, made, device):
     one.device, one._training = device, False
     linear = torch.nn.Linear(5, 10, dtype=torch.float64)
 
-    def local(images, drop_masks):
+    def local(images, drop_masks=None):
         parts.append(len(images))
         return linear(images)
 
@@ -98,6 +98,11 @@ def evaluated(kind, made, device):
     logits = linear(images)
     losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none") * weights
     expected = torch.stack([losses.sum(), ((logits.argmax(1) == labels) * weights).sum(), weights.sum()])
+    of_logits = len(parts)
+    predicted = one.logits(DeviceBatch(images=images, labels=labels, weights=weights, global_count=13), training=False)
+    assert (predicted.argmax(1) == logits.argmax(1).numpy()).all()
+    assert parts[of_logits:] == parts[:of_logits], parts
+    parts = parts[:of_logits]
     return parts, float((sums - expected).abs().max()), bool(torch.equal(sums, expected))
 
 

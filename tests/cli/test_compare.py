@@ -237,6 +237,10 @@ REFUSED = {
     "an arm that is there twice": (["--arm", "torch:single", "--arm", "torch:single"], "torch single 1x1 twice"),
     "an arm without mode": (["--arm", "torch"], "expected FRAMEWORK:MODE"),
     "an unknown option of an arm": (["--arm", "torch:ddp,precison=float64"], "Did you mean 'precision'"),
+    "an option of all arms": (
+        ["--arm", "torch:ddp,target_accuracy=0.9"],
+        "which all arms of a study share; expected --target-accuracy beside the arms",
+    ),
     "a value that is none": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
     "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
     "no second arm to be compared with": (

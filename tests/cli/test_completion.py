@@ -58,6 +58,11 @@ def test_warnings_about_variables_do_not_disturb_the_line_that_is_typed():
     assert asked("dat", DPCOMPARE_NODE="2") == ["data"]
 
 
+@pytest.mark.skipif(os.access("/proc/1/fdinfo/0", os.F_OK), reason="needs a folder that this user may not read")
+def test_folders_that_may_not_be_read_complete_nothing():
+    assert asked("report", "/proc/1/fd") == ["/proc/1/fd"]
+
+
 def test_runs_and_studies_are_found_where_they_usually_are(tmp_path):
     run_dir, other = tmp_path / "runs" / "one", tmp_path / "runs" / "no-run"
     run_dir.mkdir(parents=True)

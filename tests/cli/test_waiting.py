@@ -50,6 +50,27 @@ def test_a_terminal_gets_a_spinner_that_leaves_nothing_behind(monkeypatch, capsy
     assert capsys.readouterr().out == "the result\n"
 
 
+def test_a_run_that_is_restarted_has_one_live_display_at_a_time(monkeypatch, tmp_path):
+    stderr = stderr_of(monkeypatch)
+    monkeypatch.setattr(stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    begun = []
+
+    def set_live(console, live):
+        """As rich did before 14.1, which is admitted."""
+        assert console._live_stack == []
+        console._live_stack.append(live)
+        begun.append(live)
+        return True
+
+    monkeypatch.setattr("rich.console.Console.set_live", set_live)
+    with RunProgress(arm().config, tmp_path) as progress:
+        for _ in range(2):
+            for event in (started(), ready(steps=2), trained([8.0], step=1)):
+                progress.observe(event)
+    assert len(begun) == 5  # preparing; then importing, and the bar, of each attempt
+
+
 def test_a_run_says_what_it_waits_for_from_its_first_moment(monkeypatch, tmp_path):
     stderr = stderr_of(monkeypatch)
     with RunProgress(arm().config, tmp_path) as progress:

@@ -33,7 +33,7 @@ def claim(first, second, *, measure="accuracy", plan=Plan(rounds=8), margin=0.01
             (SEEDS, BETTER),
             {},
             "lower",
-            "b is 2.87 points more accurate than a (difference -2.87 points, 96% interval -3.62 to -2.13 points, "
+            "b is 2.87 points more accurate than a (difference +2.87 points, 96% interval +2.13 to +3.62 points, "
             "8 rounds).",
         ),
         (
@@ -68,7 +68,7 @@ def claim(first, second, *, measure="accuracy", plan=Plan(rounds=8), margin=0.01
             (BETTER, SEEDS),
             {"measure": "loss"},
             "higher",
-            "b has an evaluation loss 0.0287 lower than a (difference +0.0287, 96% interval +0.0213 to +0.0362, "
+            "b has an evaluation loss 0.0287 lower than a (difference -0.0287, 96% interval -0.0362 to -0.0213, "
             "8 rounds).",
         ),
         (

@@ -67,6 +67,17 @@ def compared(*arms, subject=()):
     return analyse(Collection(arms=list(arms), repeats=8, subject=subject))
 
 
+def test_what_a_seed_decides_is_judged_within_each_round():
+    rows = {row.knob: row for row in compared(ddp(), multiworker()).knobs}
+    assert rows["first loss"].equal
+    assert rows["first loss"].values[0].count(",") == 7  # another one in each round
+    other = multiworker()
+    other.runs[3] = other.runs[3].model_copy(update={"train_loss": [2.5] * 45})
+    rows = {row.knob: row for row in compared(ddp(), other).knobs}
+    assert rows["first loss"].reason
+    assert not rows["first loss"].equal
+
+
 def of_accuracy(shown):
     return [made for made in shown.learning.claims if made.measure == "accuracy"]
 
@@ -199,6 +210,16 @@ def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
 def test_a_run_says_what_its_target_took(accuracies, said, tmp_path, capsys):
     print_summary(evaluated(ddp(target=0.7), [accuracies] * 8, SECONDS).runs[0], tmp_path)
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, capsys):
+    run = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS).runs[0]
+    costs = [cost.model_copy(update={"seconds": None}) for cost in run.evaluation_costs]
+    resumed = {"evaluation_costs": costs, "images_per_second": None, "measured_steps": 0}
+    print_summary(run.model_copy(update=resumed), tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "after 30 steps, 960 images, seconds not known, since the run was resumed" in said
+    assert "speed not measured: no step came after the warm-up" in said
 
 
 def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy():

@@ -201,3 +201,15 @@ def test_stalls_do_not_hide_ten_percent(calibrated):
     stalls = calibrated[1]
     assert min(stalls["now"].true_of_pair) > 0.95
     assert max(stalls["before"].true_of_pair) < 0.5
+
+
+def test_what_is_not_speed_is_named_also_where_nothing_is_claimed():
+    pairs = [
+        RatioPair(first="a", second="b", ratio=None),
+        RatioPair(first="a", second="c", ratio=None, unequal=["data"]),
+    ]
+    assert [made.sentence for made in claims_of(pairs, Plan(), measure="training time to an accuracy of 0.9")] == [
+        "a against b, training time to an accuracy of 0.9: too few rounds to claim anything, 0 rounds of 6.",
+        "a and c are NOT COMPARABLE in training time to an accuracy of 0.9: data differs.",
+    ]
+    assert claims_of(pairs, Plan())[0].sentence == "a against b: too few rounds to claim anything, 0 rounds of 6."

@@ -1,5 +1,7 @@
 """The groups of verify: which modes it trains side by side, with what, and what it refuses."""
 
+import json
+
 import pytest
 
 from dpcompare.experiments.verify_groups import not_compared, plan_groups
@@ -78,7 +80,6 @@ def test_dp_is_left_out_where_it_cannot_synchronize_batchnorm(install_gpus):
         (["--replicas", "0"], "--replicas: received 0"),
         (["--replicas", "two"], "received 'two', expected numbers"),
         (["--precision", "float16"], "expected float32 and/or float64"),
-        (["--frameworks", "torch", "--modes", "dp", "--replicas", "1"], "nothing to compare"),
         (["--replicas", ","], "--replicas: received none"),
     ],
 )
@@ -106,7 +107,16 @@ def test_a_mode_that_stands_beside_no_other_is_told(frameworks, modes, named):
     assert all(len(group.to_run) > 1 for group in groups)
 
 
-def test_one_mode_alone_is_refused():
-    refused = invoke("verify", "--modes", "ddp", "--model", "toy-bn")
-    assert refused.code == 2
-    assert "nothing to compare" in refused.stderr
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [(["--modes", "ddp"], "torch ddp"), (["--frameworks", "torch", "--modes", "dp", "--replicas", "1"], "torch dp")],
+)
+@pytest.mark.torch
+def test_where_nothing_is_compared_nothing_is_shown(arguments, named):
+    alone = invoke("verify", "--model", "toy-bn", *arguments)
+    assert alone.code == 3
+    assert alone.stdout.splitlines()[0] == "nothing was compared"
+    assert f"not compared: {named}: no other mode that was asked for can be compared with it" in alone.stdout
+    document = json.loads(invoke("verify", "--model", "toy-bn", "--json", *arguments).stdout)
+    assert (document["passed"], document["checks"]) == (False, [])
+    assert [line.split(":")[0] for line in document["not_compared"]] == [named]

@@ -82,6 +82,17 @@ def test_a_folder_that_changed_is_prepared_again(photos):
     assert inputs(dataset=str(photos), steps=6).store != before.store
 
 
+def test_a_folder_has_the_longest_name_that_a_file_system_takes(photos, tmp_path):
+    longest = photos.rename(tmp_path / ("ä" * 127))
+    assert inputs(dataset=str(longest), steps=6).num_train == 16
+
+
+@pytest.mark.parametrize("name", ["n" * 300, f"{'n' * 300}/{'n' * 300}"])
+def test_a_name_that_no_file_system_takes_is_no_dataset(name):
+    with pytest.raises(RequestError, match=r"dataset 'n+.*' does not exist; expected one folder"):
+        inputs(dataset=name)
+
+
 def test_a_damaged_cache_is_made_again():
     store = inputs(image_size=9).store
     labels = np.load(store / "train-labels.npy")

@@ -65,6 +65,17 @@ def test_a_failed_arm_meets_every_condition():
     ]
 
 
+def test_an_arm_that_lacks_the_figure_meets_its_conditions():
+    """Such as the speed of runs that ended at their target within the warm-up."""
+    lacking = renamed("third", runs("torch", "ddp", FAST))
+    lacking.runs = [run.model_copy(update={"images_per_second": None}) for run in lacking.runs]
+    shown = compared(runs("torch", "ddp", FAST), lacking)
+    assert list(parse_condition("images_per_second<50").where_it_holds(shown)) == [
+        "images_per_second<50 cannot be judged for third"
+    ]
+    assert list(parse_condition("accuracy<0.1").where_it_holds(shown)) == []
+
+
 def test_noise_meets_no_condition():
     noisy = [speed * (1 + 0.1 * (-1) ** number) for number, speed in enumerate(SLOW)]
     shown = compared(runs("torch", "ddp", noisy), runs("tensorflow", "multiworker", [105.0] * 6))

@@ -4,9 +4,11 @@ import re
 
 import pytest
 
-from dpcompare.report.formats import columns
+from dpcompare.experiments.sentences import measured_in_words
+from dpcompare.report.formats import as_markdown, columns
 from dpcompare.report.text import arms_by_value, as_text, figure_lines
 from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
+from tests.experiments.test_fairness import result
 
 LONG = "tensorflow multiworker 2x1 global_batch_size=64 profile=native augment=flip+contrast"
 
@@ -24,12 +26,22 @@ def study(rounds):
 def test_arms_stand_below_the_number_of_their_devices_with_their_scaling():
     lines = as_text(study(6), 100).splitlines()
     assert lines[0] == "efficientnet-b2 · digits 64 px · batch 32 · float32 · 2 CPU cores, devices simulated"
+    assert lines[0] == as_markdown(study(6)).splitlines()[2]
     titles = [lines.index("1 device"), lines.index("2 devices")]
     one, two = lines[titles[0] + 1], lines[titles[1] + 1]
     assert re.match(r"  torch single 1x1 +100\.1 +- +0\.500  █+", one)
     assert re.match(r"  torch ddp 2x1 +80\.1 +0\.80x +0\.500  █+", two)
     assert len(two.split("█")) < len(one.split("█"))
     assert lines[-1] == "On 2 devices: all but torch fabric 2x1 may be compared."
+
+
+@pytest.mark.parametrize(
+    ("days", "said"),
+    [(("2026-11-20", "2026-11-20"), "2026-11-20"), (("2026-11-22", "2026-11-20"), "2026-11-20 to 2026-11-22")],
+)
+def test_what_was_measured_has_its_days(days, said):
+    dated = [result(started_at=f"{day}T09:30:00Z") for day in days]
+    assert measured_in_words(dated).endswith(f"devices simulated · {said}")
 
 
 def test_a_study_of_few_rounds_says_how_many_are_missing():

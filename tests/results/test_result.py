@@ -10,7 +10,7 @@ from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import Evaluated
 from dpcompare.results.result import RunResult, StepSeconds
 from tests.support.events import trained
-from tests.support.recorded import aggregated, events, record, recorded_config
+from tests.support.recorded import STARTED_AT, aggregated, events, record, recorded_config
 
 
 @pytest.fixture
@@ -32,6 +32,7 @@ def test_speed_is_global_and_by_the_slowest_process(config, tmp_path):
     assert result.time_to_first_step_seconds == 4.0
     assert result.first_step_seconds == 9.0
     assert result.wall_seconds == 10.0
+    assert result.started_at.timestamp() == STARTED_AT
     assert result.data_wait_fraction == pytest.approx(0.03 / 0.8)
     assert result.host_overhead_seconds == pytest.approx(0.002)
     assert result.joules_per_image is None

@@ -241,6 +241,14 @@ def test_a_run_ends_at_the_first_evaluation_that_reaches_its_target(tmp_path):
     assert list(stopped.computed.batch_digests) == [1, first]
 
 
+def test_processes_that_train_on_begin_together_when_all_know_that_the_target_is_not_reached(tmp_path):
+    settings = {"evaluate_every": 4, "target_accuracy": 1.0, "stop_at_target": True}
+    backend, _, events = train(tmp_path, steps=9, learning_rate=1e-9, settings=settings)
+    assert [event.step for event in events[Evaluated]] == [4, 8, 9]
+    steps = [at for at, call in enumerate(backend.calls) if call == "train"]
+    assert [backend.calls[at - 1] for at in (steps[4], steps[8])] == ["barrier"] * 2
+
+
 class Resumed(NumpyBackend):
     """Five steps were made before."""
 
@@ -251,10 +259,19 @@ class Resumed(NumpyBackend):
 
 def test_a_run_that_goes_on_from_its_target_trains_no_more(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "_resume", lambda backend: backend.step)
-    settings = {"target_accuracy": 0.05, "stop_at_target": True}  # no better than chance
+    # No better than chance, at a step that is evaluated in any case.
+    settings = {"target_accuracy": 0.05, "stop_at_target": True, "evaluate_every": 5}
     _, _, events = train(tmp_path, steps=8, learning_rate=0.01, backend_class=Resumed, settings=settings)
     assert [event.step for event in events[Evaluated]] == [5]
     assert events[StepsTrained] == []
+
+
+def test_a_run_that_goes_on_ends_where_one_that_was_not_interrupted_does(tmp_path, monkeypatch):
+    """A checkpoint is no evaluation: a target that is reached between two of them is found by the second."""
+    monkeypatch.setattr(loop, "_resume", lambda backend: backend.step)
+    settings = {"target_accuracy": 0.05, "stop_at_target": True, "evaluate_every": 7}
+    _, _, events = train(tmp_path, steps=8, learning_rate=0.01, backend_class=Resumed, settings=settings)
+    assert [event.step for event in events[Evaluated]] == [7]
 
 
 def test_a_run_that_goes_on_has_no_figures_of_the_first_step(tmp_path, monkeypatch):

@@ -14,8 +14,8 @@ from dpcompare.training.predictions import keep_predictions
 from tests.support.numpy_backend import NumpyBackend
 
 
-def keep(run_dir, num_processes):
-    workload = Workload(model="mlp", image_size=8, global_batch_size=32)
+def keep(run_dir, num_processes, **workload):
+    workload = Workload(model="mlp", image_size=8, global_batch_size=32, **workload)
     cluster = Cluster.partition(num_processes, device="cpu")
     config = prepare_inputs(RunConfig(framework="torch", mode="ddp", workload=workload, cluster=cluster))
     store = open_store(config.inputs.store)
@@ -34,6 +34,8 @@ def test_every_sample_is_predicted_once_by_any_number_of_processes(tmp_path):
     assert len(alone.labels) == 359
     assert alone.labels.tolist() == store.split("validation").labels.tolist() == shared.labels.tolist()
     assert alone.predicted.tolist() == shared.predicted.tolist()
+    in_parts, _ = keep(tmp_path / "in parts", 2, accumulate=4)
+    assert in_parts.predicted.tolist() == alone.predicted.tolist()
     assert len(set(alone.predicted.tolist())) > 3
     assert alone.classes == [str(digit) for digit in range(10)]
 
@@ -44,6 +46,7 @@ def test_every_sample_is_predicted_once_by_any_number_of_processes(tmp_path):
         ("index,label,prediction\n0,1,1\n0,1,1\n", "not every sample is there once"),
         ("index,label,prediction\n0,1,10\n", "a class is not one of the 10"),
         ("index,label,prediction\n0,1,one\n", "invalid literal"),
+        (f"index,label,prediction\n0,1,{'9' * 30}\n", "Python int too large"),
         ("index,label,prediction\n", "not every sample is there once"),
     ],
 )

@@ -29,9 +29,10 @@ class MultiWorkerMirrored(TensorFlowBackend):
         return strategy
 
     def barrier(self) -> None:
-        self.strategy.run(
+        total = self.strategy.run(
             lambda: tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.constant(1.0))
         )
+        self.strategy.experimental_local_results(total)[0].numpy()  # read, since a GPU only queues it
 
     def profile(self, path: Path) -> AbstractContextManager[None]:
         """Only worker 0 keeps a trace.

@@ -281,7 +281,10 @@ class TorchBackend(Inspectable):
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
         with torch.no_grad():
-            logits = (self.replicated if training else self._local)(batch.images, batch.drop_masks)
+            if training:
+                logits = self.replicated(batch.images, batch.drop_masks)
+            else:
+                logits = torch.cat([self._local(part.images) for part in self._evaluated_at_once(batch)])
         if training:
             self._running_variance.count_update(self._rows_of_statistics(batch))
         return logits.to(batch.weights.dtype).cpu().numpy()

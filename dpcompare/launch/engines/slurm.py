@@ -343,5 +343,8 @@ def _slurm(*command: str, text: str | None = None, interruptible: bool = True, s
     except subprocess.TimeoutExpired as error:
         raise RequestError(f"--engine slurm: {error}; expected an answer of Slurm's controller: is it up?") from None
     if answer.returncode:
-        raise RequestError(f"--engine slurm: {shlex.join(command)} says: {answer.stderr.strip()}")
+        raise RequestError(
+            f"--engine slurm: expected a machine from which Slurm is used, and options that it takes; "
+            f"{shlex.join(command)} says: {answer.stderr.strip()}"
+        )
     return answer.stdout
