@@ -388,4 +388,5 @@ PROCESSES_WITH_A_TRACE = {"torch": 2, "tensorflow": 1, "jax": 2}
 STEP_IN_TRACE = {
     "torch": lambda name: name.startswith("Optimizer.step#"),
     "tensorflow": lambda name: name == "_train_global_batch",
+    "jax": lambda name: name.startswith("$backend.py") and name.endswith(" train_step"),
 }

@@ -105,6 +105,8 @@ class JaxBackend(Inspectable):
         self._check_devices()
         devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
         self.mesh = Mesh(np.array(devices), (REPLICAS,), axis_types=(AxisType.Auto,))
+        # At their first collective gloo has processes wait 30 s for each other, and one may compile for longer.
+        self.barrier()
         self._build()
         self._make_functions()
         self._count_compilations()

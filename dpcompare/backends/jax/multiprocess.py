@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
 from jax._src import xla_bridge
-from jax.experimental import multihost_utils
 
-from dpcompare.backends.jax.backend import JaxBackend
+from dpcompare.backends.jax.backend import EVERYWHERE, REPLICAS, SPLIT, JaxBackend
 
 
 class MultiProcess(JaxBackend):
@@ -33,7 +35,11 @@ class MultiProcess(JaxBackend):
         )
 
     def barrier(self) -> None:
-        multihost_utils.sync_global_devices("dpcompare")
+        jax.block_until_ready(self._sum_over_replicas(self._split(np.zeros(len(self.mesh.local_devices), np.int32))))
+
+    @cached_property
+    def _sum_over_replicas(self) -> Any:
+        return self._over_replicas(lambda part: lax.psum(part, REPLICAS), SPLIT, EVERYWHERE)
 
     def teardown(self) -> None:
         """Wait for the other processes: one that leaves early ends those that still compute with it."""
