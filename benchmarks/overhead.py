@@ -123,6 +123,7 @@ BARE = {
     "torch": {"single": ["plain", "channels_last"], "dp": ["plain", "channels_last"],
               "ddp": ["plain", "channels_last", "fabric", "accelerate"]},
     "tensorflow": {"single": ["loop", "fit"], "mirrored": ["loop", "fit"], "multiworker": ["loop"]},
+    "jax": {"single": ["shifts", "kernel"]},
 }  # fmt: skip
 
 

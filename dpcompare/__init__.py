@@ -1,4 +1,4 @@
-"""dpcompare: the same model on the same batches in every data-parallel mode of PyTorch and TensorFlow."""
+"""dpcompare: the same model on the same batches in every data-parallel mode of PyTorch, TensorFlow and JAX."""
 
 from __future__ import annotations
 

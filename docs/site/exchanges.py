@@ -77,9 +77,9 @@ def _process_per_device(*held: frozenset[int]) -> tuple[Node, ...]:
     )
 
 
-def _process_per_node() -> tuple[Node, ...]:
+def _process_per_node(name: str) -> tuple[Node, ...]:
     return tuple(
-        Node(name=f"node {rank}", processes=(Process(name=f"worker {rank}", devices=_gpus(2 * rank, 2 * rank + 1)),))
+        Node(name=f"node {rank}", processes=(Process(name=f"{name} {rank}", devices=_gpus(2 * rank, 2 * rank + 1)),))
         for rank in range(2)
     )
 
@@ -140,7 +140,7 @@ EXCHANGES = {
     ),
     "multiworker": Picture(
         title="multiworker: a process per node",
-        nodes=_process_per_node(),
+        nodes=_process_per_node("worker"),
         exchanges=(_all_reduce("gradients: all-reduced over the devices of all nodes"),),
         update="Update: the same on every device, each on its own copy.",
     ),
@@ -182,5 +182,17 @@ EXCHANGES = {
             ),
         ),
         update="Update: one per worker and part, so the parameters may have changed in between (staleness).",
+    ),
+    "spmd": Picture(
+        title="spmd: one process, and one program on all devices",
+        nodes=_one_process(ALL, ALL, ALL, ALL),
+        exchanges=(_all_reduce("gradients: all-reduced over the devices of the node, within the compiled step"),),
+        update="Update: the same on every device, each on its own copy.",
+    ),
+    "multiprocess": Picture(
+        title="multiprocess: a process per node, and one program on all devices",
+        nodes=_process_per_node("process"),
+        exchanges=(_all_reduce("gradients: all-reduced over the devices of all nodes, within the compiled step"),),
+        update="Update: the same on every device, each on its own copy.",
     ),
 }

@@ -70,7 +70,8 @@ def require_framework(framework: str, python: str = sys.executable) -> None:
     if missing := missing_packages(framework, python):
         raise RequestError(
             f"{framework} is not usable: {', '.join(missing)} not installed for {python}; "
-            f"`dpcompare setup` makes an environment for it, or: {python} -m pip install 'dpcompare[{framework}]'"
+            f"`dpcompare setup --frameworks {framework}` makes an environment for it, or: {python} -m pip install "
+            f"'dpcompare[{framework}]'"
         )
     if least := FRAMEWORKS[framework].least_versions:
         for (package, first), found in zip(least.items(), _versions(framework, least, python), strict=True):

@@ -97,9 +97,9 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
     if row.cuda_distributions and not brought_by_system and not wheels.versions.keys() & set(row.cuda_distributions):
         return CudaProblem(
             f"the {framework} of {python} has no CUDA libraries (none of {', '.join(row.cuda_distributions)})",
-            f"`dpcompare setup` makes an environment that has them, or: {python} -m pip install "
-            f"'dpcompare[{','.join(row.extras['gpu'])}]', in an environment without torch, whose libraries have the "
-            "same names",
+            f"`dpcompare setup --frameworks {framework}` makes an environment that has them, or: {python} -m pip "
+            f"install 'dpcompare[{','.join(row.extras['gpu'])}]', in an environment without torch, whose libraries "
+            "have the same names",
         )
     cuda, driver = _cuda_major(wheels), _driver()
     if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda] and not COMPATIBILITY.is_dir():

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 
-# Runs in the interpreter of a framework, and imports it: nothing else tells.
+# Runs in the interpreter of a framework, and imports it: nothing else tells. JAX has no such list: XLA compiles every
+# step for the GPU that it finds.
 _ASK = {
     # Some releases of torch let `get_arch_list` name none where CUDA cannot be initialised.
     "torch": """
@@ -27,12 +28,16 @@ print(json.dumps(list(tensorflow.sysconfig.get_build_info().get("cuda_compute_ca
 IMPORT_SECONDS = 120.0
 
 
-def compiled_for(framework: str, python: str) -> list[str]:
+def compiled_for(framework: str, python: str) -> list[str] | None:
     """What a build has code for: `sm_90` is machine code of compute capability 9.0, `compute_90` is PTX.
+
+    None for a framework that compiles for the GPU that it finds.
 
     Raises:
         RequestError: the interpreter, or the framework in it, cannot be used.
     """
+    if framework not in _ASK:
+        return None
     try:
         answer = run_command([python, "-P", "-c", _ASK[framework]], seconds=IMPORT_SECONDS)
         answer.check_returncode()

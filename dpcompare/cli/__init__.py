@@ -38,7 +38,7 @@ from dpcompare.system.standard_streams import give_up_stdout, keep_stderr_from_f
 )
 @click.version_option(__version__, prog_name="dpcompare")
 def cli() -> None:
-    """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
+    """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch, TensorFlow and JAX."""
 
 
 for command in (setup, run, compare, plan, node, modes, data, report, watch, verify, doctor, completion):

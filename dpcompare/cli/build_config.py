@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.options import RunOptions, values_of
 from dpcompare.config.engines import ENGINES
-from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
+from dpcompare.config.modes import DEFAULT_REPLICAS, FRAMEWORKS, MODES
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -60,7 +60,8 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     from dpcompare.config.workload import Workload
 
     if options.framework is None:
-        raise RequestError("--framework is required: torch or tensorflow, such as --framework torch --mode ddp")
+        names = ", ".join(FRAMEWORKS)
+        raise RequestError(f"--framework is required: one of {names}, such as --framework torch --mode ddp")
     if options.mode is None:
         modes = ", ".join(mode for framework, mode in MODES if framework == options.framework)
         raise RequestError(f"--mode is required: {modes or 'one of those that `dpcompare modes` lists'}")

@@ -26,7 +26,7 @@ def starting_with(typed: str, values: Iterable[str]) -> Items:
 
 
 def frameworks(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
-    """torch and tensorflow."""
+    """Those of the table."""
     return starting_with(typed, FRAMEWORKS)
 
 
@@ -36,7 +36,7 @@ def engines(context: click.Context, parameter: click.Parameter, typed: str) -> I
 
 
 def modes(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
-    """Of the framework that was given, or of both, with what they are."""
+    """Of the framework that was given, or of all, with what they are."""
     given = context.params.get("framework")
     return [
         CompletionItem(mode, help=row.summary)

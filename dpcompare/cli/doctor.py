@@ -29,10 +29,10 @@ from dpcompare.system.words import counted
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | None, as_json: bool) -> int:
-    """Check this machine, both frameworks and every mode; include its output in a bug report.
+    """Check this machine, every framework and the usual modes; include its output in a bug report.
 
-    --noise runs torch or tensorflow `single` against itself and says which difference a study of as many rounds can
-    show here. Exit code 3: something would break a run.
+    --noise runs `single` of a framework that is usable against itself and says which difference a study of as many
+    rounds can show here. Exit code 3: something would break a run.
     """
     from dpcompare.cli.waiting import Waiting
     from dpcompare.errors import RequestError, RunFailedError

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping
 import click
 from click.core import ParameterSource
 
+from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.errors import did_you_mean
 
 PREFIX = "DPCOMPARE_"
 READ_ELSEWHERE = frozenset(
     f"{PREFIX}{name}"
-    for name in ("CACHE_DIR", "ENVIRONMENTS_DIR", "TORCH_PYTHON", "TENSORFLOW_PYTHON", "AGENT_PID", "POD_IP")
+    for name in (
+        *("CACHE_DIR", "ENVIRONMENTS_DIR", "AGENT_PID", "POD_IP"),
+        *(f"{framework.upper()}_PYTHON" for framework in FRAMEWORKS),
+    )
 )
 """Variables that are no options of a command."""
 

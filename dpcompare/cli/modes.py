@@ -1,4 +1,4 @@
-"""`dpcompare modes`: every mode of both frameworks, and whether it can be used here."""
+"""`dpcompare modes`: every mode of every framework, and whether it can be used here."""
 
 from __future__ import annotations
 

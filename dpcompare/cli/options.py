@@ -33,7 +33,7 @@ class RunOptions:
         resumable=True,
         scope="run",
         shell_complete=completed_values.frameworks,
-        help="torch or tensorflow.",
+        help="torch, tensorflow or jax.",
     )
     mode: str | None = option(
         flags=("--mode", "-m"),
@@ -201,8 +201,7 @@ class RunOptions:
         metavar="FRAMEWORK=PATH",
         resumable=True,
         scope="study",
-        help="Interpreter of the environment that holds a framework; also DPCOMPARE_TORCH_PYTHON and "
-        "DPCOMPARE_TENSORFLOW_PYTHON.",
+        help="Interpreter of the environment that holds a framework; also DPCOMPARE_TORCH_PYTHON and the like.",
     )
     stages: int | None = _run(
         type=int, help="Devices over which each replica's model is split.  [default: 1; 2 with pipeline]"

@@ -43,7 +43,7 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     _refuse_fixed(given)
     workload = _changed_workload(config.workload, options, given)
     if "framework" in given and "mode" not in given and options.framework != config.framework:
-        raise RequestError("--framework: received without --mode; name the mode of the other framework too")
+        raise RequestError("--framework: received without --mode; name a mode of that framework too")
     placement = _changed_placement(config.placement, options, given)
     changes: dict[str, Any] = {
         "framework": options.framework if "framework" in given else config.framework,

@@ -9,7 +9,7 @@ import click
 
 from dpcompare.cli.option_values import listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.modes import FRAMEWORKS, modes_by_default
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--frameworks",
-    default=",".join(FRAMEWORKS),
+    default=",".join(dict.fromkeys(framework for framework, _ in modes_by_default())),
     show_default=True,
     metavar="LIST",
-    help="The frameworks to install.",
+    help=f"The frameworks to install, of {', '.join(FRAMEWORKS)}.",
 )
 @click.option(
     "--device",
@@ -88,6 +88,6 @@ def _say(need: Need) -> None:
         size = sizes(need)
         click.echo(
             f"  {installer_name()} makes an environment for it, {need.python}, with {' '.join(need.requirements)}; "
-            f"about {size.download:.0f} GB to download, {size.on_disk:.0f} GB on disk",
+            f"about {size.download:g} GB to download, {size.on_disk:g} GB on disk",
             err=True,
         )

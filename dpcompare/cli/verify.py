@@ -56,9 +56,14 @@ def _of_the_workload() -> list[Any]:
     type=click.Path(path_type=Path),
     shell_complete=completed_values.runs,
     metavar="RUN_DIR",
-    help="Verify what this run trained, by its mode, by the other framework's and by one device.",
+    help="Verify what this run trained, by its mode, by another framework's and by one device.",
 )
-@click.option("--frameworks", default="torch,tensorflow", show_default=True, help="Separated by commas.")
+@click.option(
+    "--frameworks",
+    default="torch,tensorflow",
+    show_default=True,
+    help="Of torch, tensorflow and jax, separated by commas.",
+)
 @click.option(
     "--modes",
     default="single,dp,ddp,mirrored,multiworker",

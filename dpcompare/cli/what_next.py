@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpcompare.results.result import RunResult
 
 _OF_ONE_FRAMEWORK = frozenset({"tune", "launcher", "stages", "pipeline_schedule"})
-"""Options of a mode that no mode of the other framework has."""
+"""Options of a mode that no mode of another framework has."""
 
 
 def what_next(context: click.Context, config: RunConfig, result: RunResult, run_dir: Path) -> Iterator[str]:

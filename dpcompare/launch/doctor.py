@@ -11,16 +11,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Literal
 
 from dpcompare._version import __version__
+from dpcompare.backends.availability import require_framework
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
 from dpcompare.backends.gpu_code import Code, code_for, compiled_for
+from dpcompare.backends.gpus_seen import gpus_seen
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.modes import FRAMEWORKS, MODES, modes_by_default
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
@@ -38,6 +40,8 @@ TESTED = {
     "timm": ("1.0",),
     "tensorflow": ("2.21",),
     "keras": ("3.15",),
+    "jax": ("0.10",),
+    "jaxlib": ("0.10",),
     "python": ("3.11",),
 }
 """MAJOR.MINOR of what the figures of the documentation were made with."""
@@ -86,15 +90,18 @@ def diagnose(
     else:
         yield from _gpus(gpus)
     usable = []
+    by_default = {framework for framework, _ in modes_by_default()}
     for framework in FRAMEWORKS:
         begins(f"looking at {framework}")
         findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
-        yield from findings
         if all(finding.status != "problem" for finding in findings):
             usable.append(framework)
+        elif framework not in by_default | interpreters.keys():  # nobody has asked for it
+            findings = [replace(finding, status="note") for finding in findings]
+        yield from findings
     if trials:
         for (framework, mode), row in MODES.items():
-            if framework in usable and row.by_default:
+            if framework in usable and (row.by_default or framework not in by_default):
                 begins(f"trying {framework} {mode}")
                 yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
         if "torch" in usable:
@@ -166,15 +173,47 @@ def _framework(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Fin
             name=framework,
             status="problem",
             found=f"the interpreter {python!r} cannot be used: {error}",
-            remedy=f"`dpcompare setup` makes one, or name one that holds dpcompare[{framework}] with "
-            f"--python {framework}=PATH",
+            remedy=f"`dpcompare setup --frameworks {framework}` makes one, or name one that holds "
+            f"dpcompare[{framework}] with --python {framework}=PATH",
         )
         return
     yield from judge_versions(framework, packages, versions, python)
+    if versions.keys() >= set(packages):
+        try:
+            require_framework(framework, python)
+        except RequestError as error:  # too old, or only a distribution's files are left
+            yield Finding(name=framework, status="problem", found=str(error))
+    name = f"{framework} CUDA wheels"
     if (wheels.claimed_twice or gpus) and (problem := cuda_problem(framework, python, wheels)):
-        yield Finding(name=f"{framework} CUDA wheels", status="problem", found=problem.found, remedy=problem.remedy)
+        yield Finding(name=name, status="problem", found=problem.found, remedy=problem.remedy)
+    elif gpus:
+        listed = ", ".join(f"{wheel} {version}" for wheel, version in sorted(wheels.versions.items()))
+        yield Finding(name=name, status="ok", found=listed or "none: its libraries are the system's")
     if gpus and framework in versions:
         yield from _gpu_code(framework, python, gpus)
+        yield _gpus_seen(framework, python, gpus)
+
+
+def _gpus_seen(framework: str, python: str, gpus: Sequence[str]) -> Finding:
+    """Whether a framework finds the GPUs that the driver lists."""
+    name = f"{framework} GPUs"
+    try:
+        seen, said = gpus_seen(framework, python)
+    except RequestError as error:
+        return Finding(name=name, status="problem", found=str(error), remedy=f"repair the environment of {python}")
+    found = f"it finds {seen} of {len(gpus)}"
+    if seen == len(gpus):
+        return Finding(name=name, status="ok", found=found)
+    if seen:
+        return Finding(
+            name=name, status="note", found=found, remedy="a process sees one MIG slice; where there are none, ask why"
+        )
+    return Finding(
+        name=name,
+        status="problem",
+        found=f"{found}: {said or 'it does not say why'}",
+        remedy=f"`dpcompare setup --frameworks {framework}` makes an environment for GPUs, or repair that of {python}",
+    )
 
 
 def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Finding]:
@@ -189,7 +228,8 @@ def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Find
     except RequestError as error:
         yield Finding(name=name, status="problem", found=str(error), remedy=f"repair the environment of {python}")
         return
-    yield from (judge_gpu_code(framework, capability, architectures) for capability in capabilities)
+    if architectures is not None:
+        yield from (judge_gpu_code(framework, capability, architectures) for capability in capabilities)
 
 
 _JUDGED: dict[Code, tuple[Status, str]] = {
@@ -229,7 +269,7 @@ def judge_versions(
             name=framework,
             status="problem",
             found=f"{', '.join(missing)} not installed for {python}",
-            remedy=f"`dpcompare setup`, or {python} -m pip install 'dpcompare[{framework}]'",
+            remedy=f"`dpcompare setup --frameworks {framework}`, or {python} -m pip install 'dpcompare[{framework}]'",
         )
         return
     found = ", ".join(f"{name} {version}" for name, version in versions.items())

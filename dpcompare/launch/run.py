@@ -208,7 +208,7 @@ def _train(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunResult:
 
 
 def _lost_a_port(result: RunResult) -> bool:
-    words = ("eaddrinuse", "address already in use", "could not start grpc server")
+    words = ("eaddrinuse", "address already in use", "could not start grpc server", "failed to add port to server")
     return not result.train_loss[result.first_step :] and any(word in (result.error or "").lower() for word in words)
 
 

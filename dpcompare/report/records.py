@@ -41,7 +41,7 @@ FIELDS: dict[str, Field] = {
     # Which run it is.
     "arm": _of_arm(str, "name of the arm", "name"),
     "study": _of_arm(str, "directory of its study; empty for a run alone", "source"),
-    "framework": _of_arm(str, "`torch` or `tensorflow`", "framework"),
+    "framework": _of_arm(str, "`torch`, `tensorflow` or `jax`", "framework"),
     "mode": _of_arm(str, "how it trains in parallel", "mode"),
     "nodes": _of_arm(int, "simulated nodes or machines", "num_nodes"),
     "devices_per_node": _of_arm(int, "devices of each node", "devices_per_node"),

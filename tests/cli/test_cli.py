@@ -45,7 +45,7 @@ REFUSED = {
     ),
     "name of a framework in another spelling": (["-f", "TF", "-m", "mirrored"], "Did you mean 'tensorflow'"),
     "mode in capitals": (["-f", "torch", "-m", "DDP"], "Did you mean 'ddp'"),
-    "no framework": (["--mode", "ddp"], "--framework is required: torch or tensorflow"),
+    "no framework": (["--mode", "ddp"], "--framework is required: one of torch, tensorflow, jax"),
     "no mode": (["-f", "tensorflow"], "--mode is required: single, mirrored, multiworker"),
     "no GPU": ([*TORCH[:4], "--device", "gpu"], "no GPU is visible here.*--device cpu"),
     "two nodes of a single-node mode": (

@@ -35,10 +35,11 @@ def asked(*words, **environment):
     [
         (["comp"], ["compare", "completion"]),
         (["run", "--fram"], ["--framework"]),
-        (["run", "--framework", ""], ["torch", "tensorflow"]),
+        (["run", "--framework", ""], ["torch", "tensorflow", "jax"]),
         (["run", "--framework", "tensorflow", "--mode", "m"], ["mirrored", "multiworker"]),
         (["run", "--framework", "torch", "-m", "f"], ["fsdp", "fabric"]),
         (["run", "--framework=t"], ["torch", "tensorflow"]),
+        (["run", "jax:"], ["jax:single", "jax:spmd", "jax:multiprocess"]),
         (["plan", "tensorflow:m"], ["tensorflow:mirrored", "tensorflow:multiworker"]),
         (["run", "--model", "toy"], ["toy-cnn", "toy-bn"]),
         (["run", "--engine", "sl"], ["slurm"]),

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare.backends.gpus_seen import gpus_seen
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.modes import FRAMEWORKS, modes_by_default
 from dpcompare.launch import doctor as diagnosis
 from dpcompare.launch.doctor import judge_versions
 from tests.conftest import NVIDIA_SMI
@@ -100,6 +102,50 @@ def test_without_gpus_no_framework_is_imported(monkeypatch):
     monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
     names = [finding.name for finding in diagnosis.diagnose({}, device="cpu", trials=False)]
     assert {"torch", "tensorflow"} <= set(names)
+
+
+def test_a_framework_that_nobody_asked_for_is_missed_by_nobody(monkeypatch):
+    def looked_at(framework, python, gpus):
+        lacks = framework == "jax" and python != "/envs/jax/bin/python"
+        yield diagnosis.Finding(name=framework, status="problem" if lacks else "ok", found=python)
+
+    monkeypatch.setattr(diagnosis, "_limits", lambda: iter(()))
+    monkeypatch.setattr(diagnosis, "_framework", looked_at)
+    tried = []
+    monkeypatch.setattr(diagnosis, "trial", lambda framework, mode, *rest, **named: tried.append((framework, mode)))
+    findings = [found for found in diagnosis.diagnose({}, device="cpu", trials=True) if found]
+    assert [found.status for found in findings if found.name in FRAMEWORKS] == ["ok", "ok", "note"]
+    assert tried == modes_by_default()
+
+    tried.clear()
+    list(diagnosis.diagnose({"jax": "/envs/jax/bin/python"}, device="cpu", trials=True))
+    assert tried == [*modes_by_default(), ("jax", "single"), ("jax", "spmd"), ("jax", "multiprocess")]
+
+    lacking = diagnosis.diagnose({"jax": "/envs/broken"}, device="cpu", trials=False)
+    assert "problem" in [found.status for found in lacking]
+
+
+@pytest.mark.parametrize(
+    ("prints", "status", "found"),
+    [
+        ("echo 2", "ok", "it finds 2 of 2"),
+        ("echo 1", "note", "it finds 1 of 2"),
+        ("echo 0; echo no CUDA-enabled jaxlib >&2", "problem", "it finds 0 of 2: no CUDA-enabled jaxlib"),
+        ("exit 1", "problem", "the jax of "),
+    ],
+)
+def test_a_framework_is_asked_how_many_gpus_it_finds(tmp_path, prints, status, found):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{prints}\n")
+    python.chmod(0o755)
+    finding = diagnosis._gpus_seen("jax", str(python), ["0", "1"])
+    assert (finding.name, finding.status) == ("jax GPUs", status)
+    assert finding.found.startswith(found)
+
+
+@pytest.mark.jax
+def test_without_gpus_jax_finds_none():
+    assert gpus_seen("jax", sys.executable)[0] == 0
 
 
 @pytest.mark.torch

@@ -31,7 +31,10 @@ def planned(mode, *more):
     return shown.json
 
 
-@pytest.mark.parametrize(("mode", "kind"), [(case.values[0], case.values[1]) for case in MODES])
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [*((case.values[0], case.values[1]) for case in MODES), (["--framework", "jax", "--mode", "multiprocess"], "Job")],
+)
 def test_manifests_are_by_the_schema(mode, kind):
     manifests = planned(mode)
     Manifests.model_validate_json(json.dumps(manifests))

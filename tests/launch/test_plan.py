@@ -163,11 +163,18 @@ def test_a_command_line_survives_the_shell():
     assert printed.stdout.splitlines() == list(node.argv[1:])
 
 
-def test_the_shell_script_is_valid_bash():
-    run = config("torch", "ddp", 2)
+@pytest.mark.parametrize(
+    ("framework", "mode", "start"),
+    [
+        ("torch", "ddp", "dpcompare.backends.torch.agent"),
+        ("jax", "multiprocess", " JAX_COORDINATOR_ADDRESS=127.0.0.1:29400 JAX_NUM_PROCESSES=2 "),
+    ],
+)
+def test_the_shell_script_is_valid_bash(framework, mode, start):
+    run = config(framework, mode, 2)
     script = shell_script(run, RUN_DIR, plan(run, RUN_DIR, Endpoints([29400])))
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    assert script.count("dpcompare.backends.torch.agent") == 2
+    assert script.count(start) == 2
 
 
 def slurm_config(**placement):

@@ -64,10 +64,16 @@ def sockets_of(request, run_dir, then=lambda new: None):
     return found
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("spawn", marks=pytest.mark.slow)])
-def test_torch_listens_on_loopback_only(tmp_path, launcher):
-    found = sockets_of(config("torch", "ddp", 2, launcher=launcher), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("framework", "mode", "changes"),
+    [
+        pytest.param("torch", "ddp", {}, marks=pytest.mark.torch),
+        pytest.param("torch", "ddp", {"launcher": "spawn"}, marks=[pytest.mark.torch, pytest.mark.slow]),
+        pytest.param("jax", "multiprocess", {}, marks=pytest.mark.jax),
+    ],
+)
+def test_torch_and_jax_listen_on_loopback_only(tmp_path, framework, mode, changes):
+    found = sockets_of(config(framework, mode, 2, **changes), tmp_path / "run")
     assert found
     assert {address for address, _ in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 

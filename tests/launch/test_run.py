@@ -9,6 +9,7 @@ import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
 from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
-from dpcompare.launch.run import prepare_run
+from dpcompare.launch.run import _lost_a_port, prepare_run
 from dpcompare.launch.shell_script import shell_script
 from dpcompare.results.events import Started, StepsTrained, Stopped, read_events
 from dpcompare.results.run_dir import log_path
@@ -36,6 +37,22 @@ def config(framework="torch", mode="ddp", nodes=2, devices=1, **workload):
         workload=WORKLOAD.model_copy(update=workload),
         cluster=Cluster.partition(nodes, devices, device="cpu"),
     )
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "DistNetworkError: The server socket has failed to listen on any local network address. port: 1, EADDRINUSE",
+        "UnknownError: Could not start gRPC server",
+        "add_port.cc:83] Failed to add port to server: No address added out of total 1 resolved for '127.0.0.1:1'",
+    ],
+    ids=["torch", "tensorflow", "jax"],
+)
+def test_a_port_that_was_lost_before_training_is_no_failure_of_the_run(said):
+    result = SimpleNamespace(error=f"process 0 ended\n{said}", train_loss=[], first_step=0)
+    assert _lost_a_port(result)
+    assert not _lost_a_port(SimpleNamespace(error=result.error, train_loss=[2.3], first_step=0))
+    assert not _lost_a_port(SimpleNamespace(error="it crashed", train_loss=[], first_step=0))
 
 
 MULTI_NODE = [

@@ -25,6 +25,8 @@ EXTRAS = {
     "accelerate": [],
     "tensorflow": ["tensorflow", "keras"],
     "tensorflow-cuda": ["tensorflow", "keras", "nvidia-cudnn-cu12"],
+    "jax": ["jax", "jaxlib"],
+    "jax-cuda": ["jax", "jaxlib", "jax-cuda12-plugin"],
 }
 
 
@@ -49,9 +51,10 @@ def index(tmp_path, monkeypatch):
     folder = tmp_path / "index"
     folder.mkdir()
     write_wheel(folder, "dpcompare", __version__, extras=EXTRAS)
-    for name in ("torch", "timm", "tensorflow", "keras"):
+    for name in ("torch", "timm", "tensorflow", "keras", "jax", "jaxlib"):
         write_wheel(folder, name)
-    write_wheel(folder, "nvidia-cudnn-cu12", modules=[])
+    for name in ("nvidia-cudnn-cu12", "jax-cuda12-plugin"):
+        write_wheel(folder, name, modules=[])
     for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
@@ -92,6 +95,16 @@ def test_a_machine_with_gpus_gets_an_environment_for_each_framework(environments
     assert again.code == 0
     assert again.stderr.splitlines()[1:] == [f"{name}: usable, {python}" for name, python in expected.items()]
     assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_jax_is_made_where_it_is_asked_for(environments, index, install_gpus):
+    install_gpus()
+    done = invoke("setup", "--frameworks", "jax")
+    assert done.code == 0, done.stderr
+    assert f"jax/bin/python, with dpcompare[jax-cuda]=={__version__}; about 3 GB to download" in done.stderr
+    assert interpreters(()) == {"jax": str(environments / "jax" / "bin" / "python")}
+    listed = invoke("plan", "jax:multiprocess", "--nodes", "2", "--device", "cpu", "--json").json
+    assert listed["node_processes"][0]["argv"][0] == str(environments / "jax" / "bin" / "python")
 
 
 def test_uv_makes_it_where_it_is_installed(environments, index):

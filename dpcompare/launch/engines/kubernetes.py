@@ -1,7 +1,7 @@
 """The Kubernetes engine: manifests of a run, for `kubectl apply`; one pod per node, and a volume that they share.
 
 Pod 0 prepares the run, follows it and collects its result, as `dpcompare run` does; every pod is a node. torch becomes
-a TrainJob of Kubeflow Trainer v2, which has no runtime for TensorFlow: that becomes an Indexed Job.
+a TrainJob of Kubeflow Trainer v2; the others, for which not every release of it has a runtime, become an Indexed Job.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _environment() -> list[Manifest]:
     return [
         {"name": POD_IP, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "DPCOMPARE_CACHE_DIR", "value": str(SHARED / "cache")},
-        # Kernels that TensorFlow compiled for a new GPU are not lost with the pod.
+        # Kernels that the driver compiled for a new GPU are not lost with the pod.
         {"name": "CUDA_CACHE_PATH", "value": str(SHARED / "cache" / "cuda")},
     ]
 
