@@ -80,6 +80,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         evaluation_costs=evaluation_costs(config, processes, evaluations),
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         computed=_computed(config, processes, records, evaluations),
+        gradients=records[0].gradients if records else None,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         nodes=_nodes(config, records),

@@ -27,6 +27,13 @@ def seconds_of_steps(config: RunConfig, run_dir: Path) -> dict[int, float]:
     return dict(enumerate(seconds, start=slowest.first_step + 1))
 
 
+def measured_seconds(config: RunConfig, run_dir: Path) -> list[list[float]]:
+    """Per process, the seconds of its measured steps in the last attempt; nothing without events."""
+    processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
+    steps = _measured_steps(config, processes) or slice(0)
+    return [process.durations(steps, asynchronous=bool(config.mode_row.roles)) for process in processes]
+
+
 def first_step_figures(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:
     """How long the first step took, with and without the start; nothing where a process made none."""
     reached = [process.first_step_at for process in processes if process.first_step_at is not None]

@@ -71,6 +71,20 @@ def trained(train_once):
     return lambda *arm, **changes: train_once(config_of(*arm, **changes))[0]
 
 
+@pytest.mark.parametrize("arm", ALL_MODES)
+def test_a_mode_records_what_it_exchanges(launched, arm):
+    """For projections: all bytes of the gradients, the messages that they are in, and in torch when they are ready."""
+    result, _ = launched(*arm)
+    row, gradients = MODES[arm[:2]], result.gradients
+    if row.exchange not in (None, "first device"):
+        assert sum(gradients.messages) == gradients.num_bytes > 100_000
+    if row.exchange == "buckets":
+        assert gradients.ready[-1][0] == gradients.num_bytes
+        shares = [share for _, share in gradients.ready]
+        assert 0 < shares[0] < shares[-1] <= gradients.backward_ends < 1
+        assert list(shares) == sorted(shares)
+
+
 @pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS)
 def test_a_mode_runs_and_records_what_it_was(launched, arm):
     framework, mode, nodes, devices = arm
