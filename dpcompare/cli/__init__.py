@@ -21,6 +21,7 @@ from dpcompare.cli.modes import modes
 from dpcompare.cli.node import node
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
 from dpcompare.cli.plan import plan
+from dpcompare.cli.project import project
 from dpcompare.cli.report import report
 from dpcompare.cli.run import run
 from dpcompare.cli.setup import setup
@@ -41,7 +42,7 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch and TensorFlow."""
 
 
-for command in (setup, run, compare, plan, node, modes, data, report, watch, verify, doctor, completion):
+for command in (setup, run, compare, plan, node, modes, data, report, project, watch, verify, doctor, completion):
     cli.add_command(command)
 
 
