@@ -70,8 +70,10 @@ def fit(cells: Sequence[MeasuredCell]) -> Fitted:
     return replace(found, error=max(abs(cell.predicted(found) / cell.seconds - 1) for cell in cells))
 
 
-ROUNDS = 4
+ROUNDS = 3
 """In which one constant after the other is fitted; each moves the other little."""
+GRID = 13
+"""Values that are tried between two ends."""
 
 
 def _fitted_copying(cells: Sequence[MeasuredCell], payload: float | None) -> float:
@@ -88,8 +90,8 @@ def _squares(cells: Sequence[MeasuredCell], fitted: Fitted) -> float:
 
 def _best(error: Callable[[float], float], low: float, high: float) -> float:
     """The value with the least error: on a grid that is drawn closer around it, since the error has kinks."""
-    for _ in range(8):
-        grid = np.linspace(low, high, 21)
+    for _ in range(7):
+        grid = np.linspace(low, high, GRID)
         best = int(np.argmin([error(float(value)) for value in grid]))
-        low, high = float(grid[max(0, best - 1)]), float(grid[min(20, best + 1)])
+        low, high = float(grid[max(0, best - 1)]), float(grid[min(GRID - 1, best + 1)])
     return (low + high) / 2

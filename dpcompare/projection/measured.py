@@ -135,7 +135,9 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     computing = median(run.step_seconds.median for run in without if run.step_seconds)
     with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]
-    exchange = _exchange_of(config, [*with_sync, *without], without[0])
+    exchange = exchange_of(
+        config, [run.gradients for run in (*with_sync, *without) if run.gradients], without[0].gradients
+    )
     spreads = [spread_of(measured_seconds(basis, Path(path))) for path in directories if path and Path(path).is_dir()]
     work = StepWork(
         computing_seconds=computing,
@@ -156,6 +158,10 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         cells = (
             MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=seconds, interconnect=interconnect),
         )
+    if seconds is not None and seconds < computing:
+        assumed.append(
+            "its step was measured to be faster with exchange than without, so its exchange is taken for free"
+        )
     if basis is not config and basis.mode != config.mode:
         assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")
     if any(run.disturbed_by for run in without):
@@ -168,7 +174,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         collective=collective,
         work=work,
         cells=cells,
-        fitted=fit(cells),
+        fitted=Fitted(),  # by `_together`, with those of other arms
         seconds=seconds,
         assumed=tuple(assumed),
     )
@@ -221,11 +227,16 @@ def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
     return computed(other) == computed(config) and other.cluster.simulated == config.cluster.simulated
 
 
-def _exchange_of(config: RunConfig, runs: Sequence[RunResult], without: RunResult) -> Exchange:
-    """In which messages the arm exchanges its gradients."""
-    known = [run.gradients for run in runs if run.gradients]
+def exchange_of(config: RunConfig, known: Sequence[Gradients], without: Gradients | None) -> Exchange:
+    """In which messages a mode exchanges its gradients.
+
+    Args:
+        config: of the mode.
+        known: what its runs recorded; the first that has messages tells their sizes. Empty: nothing was recorded.
+        without: what a run without exchange recorded, which tells best when gradients are ready.
+    """
     sizes = next((each.messages for each in known if each.messages), ())
-    observed = next((each for each in (without.gradients, *known) if each and each.ready), None)
+    observed = next((each for each in (without, *known) if each and each.ready), None)
     gradient_bytes = float(known[0].num_bytes) if known else _bytes_by_shapes(config)
     ends = (observed.backward_ends if observed else None) or BACKWARD_ENDS
     match config.mode_row.exchange:
