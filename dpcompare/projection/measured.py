@@ -111,7 +111,7 @@ def measured_arms(
         except NotProjectableError as reason:
             left_out[arm.name] = str(reason)
         else:
-            found.setdefault(_family(one.config), []).append(one)
+            found.setdefault(family_of(one.config), []).append(one)
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise RequestError(f"none of the arms can be projected. {why}")
@@ -298,7 +298,7 @@ def _measured_on(config: RunConfig, run: RunResult, collective: str, measured_li
     )
 
 
-def _family(config: RunConfig) -> str:
+def family_of(config: RunConfig) -> str:
     """The same for arms that differ in nothing but their cluster, link and batch."""
     workload = config.workload.model_copy(update={"global_batch_size": 1})
     alike = {"workload": workload, "inputs": None, "sync_gradients": True}

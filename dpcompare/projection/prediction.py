@@ -166,6 +166,7 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
             the measured one.
     """
     arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link)
+    arms = _on_several_nodes(arms, request, left_out)
     sheet = _sheet(arms, collection)
     predicted = [_predicted(arm, request) for arm in arms]
     return Projection(
@@ -179,6 +180,18 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
         arms=predicted,
         sentences=list(_sentences(request)),
     )
+
+
+def _on_several_nodes(
+    arms: Sequence[MeasuredArm], request: ProjectionRequest, left_out: dict[str, str]
+) -> list[MeasuredArm]:
+    """The arms that can be on what was asked for; the others are told among those that are left out."""
+    kept = [arm for arm in arms if arm.config.mode_row.multi_node or not request.nodes or 1 in request.nodes]
+    left_out |= {arm.name: f"{arm.config.mode} runs on one node; ask for --nodes 1" for arm in arms if arm not in kept}
+    if not kept:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise RequestError(f"none of the arms can be projected. {why}")
+    return kept
 
 
 def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Sheet:
@@ -230,19 +243,20 @@ def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
         copying_ns_per_byte=1e9 * arm.fitted.copying,
         points=points,
         goals=list(_goals(arm, work, points[-1].nodes, devices_per_node, request)),
-        assumed=list(arm.assumed),
+        assumed=[*arm.assumed, *_assumed_of_links(arm, devices_per_node, request)],
         sentence=_sentence(arm.name, points),
     )
+
+
+def _assumed_of_links(arm: MeasuredArm, devices_per_node: int, request: ProjectionRequest) -> Iterator[str]:
+    if arm.config.cluster.device_type == "gpu" and devices_per_node > 1 and request.within is None:
+        yield "the links within a node cost what was measured and have no limit of their own; --intra-link names them"
 
 
 def _nodes_of(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
     """On which numbers of nodes an arm is predicted."""
     measured, per_node = arm.config.cluster.num_nodes, request.devices_per_node or arm.config.cluster.devices_per_node
     if not arm.config.mode_row.multi_node:
-        if request.nodes and 1 not in request.nodes:
-            raise RequestError(
-                f"{arm.name}: {arm.config.mode} runs on one node; leave it out with --arm, or ask for --nodes 1"
-            )
         return [1]
     nodes = request.nodes
     if not nodes:
@@ -314,9 +328,10 @@ def _goals(
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
     if (target := request.target_efficiency) is not None:
         goal = f"{target:.0%} efficiency on {counted(nodes, 'node')}"
-        rate = link_for_efficiency(work, interconnect, target)
-        needs = f"a link of {rate * 8 / 1e9:.3g} gbit" if rate else "no link is fast enough"
-        yield Goal(goal=f"{goal}: link", value=rate and rate * 8, sentence=f"predicted for {goal}: {needs}")
+        if nodes > 1:
+            rate = link_for_efficiency(work, interconnect, target)
+            needs = f"a link of {rate * 8 / 1e9:.3g} gbit" if rate else "no link is fast enough"
+            yield Goal(goal=f"{goal}: link", value=rate and rate * 8, sentence=f"predicted for {goal}: {needs}")
         batch = batch_for_efficiency(work, interconnect, target)
         needs = f"{counted(batch, 'image')} per device" if batch else "no batch is large enough"
         fixed = "" if work.fixed_seconds else ", where computing grows with the batch in proportion"

@@ -248,6 +248,21 @@ def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg", ".png"}
 
 
+def test_a_plan_says_what_a_study_predicts_of_it(tmp_path):
+    study = saved_study(tmp_path / "study")
+    run = ("plan", "torch:ddp", "--device", "cpu", "--dataset", "synthetic", "--steps", "45", "--study", study)
+    done = invoke(*run, "--nodes", "4", "--global-batch-size", "64", "--json")
+    assert done.code == 0, done.stderr
+    cores = sum(node["num_cores"] for node in done.json["config"]["cluster"]["nodes"])
+    slower = 1.5 * max(1, 4 / cores)  # a ring of four carries 1.5 times the bytes, on cores that are shared
+    assert done.json["predicted"]["images_per_second"] == pytest.approx(64 / (0.24 + 0.06 * slower), rel=0.02)
+    told = invoke(*run, "--nodes", "4", "--global-batch-size", "64")
+    assert told.stdout.startswith("predicted, not measured: ")
+    other = invoke(*run, "--nodes", "4", "--optimizer", "sgd")
+    assert other.code == 2
+    assert "expected one with an arm that differs from this run" in other.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
