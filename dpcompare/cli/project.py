@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,13 +47,18 @@ HOUR = 3600.0
 @click.option("--target-throughput", type=float, metavar="IMAGES/S", help="How many nodes reach it.")
 @click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="Of a device per hour.")
 @click.option("--storage", metavar="RATE", help="At which all nodes together read images; default: reading keeps up.")
-@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS", help="With --checkpoint-seconds.")
 @click.option("--checkpoint-seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="That each of them takes.")
 @click.option(
     "--mtbf", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", help="Of a node, between failures."
 )
 @click.option(
-    "--restart-seconds", type=click.FloatRange(min=0), default=300.0, show_default=True, help="After each failure."
+    "--restart-seconds",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After each failure.",
 )
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")
@@ -109,6 +115,9 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
     from dpcompare.projection.overheads import Overheads
     from dpcompare.projection.prediction import ProjectionRequest
 
+    for name in ("price", "checkpoint_seconds", "mtbf", "restart_seconds"):
+        if values[name] is not None and not math.isfinite(values[name]):
+            raise RequestError(f"--{name.replace('_', '-')}: received {values[name]}, expected a finite number")
     if (values["checkpoint_every"] is None) != (values["checkpoint_seconds"] is None):
         raise RequestError("--checkpoint-every and --checkpoint-seconds: received one of them, expected both")
     return ProjectionRequest(

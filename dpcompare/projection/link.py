@@ -10,6 +10,8 @@ from dpcompare.errors import RequestError, did_you_mean
 
 TCP_PAYLOAD = 1448 / 1514
 """What is left of an Ethernet frame of 1,500 bytes after the headers of Ethernet, IP and TCP with timestamps."""
+LONGEST_LATENCY = 60.0
+"""Seconds; more is a slip of the finger."""
 UNCERTAINTY = 2.0
 """Factor by which a latency that was given may be off in either direction."""
 
@@ -86,7 +88,7 @@ def rate_of(text: str, option: str) -> float:
     """
     found = _RATE.fullmatch(text.strip())
     value = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
-    if not found or value == 0:
+    if not found or value == 0 or math.isinf(value):
         raise RequestError(f"{option}: received {text!r}, expected a rate such as 100gbit or 12.5GB/s")
     return value / 8 if found[3].lower() == "bit" else value
 
@@ -98,9 +100,10 @@ def duration_of(text: str, option: str) -> float:
         RequestError: it is none.
     """
     found = _DURATION.fullmatch(text.strip())
-    if not found:
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else math.inf
+    if seconds > LONGEST_LATENCY:
         raise RequestError(f"{option}: received {text!r}, expected a duration such as 5us, 0.5ms or 2s")
-    return float(found[1]) * _SECONDS[found[2]]
+    return seconds
 
 
 def link_between_nodes(rate: str, latency: str | None = None, *, option: str = "--link") -> Link:

@@ -20,6 +20,8 @@ from dpcompare.projection.step import Step, StepWork, predict_step
 from dpcompare.system.words import counted
 
 MOST_NODES = 1024
+"""Up to which nodes are doubled where no numbers were asked for."""
+MOST_ASKED_FOR = 1_000_000
 VALIDATED_NODES = 4
 """Up to which predictions were compared with measurements (docs/projection.md)."""
 PAYS = 0.5
@@ -143,10 +145,12 @@ class ProjectionRequest:
 
 
 def _check(request: ProjectionRequest) -> None:
-    if wrong := [count for count in request.nodes if count < 1]:
-        raise RequestError(f"--nodes: received {wrong[0]}, expected numbers from 1 on, such as 2,4,8")
-    if request.devices_per_node is not None and request.devices_per_node < 1:
-        raise RequestError(f"--devices-per-node: received {request.devices_per_node}, expected at least 1")
+    if wrong := [count for count in request.nodes if not 1 <= count <= MOST_ASKED_FOR]:
+        raise RequestError(f"--nodes: received {wrong[0]}, expected numbers from 1 to {MOST_ASKED_FOR}, such as 2,4,8")
+    if request.devices_per_node is not None and not 1 <= request.devices_per_node <= MOST_ASKED_FOR:
+        raise RequestError(
+            f"--devices-per-node: received {request.devices_per_node}, expected a number from 1 to {MOST_ASKED_FOR}"
+        )
     if request.target_efficiency is not None and not 0 < request.target_efficiency < 1:
         raise RequestError(
             f"--target-efficiency: received {request.target_efficiency:g}, expected a number between 0 and 1, such as "

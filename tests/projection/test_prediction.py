@@ -268,6 +268,9 @@ def test_a_plan_says_what_a_study_predicts_of_it(tmp_path):
     [
         (("--link", "fast"), "--link: received 'fast', expected a rate"),
         (("--latency", "5"), "--latency: received '5'"),
+        (("--nodes", "9" * 400), "expected numbers from 1 to 1000000"),
+        (("--latency", "9" * 400 + "s"), "--latency: received '999"),
+        (("--price", "nan"), "--price: received nan, expected a finite number"),
         (("--nodes", "two"), "--nodes: received 'two'"),
         (("--intra-link", "string"), "--intra-link: received 'string'"),
         (("--checkpoint-every", "10"), "expected both"),
