@@ -39,7 +39,7 @@ from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.exchange import Exchange
 from dpcompare.projection.link import TCP_PAYLOAD, Latency, Link, rate_of
 from dpcompare.projection.measured import NO_LIMIT, exchange_of
-from dpcompare.results.aggregate import measured_seconds
+from dpcompare.results.timing import measured_seconds
 
 GRADIENTS: TypeAdapter[Gradients | None] = TypeAdapter(Gradients | None)
 NO_SYNC = "none"
@@ -227,7 +227,9 @@ def judged(campaign: Campaign, predictions: Sequence[dict[str, Any]]) -> tuple[l
     def errors(variant: str) -> list[float]:
         return [abs(cell["predicted"][variant] / seconds - 1) for cell, seconds in valid]
 
+    disturbed = sum(bool(row.get("disturbed_by")) for row in campaign.made.values())
     summary = [f"{len(valid)} of {len(rows)} cells are valid"]
+    summary += [f"others took cores of {disturbed} of {len(campaign.made)} runs"] if disturbed else []
     passed = len(valid) >= LEAST_CELLS
     lines = [
         "| mode | nodes | link | s without exchange, before and after | predicted s | measured s | error | valid |",

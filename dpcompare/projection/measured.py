@@ -30,8 +30,8 @@ from dpcompare.projection.exchange import (
 from dpcompare.projection.link import TCP_PAYLOAD, Link, rate_of
 from dpcompare.projection.slowest import spread_of
 from dpcompare.projection.step import StepWork
-from dpcompare.results.aggregate import measured_seconds
 from dpcompare.results.result import RunResult
+from dpcompare.results.timing import measured_seconds
 
 NO_LIMIT = Link(name="no limit")
 HOW_TO_MEASURE = (
