@@ -38,7 +38,8 @@ from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.exchange import Exchange
 from dpcompare.projection.link import TCP_PAYLOAD, Latency, Link, rate_of
-from dpcompare.projection.measured import NO_LIMIT, exchange_of
+from dpcompare.projection.measured import NO_LIMIT
+from dpcompare.projection.recorded_exchange import exchange_of
 from dpcompare.results.timing import measured_seconds
 
 GRADIENTS: TypeAdapter[Gradients | None] = TypeAdapter(Gradients | None)

@@ -1,17 +1,15 @@
-"""The projection of a study: predicted figures of every arm on clusters that were not measured, as one document."""
+"""The projection of a study: predicted figures of every arm on clusters that were not measured."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pydantic import BaseModel, ConfigDict
-
-from dpcompare._version import __version__
 from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
+from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import batch_for_efficiency, link_for_efficiency, nodes_for_throughput
 from dpcompare.projection.link import Link, link_between_nodes
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
@@ -31,91 +29,6 @@ OF_CLUSTERS = frozenset({
     "cores", "evaluations",
 })  # fmt: skip
 """Knobs, beside those of scaling, in which arms on different clusters differ by nature."""
-
-
-class _Shown(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Range(_Shown):
-    """A predicted figure."""
-
-    low: float
-    """With the high end of the latency, and the measured spread of processes."""
-    typical: float
-    """With the typical latency and the measured spread."""
-    high: float
-    """With the low end of the latency, and processes that are equally fast."""
-
-
-class PredictedPoint(_Shown):
-    """An arm on one cluster; nothing here was measured."""
-
-    nodes: int
-    devices: int
-    images_per_second: Range
-    efficiency: Range
-    """Images per second over those of as many devices that exchange nothing and wait for nobody."""
-    step_ms: float
-    step_parts_ms: dict[str, float]
-    """Computing, waiting for the slowest, exchange that computing does not hide, and input."""
-    dollars_per_million_images: float | None
-    extrapolated: bool
-    """Whether it is beyond what predictions were compared with."""
-
-
-class Goal(_Shown):
-    """What a goal needs, in a sentence, and as a number."""
-
-    goal: str
-    value: float | None
-    """None where nothing reaches it."""
-    sentence: str
-
-
-class PredictedArm(_Shown):
-    """One arm of a study on larger clusters."""
-
-    name: str
-    framework: str
-    mode: str
-    measured_nodes: int
-    measured_devices_per_node: int
-    batch_per_device: float
-    computing_ms: float
-    """Measured: a step without exchange."""
-    measured_step_ms: float | None
-    """Measured: a step with exchange on the measured cluster."""
-    refitted_step_ms: float | None
-    """What the model gives for that cluster."""
-    spread: float
-    """Measured: relative standard deviation of a process's step."""
-    gradient_bytes: float
-    copying_ns_per_byte: float
-    points: list[PredictedPoint]
-    goals: list[Goal]
-    assumed: list[str]
-    sentence: str
-
-
-class Projection(_Shown):
-    """Everything that a projection shows; every figure of its points is predicted."""
-
-    schema_version: int = 1
-    dpcompare_version: str = __version__
-    kind: str = "predicted"
-    link: str
-    intra_link: str
-    devices_per_node: int | None
-    """None: of each arm as many as were measured."""
-    overlap: str
-    verdict: str
-    """Of the fairness sheet over the arms that are projected."""
-    summary: str
-    left_out: dict[str, str]
-    """Arm -> why nothing is predicted of it."""
-    arms: list[PredictedArm]
-    sentences: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.experiments.comparison import Comparison
-from dpcompare.projection.prediction import Projection
+from dpcompare.projection.document import Projection
 from dpcompare.report import projection as predicted
 from dpcompare.report.charts import INK, as_svg
 from dpcompare.report.formats import columns, figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from dpcompare.projection.prediction import PredictedArm, PredictedPoint, Projection, Range
+from dpcompare.projection.document import PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.report.formats import escaped, figure
 from dpcompare.system.terminal_text import printable
 from dpcompare.system.words import counted

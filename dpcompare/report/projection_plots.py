@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dpcompare.projection.prediction import PredictedPoint, Projection
+from dpcompare.projection.document import PredictedPoint, Projection
 from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
 
 
