@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dpcompare.config.run import RunConfig
-from dpcompare.data.order import samples_trained
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.events import read_events
@@ -134,7 +133,7 @@ def evaluation_costs(
     joules = [np.cumsum(process.joules) for process in metered]
     costs = []
     for step in (evaluation.step for evaluation in evaluations):
-        images = samples_trained(config.inputs.num_train, config.workload.global_batch_size, num_steps=step)
+        images = config.samples_trained(step)
         known = is_timed and all(0 < step <= len(each) for each in (*seconds, *joules))
         costs.append(
             TrainingCost(

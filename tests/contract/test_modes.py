@@ -278,6 +278,17 @@ def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
     assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload).train_loss[-1]) > 1e-6
 
 
+@pytest.mark.parametrize("arm", [arm for arm in ALL_MODES if not MODES[arm.values[0][:2]].roles])
+def test_a_mode_trains_one_batch_again_and_again(trained, arm):
+    """With all that has to be said of its first and its last step being the same, and as many images as asked for."""
+    result = trained(*arm, WORKLOAD.model_copy(update={"steps": 3, "warmup_steps": 1}), reuse_batch=True)
+    digests = result.computed.batch_digests
+    assert digests[1] == digests[3]
+    if result.computed.images is not None:
+        assert result.computed.images == result.computed.images_asked == 3 * 32
+    assert result.train_loss[2] < result.train_loss[0]
+
+
 COUNT_BYTES = """
 def inject(module):
     add = module.StepLog.add
