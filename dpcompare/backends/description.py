@@ -13,6 +13,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import source_sha256
+from dpcompare.models.gradients import Gradients
 from dpcompare.system.import_path import is_custom
 
 
@@ -31,7 +32,8 @@ class Description:
     """
     collective: str
     """What carried the gradients between the replicas: nccl, gloo, ring, ..., or none for one replica."""
-
+    gradients: Gradients | None = None
+    """Of a replica; None where they are not known."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what a framework computes with on its devices: cuda, cudnn, nccl, driver."""
 

@@ -17,10 +17,12 @@ from dpcompare.cli.completion import VARIABLE, WholeWords, completion
 from dpcompare.cli.data import data
 from dpcompare.cli.doctor import doctor
 from dpcompare.cli.environment import blame_variable, unread_variables
+from dpcompare.cli.explain import explain
 from dpcompare.cli.modes import modes
 from dpcompare.cli.node import node
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
 from dpcompare.cli.plan import plan
+from dpcompare.cli.project import project
 from dpcompare.cli.report import report
 from dpcompare.cli.run import run
 from dpcompare.cli.setup import setup
@@ -41,7 +43,9 @@ def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch, TensorFlow and JAX."""
 
 
-for command in (setup, run, compare, plan, node, modes, data, report, watch, verify, doctor, completion):
+for command in (
+    setup, run, compare, explain, plan, node, modes, data, report, project, watch, verify, doctor, completion,
+):  # fmt: skip
     cli.add_command(command)
 
 

@@ -184,7 +184,7 @@ def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str
     expected = f"expected one of {', '.join(names)}"
     if ":" not in text:
         raise RequestError(f"--pair: received {text!r}, {expected}")
-    wanted = _arm_request(text, run_options, named_by="--pair")
+    wanted = arm_request(text, run_options, named_by="--pair")
     found = [
         arm.name
         for arm in arms
@@ -217,7 +217,7 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     from dpcompare.experiments.arms import expand_arms, reasons_of
 
     texts = options.arm or [f"{framework}:{mode}" for framework, mode in modes_by_default()]
-    requests = [_arm_request(text, run_options) for text in texts]
+    requests = [arm_request(text, run_options) for text in texts]
     pythons = interpreters(run_options.python)
     arms, refusals = expand_arms(requests, options.nodes, options.devices_per_node, pythons)
     reasons = reasons_of(refusals)
@@ -234,7 +234,7 @@ def _arms(options: StudyOptions, run_options: RunOptions) -> tuple[Arm, ...]:
     return arms
 
 
-def _arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> ArmRequest:
+def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> ArmRequest:
     """`torch:ddp,precision=bfloat16`, with the options of all arms."""
     from dpcompare.experiments.arms import ArmRequest
 

@@ -72,7 +72,7 @@ def compare(context: click.Context, /, **values: Any) -> int:
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         refuse_other_files(out)
     if options.dry_run:
-        _print_plan(study, out, as_json=options.as_json)
+        print_plan(study, out, as_json=options.as_json)
         return 0
     _run(study, out, options)
     return _print_comparison(out, as_json=options.as_json)
@@ -85,7 +85,7 @@ def _run(study: Study, out: Path, options: StudyOptions) -> None:
     from dpcompare.experiments.study import hold, open_study
     from dpcompare.experiments.study_runs import set_failed_aside
 
-    study = _prepared(study)
+    study = prepared(study)
     with _interruption_reported(out, options), hold(out):
         if options.autotune:
             study = tuned(study, out, partial(click.echo, err=True))
@@ -210,7 +210,7 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
         ) from None
 
 
-def _prepared(study: Study) -> Study:
+def prepared(study: Study) -> Study:
     """The same study with dataset and weights prepared, so that no run waits for them and every run reads the same."""
     from dpcompare.cli.progress import data_progress
     from dpcompare.cli.waiting import Waiting
@@ -223,7 +223,8 @@ def _prepared(study: Study) -> Study:
     return study.model_copy(update={"arms": tuple(arms)})
 
 
-def _print_plan(study: Study, out: Path, *, as_json: bool) -> None:
+def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
+    """Show every run of a study, and how long they will take."""
     from rich.table import Table
 
     from dpcompare.cli.output import stdout_console

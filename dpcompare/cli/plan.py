@@ -35,8 +35,23 @@ if TYPE_CHECKING:
     "what to hand to kubectl.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@click.option(
+    "--study",
+    type=click.Path(path_type=Path),
+    metavar="STUDY_DIR",
+    help="Say what the run is predicted to reach, from a study of its mode with --ablate.",
+    shell_complete=completed_values.runs_and_studies,
+)
 @click.pass_context
-def plan(context: click.Context, /, named_mode: str | None, output_format: str, as_json: bool, **values: Any) -> None:
+def plan(
+    context: click.Context,
+    /,
+    named_mode: str | None,
+    output_format: str,
+    as_json: bool,
+    study: Path | None,
+    **values: Any,
+) -> None:
     """Print the node processes of a run: devices, commands and environment.
 
     \b
@@ -46,6 +61,7 @@ def plan(context: click.Context, /, named_mode: str | None, output_format: str, 
     if as_json and output_format not in ("text", "json"):
         raise RequestError(f"--json: received with --format {output_format}; give one of them")
     config = as_remembered(build_config(options))
+    predicted = _predicted(config, study) if study else None
 
     from dpcompare.config.validation import require_one_line
     from dpcompare.launch import plan as planning
@@ -59,8 +75,10 @@ def plan(context: click.Context, /, named_mode: str | None, output_format: str, 
         run_dir = Path("runs") / kubernetes.job_name(config)
     run_dir = (run_dir or default_run_dir(config)).resolve()
     require_one_line(run_dir, "--run-dir")
+    if predicted and not (as_json or output_format == "json"):
+        click.echo(predicted["sentence"], err=output_format != "text")
     if config.placement.engine != "local" or output_format in ("slurm", "kubernetes"):
-        _print_elsewhere(config, run_dir, "json" if as_json else output_format)
+        _print_elsewhere(config, run_dir, "json" if as_json else output_format, predicted)
         return
     node_processes = planning.plan(config, run_dir, planning.Endpoints(free_ports(planning.num_ports(config))))
     if as_json or output_format == "json":
@@ -72,6 +90,7 @@ def plan(context: click.Context, /, named_mode: str | None, output_format: str, 
                 "num_replicas": config.topology.num_replicas,
                 "node_processes": [process.model_dump(mode="json") for process in node_processes],
                 "config": config.model_dump(mode="json"),
+                **({"predicted": predicted} if predicted else {}),
             }
         )
     elif output_format == "sh":
@@ -80,7 +99,15 @@ def plan(context: click.Context, /, named_mode: str | None, output_format: str, 
         _print_text(config, node_processes)
 
 
-def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str) -> None:
+def _predicted(config: RunConfig, study: Path) -> dict[str, Any]:
+    from dpcompare.experiments.collection import collect
+    from dpcompare.projection.planned import predicted_speed
+
+    speed, sentence = predicted_speed(collect([study]), config)
+    return {"images_per_second": speed, "sentence": sentence}
+
+
+def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str, predicted: dict[str, Any] | None) -> None:
     """What an engine would start; addresses and ports are only known there."""
     from dpcompare.launch.engines import hosts, kubernetes, slurm
 
@@ -95,7 +122,8 @@ def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str) -> No
     names = config.placement.hosts or tuple(f"node {node.rank}" for node in config.cluster.nodes)
     commands = dict(zip(names, hosts.commands(config, run_dir), strict=True))
     if output_format == "json":
-        plan = {"job_script": script} if script else {"commands": commands}
+        plan: dict[str, Any] = {"job_script": script} if script else {"commands": commands}
+        plan |= {"predicted": predicted} if predicted else {}
         print_json({"run_dir": str(run_dir), **plan, "config": config.model_dump(mode="json")})
     elif script:
         click.echo(script, nl=False)

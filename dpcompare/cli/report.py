@@ -97,17 +97,17 @@ def report(
         (as_json, formats.as_json),
     ):
         if target is not None:
-            _write(target, render(comparison))
+            write(target, render(comparison))
     if plots is not None:
         from dpcompare.report.charts import write_files
         from dpcompare.report.plots import make_plots
 
         drawn = make_plots(comparison)
-        with _writable(plots):
+        with writable(plots):
             write_files(drawn, Path(plots))
     for target, track in ((tensorboard, write_to_tensorboard), (mlflow, write_to_mlflow), (wandb, write_to_wandb)):
         if target is not None:
-            with _writable(target):
+            with writable(target):
                 track(tracked_runs(collection, comparison), target)
     if all(each is None for each in (html, markdown, csv, parquet, as_json, plots, tensorboard, mlflow, wandb)):
         print_comparison(comparison, full=full)
@@ -119,16 +119,21 @@ def report(
     return EXIT_NEGATIVE if held else 0
 
 
-def _write(target: str, content: str | bytes) -> None:
+def write(target: str, content: str | bytes) -> None:
+    """Write to a file, or to stdout where it is called -.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
     if target == "-":
         click.echo(content, nl=isinstance(content, str) and not content.endswith("\n"))
         return
-    with _writable(target):
+    with writable(target):
         Path(target).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def _writable(target: str) -> Iterator[None]:
+def writable(target: str) -> Iterator[None]:
     """Say that a target was written, or that it cannot be."""
     try:
         yield

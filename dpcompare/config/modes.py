@@ -59,6 +59,8 @@ class Mode:
     multi_node: bool = False
     collective: Mapping[str, str] = field(default_factory=dict)
     """Device type -> what carries the gradients between replicas."""
+    exchange: Literal["buckets", "one pack", "shards", "first device", "server"] | None = None
+    """In which messages gradients are exchanged, for projections; None: projections have no model of it."""
     sync_batchnorm_on: frozenset[str] = frozenset({"cpu", "gpu"})
     """Device types where BatchNorm can use the batch of all replicas."""
     gradient_sync_separable: bool = True
@@ -134,6 +136,7 @@ FRAMEWORKS: dict[str, Framework] = {
 def _under_torchrun(**fields: Any) -> Mode:
     """A mode with a process per device, on any number of nodes."""
     collective = {"cpu": "gloo", "gpu": "nccl"}
+    fields = {"exchange": "buckets"} | fields
     return Mode(launch="torchrun", process_per="device", multi_node=True, collective=collective, **fields)
 
 
@@ -147,6 +150,7 @@ MODES: dict[tuple[str, str], Mode] = {
         target="torch.dp:DataParallel",
         summary="torch.nn.DataParallel: one process drives the devices of one node",
         collective={"cpu": "threads", "gpu": "nccl"},
+        exchange="first device",
         gradient_sync_separable=False,  # gradients of all replicas flow into one model in the backward pass itself
         sync_batchnorm_on=frozenset({"cpu"}),  # nn.DataParallel's replicas cannot communicate in their forward pass
         emulated_on=frozenset({"cpu"}),
@@ -162,6 +166,7 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="fully_shard (FSDP2) under torchrun: one process per device, which keeps a part of the parameters",
         spawnable=True,
         shards_parameters=True,
+        exchange="shards",
         gradient_sync_separable=False,  # the optimizer of a process can only use shards of summed gradients
         by_default=False,
     ),
@@ -170,6 +175,7 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="torch.distributed.pipelining: each replica's layers in several processes, micro-batches passed along",
         spawnable=True,
         stage_placement="over processes",
+        exchange=None,
         gradient_sync_separable=False,  # what stages send each other is part of training itself
         by_default=False,
     ),
@@ -194,6 +200,7 @@ MODES: dict[tuple[str, str], Mode] = {
         target="tensorflow.mirrored:Mirrored",
         summary="MirroredStrategy: one process drives the devices of one node",
         collective={"cpu": "ring", "gpu": "nccl"},
+        exchange="one pack",
     ),
     ("tensorflow", "multiworker"): Mode(
         target="tensorflow.multiworker:MultiWorkerMirrored",
@@ -201,6 +208,7 @@ MODES: dict[tuple[str, str], Mode] = {
         launch="tf_config",
         multi_node=True,
         collective={"cpu": "ring", "gpu": "nccl"},
+        exchange="one pack",
     ),
     ("tensorflow", "parameter-server"): Mode(
         target="tensorflow.parameter_server:ParameterServer",
@@ -210,6 +218,7 @@ MODES: dict[tuple[str, str], Mode] = {
         roles=("chief", "ps"),
         supported_values={"accumulate": (1,), "batchnorm": ("local",)},
         collective={"cpu": "grpc", "gpu": "grpc"},
+        exchange="server",
         gradient_sync_separable=False,  # the parameters are elsewhere
         by_default=False,
     ),

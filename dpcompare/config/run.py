@@ -17,6 +17,7 @@ from dpcompare.config.topology import Topology
 from dpcompare.config.tuning import problems_of, tuning_of
 from dpcompare.config.validation import Config, in_several_lines, one_of, raise_problems
 from dpcompare.config.workload import Workload
+from dpcompare.data.order import samples_trained
 from dpcompare.errors import did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.import_path import is_custom
@@ -80,6 +81,8 @@ class RunConfig(Config):
     """Threads per replica that read batches ahead of training."""
     sync_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what gradient sync costs."""
+    reuse_batch: bool = False
+    """Every step trains the first batch again, which stays on its devices, to measure what input costs."""
     profile_steps: tuple[int, int] | None = None
     """First and last step (from 1) of which every process keeps a trace in RUN_DIR/traces; tracing takes time.
 
@@ -160,6 +163,14 @@ class RunConfig(Config):
         """Whether this mode is imitated on this kind of device rather than run by the framework's code."""
         return self.cluster.device_type in self.mode_row.emulated_on and self.topology.num_replicas > 1
 
+    def samples_trained(self, num_steps: int) -> int:
+        """How many samples count in the first steps of a run whose inputs are prepared; those that come again do so."""
+        assert self.inputs is not None
+        num_train, batch = self.inputs.num_train, self.workload.global_batch_size
+        if self.reuse_batch:
+            return num_steps * min(num_train, batch)
+        return samples_trained(num_train, batch, num_steps=num_steps)
+
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         for name, value in self:
@@ -181,7 +192,7 @@ def problems_of_run(config: RunConfig) -> list[str]:
         if problems := list(check(config)):
             return problems
     shape = [*_roles(config), *_stages(config)]
-    checks = (_devices, _settings, _target, _launcher, _placement, _gradient_sync)
+    checks = (_devices, _settings, _target, _launcher, _placement, _gradient_sync, _reused_batch)
     others = [problem for check in checks for problem in check(config)]
     # How many rows a replica has is clear only where it is clear what a replica is.
     return others + (shape or list(_batch(config)))
@@ -339,6 +350,22 @@ def _gradient_sync(config: RunConfig) -> Iterator[str]:
         yield (
             "weight_average, batchnorm_recompute: received without gradient sync, where each replica has a model of "
             "its own and an evaluation would give all of them the first one's; expected neither"
+        )
+
+
+def _reused_batch(config: RunConfig) -> Iterator[str]:
+    if not config.reuse_batch:
+        return
+    if config.mode_row.roles:
+        yield (
+            f"reuse_batch: received with mode {config.mode}, which sends a batch to whichever worker is free; expected "
+            "a mode whose devices have batches of their own"
+        )
+    purposes = ("checkpoint_every", "resume", "target_accuracy", "keep_predictions")
+    if given := [name for name in purposes if getattr(config, name)]:
+        yield (
+            f"{', '.join(given)}: received with reuse_batch, whose model has seen one batch only and is of no use; "
+            "expected none of them"
         )
 
 

@@ -58,6 +58,8 @@ class ArmRuns:
     """Per round; None where it kept none."""
     without_sync: list[RunResult | None] = field(default_factory=list)
     """Per round, the same arm without gradient sync, where the study has it."""
+    without_sync_dirs: list[str] = field(default_factory=list)
+    """Per round, where that ran."""
 
     @property
     def completed(self) -> list[RunResult]:
@@ -238,6 +240,7 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
         if arm.ablation_of in arms:
             without = arms.pop(arm.name)
             arms[arm.ablation_of].without_sync = without.runs
+            arms[arm.ablation_of].without_sync_dirs = without.run_dirs
             arms[arm.ablation_of].ablation_failures = without.failures
             arms[arm.ablation_of].repeated += [f"without gradient sync, {why}" for why in without.repeated]
     return list(arms.values())

@@ -304,6 +304,10 @@ KNOBS: dict[str, Knob] = {
     "gradient sync": Knob(
         value=lambda r: r.config.get("sync_gradients", True), remedy="compare runs that sync gradients"
     ),
+    "input": Knob(
+        value=lambda r: "one batch, on its devices" if r.config.get("reuse_batch") else "read for every step",
+        remedy="compare runs that read their batches: no reuse_batch",
+    ),
     "collective": Knob(value=lambda r: r.collective),
     "memory layout": Knob(value=_property("memory_layout")),
     "compilation": Knob(value=_property("compilation")),

@@ -58,6 +58,8 @@ def _require_verifiable(config: RunConfig) -> None:
         reason = "its workers are asynchronous, so that no two runs train alike"
     if not config.sync_gradients:
         reason = "it was made without gradient sync, so that its replicas trained each a model of their own"
+    if config.reuse_batch:
+        reason = "it trained one batch over and over"
     if reason:
         raise RequestError(
             f"--like: a run of {config.framework} {config.mode} cannot be verified: {reason}; expected another run"

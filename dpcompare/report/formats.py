@@ -167,50 +167,51 @@ def as_json(comparison: Comparison) -> str:
 
 def as_markdown(comparison: Comparison) -> str:
     """What was measured, the headline, a line per arm, every claim, and the reasons of the fairness sheet."""
-    lines = ["# dpcompare", "", _escaped(comparison.measured), "", f"**{_escaped(comparison.headline)}**", ""]
+    lines = ["# dpcompare", "", escaped(comparison.measured), "", f"**{escaped(comparison.headline)}**", ""]
     shown = columns(comparison)
     lines += ["| " + " | ".join(shown) + " |"]
     lines += ["|" + "|".join("---" if column.is_text else "--:" for column in shown.values()) + "|"]
     for row in comparison.arms:
-        lines.append("| " + " | ".join(_escaped(column.cell(row)) for column in shown.values()) + " |")
+        lines.append("| " + " | ".join(escaped(column.cell(row)) for column in shown.values()) + " |")
     if comparison.claims:
-        lines += ["", *(f"- {_escaped(made.sentence)}" for made in comparison.claims)]
+        lines += ["", *(f"- {escaped(made.sentence)}" for made in comparison.claims)]
     if comparison.learning:
-        lines += ["", f"**{_escaped(comparison.learning.headline)}** {_escaped(comparison.learning.varied)}", ""]
-        lines += [f"- {_escaped(made.sentence)}" for made in comparison.learning.claims]
+        lines += ["", f"**{escaped(comparison.learning.headline)}** {escaped(comparison.learning.varied)}", ""]
+        lines += [f"- {escaped(made.sentence)}" for made in comparison.learning.claims]
     if comparison.time_to_accuracy:
-        lines += ["", *(f"- {_escaped(sentence)}" for sentence in comparison.time_to_accuracy.sentences)]
+        lines += ["", *(f"- {escaped(sentence)}" for sentence in comparison.time_to_accuracy.sentences)]
     if scalings := [row.scaling for row in comparison.arms if row.scaling]:
-        lines += ["", *(f"- {_escaped(scaling.sentence)}" for scaling in scalings)]
+        lines += ["", *(f"- {escaped(scaling.sentence)}" for scaling in scalings)]
     if comparison.predictions:
         lines += ["", *_predictions(comparison.predictions)]
     if comparison.agreement:
-        lines += ["", _escaped(comparison.agreement)]
+        lines += ["", escaped(comparison.agreement)]
     if comparison.unchecked:
-        lines += ["", _escaped(comparison.unchecked)]
+        lines += ["", escaped(comparison.unchecked)]
     if comparison.stopped_by:
-        lines += ["", f"Rounds were added until {_escaped(comparison.stopped_by)}."]
+        lines += ["", f"Rounds were added until {escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
-        lines += [f"- {each.kind} {_escaped(row.name)}: {_escaped(each.sentence)}" for each in row.remarks]
-        lines += [f"- OUTLIERS {_escaped(row.name)}: {_escaped(outlier)}" for outlier in row.outliers]
-        lines += [f"- RUN AGAIN {_escaped(row.name)}: {_escaped(why)}" for why in row.repeated]
-        lines += [f"- FAILED {_escaped(row.name)}: {_escaped(failure)}" for failure in row.all_failures]
+        lines += [f"- {each.kind} {escaped(row.name)}: {escaped(each.sentence)}" for each in row.remarks]
+        lines += [f"- OUTLIERS {escaped(row.name)}: {escaped(outlier)}" for outlier in row.outliers]
+        lines += [f"- RUN AGAIN {escaped(row.name)}: {escaped(why)}" for why in row.repeated]
+        lines += [f"- FAILED {escaped(row.name)}: {escaped(failure)}" for failure in row.all_failures]
     if len(comparison.arms) > 1:
-        lines += ["", f"Fairness: {comparison.summary}.", *(f"- {_escaped(reason)}" for reason in comparison.reasons)]
+        lines += ["", f"Fairness: {comparison.summary}.", *(f"- {escaped(reason)}" for reason in comparison.reasons)]
     return "\n".join(lines) + "\n"
 
 
 def _predictions(predictions: PredictionRows) -> Iterator[str]:
     """How often arms agree, and a table of their accuracies per class."""
-    yield from (f"- {_escaped(each.sentence)}" for each in predictions.agreements)
-    yield from ("", "| class | " + " | ".join(_escaped(arm.name) for arm in predictions.arms) + " |")
+    yield from (f"- {escaped(each.sentence)}" for each in predictions.agreements)
+    yield from ("", "| class | " + " | ".join(escaped(arm.name) for arm in predictions.arms) + " |")
     yield "|---|" + "--:|" * len(predictions.arms)
     for number, name in enumerate(predictions.classes):
         cells = (figure(arm.class_accuracy[number], "{:.1%}") for arm in predictions.arms)
-        yield f"| {_escaped(name)} | " + " | ".join(cells) + " |"
+        yield f"| {escaped(name)} | " + " | ".join(cells) + " |"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Text in which Markdown finds nothing to format."""
     return re.sub(r"([|<>*_`\\\[\]])", r"\\\1", printable(text))
 
 

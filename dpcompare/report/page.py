@@ -9,9 +9,12 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.experiments.comparison import Comparison
+from dpcompare.projection.document import Projection
+from dpcompare.report import projection as predicted
 from dpcompare.report.charts import INK, as_svg
 from dpcompare.report.formats import columns, figure
 from dpcompare.report.plots import PART_COLOURS, make_plots
+from dpcompare.report.projection_plots import projection_plots
 from dpcompare.report.text import arms_by_value, within
 from dpcompare.system.terminal_text import printable
 from dpcompare.system.words import counted
@@ -26,13 +29,18 @@ LARGEST_MATRIX = 20
 """Classes of a confusion matrix that a page can show."""
 
 
-def as_html(comparison: Comparison) -> str:
+def as_html(comparison: Comparison, projection: Projection | None = None) -> str:
     """The page. Everything that comes from a run is escaped by the template.
+
+    Args:
+        comparison: what a study shows.
+        projection: what is predicted from it, as a section of its own.
 
     Raises:
         RequestError: the libraries that draw are not installed.
     """
     drawn = make_plots(comparison)  # first, since it says what to install
+    drawn_predictions = projection_plots(projection) if projection else []
     from jinja2 import Environment
     from markupsafe import Markup
 
@@ -49,6 +57,9 @@ def as_html(comparison: Comparison) -> str:
         largest_matrix=LARGEST_MATRIX,
         parts=[part for part in PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn],
+        projection=projection,
+        predicted=predicted,
+        predicted_plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn_predictions],
         style=Markup((folder / "page.css").read_text()),
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

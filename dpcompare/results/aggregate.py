@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from dpcompare.config.run import RunConfig
-from dpcompare.data.order import samples_trained
 from dpcompare.results.attempts import History, Status
 from dpcompare.results.computed import Computed
 from dpcompare.results.evaluation import Evaluation
@@ -80,6 +79,7 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
         evaluation_costs=evaluation_costs(config, processes, evaluations),
         sample_order_sha256=records[0].sample_order_sha256 if records else None,
         computed=_computed(config, processes, records, evaluations),
+        gradients=records[0].gradients if records else None,
         settings=records[0].settings if records else {},
         versions=records[0].versions if records else {},
         nodes=_nodes(config, records),
@@ -126,11 +126,8 @@ def _computed(
     found = [record.computed for record in records if record.computed is not None]
     if config.inputs is None or len(found) < config.topology.num_trainers:
         return None
-    workload, num_train = config.workload, config.inputs.num_train
     first_step, num_steps = processes[0].first_step, _num_steps(config, processes, evaluations)
-    before, after = (
-        samples_trained(num_train, workload.global_batch_size, num_steps=steps) for steps in (first_step, num_steps)
-    )
+    before, after = (config.samples_trained(steps) for steps in (first_step, num_steps))
     return Computed.of(
         found,
         optimizer_steps_asked=num_steps - first_step,

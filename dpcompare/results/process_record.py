@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from dpcompare.models.gradients import Gradients
 from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.system.cores import CoresUsed
@@ -44,6 +45,8 @@ class ProcessRecord(BaseModel):
     """From the first measured step to the last one; None where there was none, or the kernel does not tell."""
     computed: ComputedByProcess | None = None
     """None where it only served."""
+    gradients: Gradients | None = None
+    """Of a replica; None where the framework does not tell."""
 
     def save(self, run_dir: Path) -> None:
         write_document(self, process_record_path(run_dir, self.process_rank))

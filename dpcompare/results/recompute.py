@@ -18,7 +18,7 @@ RECOMPUTED = (
     "framework", "mode", "num_nodes", "num_processes", "num_replicas", "device_type", "emulated", "model", "dataset",
     "image_size", "global_batch_size", "precision", "profile", "store_sha256", "weights_sha256", "skipped_images",
     "threads_per_process",
-    "device_names", "collective", "sample_order_sha256", "computed", "settings", "versions", "nodes",
+    "device_names", "collective", "sample_order_sha256", "computed", "gradients", "settings", "versions", "nodes",
     "peak_memory_bytes", "peak_device_memory_bytes",
     "first_step", "images_per_second", "steady_images_per_second", "measured_steps", "step_seconds", "slow_steps",
     "data_wait_fraction", "host_overhead_seconds", "joules_per_image", "first_step_seconds", "train_loss",

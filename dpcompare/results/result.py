@@ -10,6 +10,7 @@ import numpy as np
 from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
+from dpcompare.models.gradients import Gradients
 from dpcompare.results.attempts import Attempt, Status
 from dpcompare.results.clock import ClockCheck, much_between_steps
 from dpcompare.results.computed import Computed
@@ -156,6 +157,8 @@ class RunResult(BaseModel):
     store_sha256: str | None = None
     weights_sha256: str | None = None
     skipped_images: Count = 0
+    gradients: Gradients | None = None
+    """Of the first process, for projections; None where the framework does not tell."""
     threads_per_process: Number
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}

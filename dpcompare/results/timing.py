@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from dpcompare.config.run import RunConfig
-from dpcompare.data.order import samples_trained
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
 from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.events import read_events
@@ -25,6 +24,13 @@ def seconds_of_steps(config: RunConfig, run_dir: Path) -> dict[int, float]:
     slowest, _ = _slowest(config, processes, _measured_steps(config, processes) or slice(0))
     seconds = slowest.durations(slice(None), asynchronous=bool(config.mode_row.roles))
     return dict(enumerate(seconds, start=slowest.first_step + 1))
+
+
+def measured_seconds(config: RunConfig, run_dir: Path) -> list[list[float]]:
+    """Per process, the seconds of its measured steps in the last attempt; nothing without events."""
+    processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
+    steps = _measured_steps(config, processes) or slice(0)
+    return [process.durations(steps, asynchronous=bool(config.mode_row.roles)) for process in processes]
 
 
 def first_step_figures(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:
@@ -127,7 +133,7 @@ def evaluation_costs(
     joules = [np.cumsum(process.joules) for process in metered]
     costs = []
     for step in (evaluation.step for evaluation in evaluations):
-        images = samples_trained(config.inputs.num_train, config.workload.global_batch_size, num_steps=step)
+        images = config.samples_trained(step)
         known = is_timed and all(0 < step <= len(each) for each in (*seconds, *joules))
         costs.append(
             TrainingCost(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
+from itertools import cycle, islice, repeat
 from pathlib import Path
 
 import numpy as np
@@ -218,6 +218,11 @@ class Trainer:
         for batch in islice(order, first_step):
             digest.update(batch)
         reader = training_reader(workload, self._split, **self._place, accumulate=workload.accumulate)
+        if self._config.reuse_batch:
+            first = self._backend.feed(reader.reads(islice(self._order(), 1)))
+            for batch in order:
+                digest.update(batch)
+            return cycle(list(first))
         return self._backend.feed(reader.reads(order, digest))
 
     def _reads_of_statistics(self) -> Iterator[HostRead]:
@@ -226,9 +231,10 @@ class Trainer:
     def _order(self) -> Iterator[GlobalBatch]:
         """The global batches of all steps."""
         workload = self._workload
-        return training_batches(
+        order = training_batches(
             len(self._split), workload.global_batch_size, seed=workload.seed, num_steps=self._num_steps
         )
+        return repeat(next(order), self._num_steps) if self._config.reuse_batch else order
 
     def _digest_of_all(self) -> OrderDigest:
         """Of a run that ends early: with those steps that it leaves out, of which some may have been read ahead."""

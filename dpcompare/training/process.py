@@ -240,6 +240,7 @@ def _record(
             },
         },
         gpus=gpus,
+        gradients=description.gradients,
     )
 
 

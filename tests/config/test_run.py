@@ -111,6 +111,20 @@ def test_replicas_that_drift_apart_have_no_one_model_to_evaluate(evaluated):
         )
 
 
+@pytest.mark.parametrize(
+    ("framework", "mode", "nodes", "fields", "message"),
+    [
+        ("torch", "ddp", 2, {"checkpoint_every": 5}, "checkpoint_every: received with reuse_batch"),
+        ("torch", "ddp", 2, {"keep_predictions": True}, "keep_predictions: received with reuse_batch"),
+        ("tensorflow", "parameter-server", 3, {}, "sends a batch to whichever worker is free"),
+    ],
+)
+def test_one_batch_is_refused_where_it_makes_no_sense(framework, mode, nodes, fields, message):
+    cluster = Cluster.partition(nodes, 1, device="cpu")
+    with pytest.raises(RequestError, match=message):
+        RunConfig(framework=framework, mode=mode, cluster=cluster, reuse_batch=True, **fields)
+
+
 def test_all_problems_are_reported_at_once():
     with pytest.raises(RequestError) as refused:
         Workload(image_size=0, global_batch_size=-1, optimizer="lamb")

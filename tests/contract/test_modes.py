@@ -73,6 +73,20 @@ def trained(train_once):
     return lambda *arm, **changes: train_once(config_of(*arm, **changes))[0]
 
 
+@pytest.mark.parametrize("arm", ALL_MODES)
+def test_a_mode_records_what_it_exchanges(launched, arm):
+    """For projections: all bytes of the gradients, the messages that they are in, and in torch when they are ready."""
+    result, _ = launched(*arm)
+    row, gradients = MODES[arm[:2]], result.gradients
+    if row.exchange not in (None, "first device"):
+        assert sum(gradients.messages) == gradients.num_bytes > 100_000
+    if row.exchange == "buckets":
+        assert gradients.ready[-1][0] == gradients.num_bytes
+        shares = [share for _, share in gradients.ready]
+        assert 0 < shares[0] < shares[-1] <= gradients.backward_ends < 1
+        assert list(shares) == sorted(shares)
+
+
 @pytest.mark.parametrize("arm", ALL_MODES + FOUR_REPLICAS)
 def test_a_mode_runs_and_records_what_it_was(launched, arm):
     framework, mode, nodes, devices = arm
@@ -268,6 +282,17 @@ def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
     of_ddp, of_wrapper = (trained("torch", name, 2, 1, workload, sync_gradients=False) for name in ("ddp", mode))
     assert of_wrapper.train_loss == pytest.approx(of_ddp.train_loss, abs=1e-12)
     assert abs(of_wrapper.train_loss[-1] - trained("torch", "ddp", 2, 1, workload).train_loss[-1]) > 1e-6
+
+
+@pytest.mark.parametrize("arm", [arm for arm in ALL_MODES if not MODES[arm.values[0][:2]].roles])
+def test_a_mode_trains_one_batch_again_and_again(trained, arm):
+    """With all that has to be said of its first and its last step being the same, and as many images as asked for."""
+    result = trained(*arm, WORKLOAD.model_copy(update={"steps": 3, "warmup_steps": 1}), reuse_batch=True)
+    digests = result.computed.batch_digests
+    assert digests[1] == digests[3]
+    if result.computed.images is not None:
+        assert result.computed.images == result.computed.images_asked == 3 * 32
+    assert result.train_loss[2] < result.train_loss[0]
 
 
 COUNT_BYTES = """

@@ -41,13 +41,24 @@ COMPUTED = {
 }
 
 
-def result(framework="torch", mode="ddp", *, settings=None, workload=None, placement=None, computed=None, **changes):
+def result(
+    framework="torch",
+    mode="ddp",
+    *,
+    settings=None,
+    workload=None,
+    placement=None,
+    computed=None,
+    reuse_batch=False,
+    **changes,
+):
     config = RunConfig(
         framework=framework,
         mode=mode,
         workload=Workload(**workload or {}),
         placement=Placement(**placement or {}),
         cluster=Cluster.partition(1 if mode == "single" else 2, device="cpu", num_cores=2),
+        reuse_batch=reuse_batch,
     )
     layout = "NCHW" if framework == "torch" else "NHWC"
     fields = {
@@ -136,6 +147,7 @@ CHANGES = {
         },
         {"versions that differ between nodes"},
     ),
+    "one batch again and again": ({"reuse_batch": True}, {"input"}),
     "engine": ({"placement": {"engine": "namespaces", "link": "1gbit"}}, {"engine", "link"}),
     "variable": ({"settings": {"environment": {"NVIDIA_TF32_OVERRIDE": "1"}}}, {"environment variables"}),
     "window": ({"settings": {"steps_per_window": 10}}, {"steps per window of the clock"}),

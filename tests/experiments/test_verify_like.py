@@ -139,6 +139,10 @@ def without_gradient_sync(run_dir):
     changed(run_dir / CONFIG_FILE, workload=workload | one_model, sync_gradients=False)
 
 
+def of_one_batch(run_dir):
+    changed(run_dir / CONFIG_FILE, reuse_batch=True)
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("spoil", "message"),
@@ -151,6 +155,7 @@ def without_gradient_sync(run_dir):
         (of_other_weights, "the initial weights .random. changed since the run"),
         (of_a_custom_model, "the file of the model own:model has changed since the run .sha256 ffffffffffff, now "),
         (without_gradient_sync, "made without gradient sync"),
+        (of_one_batch, "it trained one batch over and over"),
     ],
 )
 def test_a_run_that_cannot_be_proved_is_refused_in_a_line(run_dir, spoil, message, monkeypatch):

@@ -78,6 +78,23 @@ def test_steps_end_the_run_and_are_followed_by_an_evaluation(tmp_path):
     assert trained.order_sha256 == expected.hexdigest()
 
 
+def test_one_batch_is_read_once_and_trained_in_every_step(tmp_path, monkeypatch):
+    reads, read = [], BatchReader._read
+    monkeypatch.setattr(BatchReader, "_read", lambda *given: reads.append(given[1].step) or read(*given))
+    backend, trained, events = train(tmp_path, steps=50, learning_rate=0.01, settings={"reuse_batch": True})
+    in_training = reads[: len(reads) - len(events[Evaluated]) * 12]  # an evaluation reads 12 batches
+    assert in_training == [0]
+    assert series(events, "global_counts") == [32] * 50  # of an epoch of 45 steps the last one has fewer
+    assert backend.images_computed == 50 * 32
+    losses = series(events, "losses")
+    assert all(later < earlier for earlier, later in itertools.pairwise(losses))  # of one batch again and again
+    expected = OrderDigest()
+    first = next(training_batches(1438, 32, seed=0, num_steps=1))
+    for _ in range(50):
+        expected.update(first)
+    assert trained.order_sha256 == expected.hexdigest()
+
+
 def test_losses_are_sums_over_the_samples_of_the_step(tmp_path):
     _, _, events = train(tmp_path, epochs=1, learning_rate=1e-9)
     means = np.array(series(events, "losses")) / series(events, "global_counts")

@@ -27,6 +27,7 @@ from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
 from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+from dpcompare.models.gradients import Gradients
 from dpcompare.models.state import State, TrainingState
 from dpcompare.system.words import counted
 
@@ -456,11 +457,17 @@ class TensorFlowBackend(Inspectable):
             devices=self._device_names(),
             peak_device_memory_bytes=self._peak_device_memory_bytes(),
             libraries=self._libraries(),
+            gradients=None if self.is_server else self._gradients_exchanged(),
         ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=_takes_tf32())
         # TensorFlow's switch, which the user may have set, and which a probe overrules.
         if self.config.task == "probe" or os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in ("0", "false"):
             return description.with_settings(convolution_algorithms="fixed")
         return description
+
+    def _gradients_exchanged(self) -> Gradients:
+        """All in one message: `CommunicationOptions.bytes_per_pack` is 0, which makes one pack."""
+        num_bytes = sum(parameter.shape.num_elements() * parameter.dtype.size for parameter in self._parameters)
+        return Gradients(num_bytes=num_bytes, messages=(num_bytes,))
 
     def _libraries(self) -> dict[str, str]:
         if self.config.cluster.device_type != "gpu":

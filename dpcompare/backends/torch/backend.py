@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
+from dpcompare.backends.torch.gradient_times import GradientTimes
 from dpcompare.backends.torch.model import SharedDrop, build_model, import_timm, set_drop_masks
 from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
 from dpcompare.backends.torch.pixels import look_up
@@ -31,6 +32,7 @@ from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.models.gradients import Gradients
 from dpcompare.models.state import State, TrainingState
 
 
@@ -162,6 +164,7 @@ class TorchBackend(Inspectable):
         self.replicated = self.replicate(self._compiled(self._local))
         self.optimizer = self.build_optimizer()
         self._images_computed = torch.zeros((), dtype=torch.float64, device=self.device)
+        self._gradient_times = GradientTimes(list(self.model.parameters()), self.device)
         self._optimizer_steps = 0
         self.optimizer.register_step_post_hook(self._count_optimizer_step)
         RuledUpdates(
@@ -246,12 +249,27 @@ class TorchBackend(Inspectable):
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
         self._step += 1
+        if self._observes_gradients:
+            with self._gradient_times.observed() as backward_ended:
+                return self._make_step(batches, learning_rate, backward_ended)
+        return self._make_step(batches, learning_rate)
+
+    @property
+    def _observes_gradients(self) -> bool:
+        """In the last step that warms up, but the first; not where gradients of a compiled model come all at once."""
+        is_last_of_warmup = self._optimizer_steps + 1 == self.workload.least_warmup_steps > 1
+        return is_last_of_warmup and self._compile_mode is None and self.config.stages == 1
+
+    def _make_step(
+        self, batches: Sequence[DeviceBatch], learning_rate: float, backward_ended: Callable[[], None] = lambda: None
+    ) -> Any:
         self.optimizer.zero_grad(set_to_none=True)
         loss_sums = []
         for number, batch in enumerate(batches, start=1):
             with self.gradient_sync(enabled=number == len(batches)):
                 loss_sum = self._losses(self.replicated, batch)[1].sum()
                 self.backward(loss_sum * (self.gradient_average_over / batch.global_count))
+                backward_ended()
             self._running_variance.count_update(self._rows_of_statistics(batch))
             loss_sums.append(loss_sum.detach())
         for group in self.optimizer.param_groups:
@@ -445,7 +463,12 @@ class TorchBackend(Inspectable):
             devices=self._device_names(),
             peak_device_memory_bytes=self._peak_device_memory_bytes(),
             libraries=self._libraries(),
+            gradients=self.gradients(),
         ).with_settings(tf32=_takes_tf32(), convolution_algorithms=self._convolution_algorithms())
+
+    def gradients(self) -> Gradients:
+        """What this mode exchanges in a step, as far as torch tells."""
+        return self._gradient_times.found()
 
     def _convolution_algorithms(self) -> str:
         return "measured" if self.device.type == "cuda" and torch.backends.cudnn.benchmark else "fixed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -15,6 +16,7 @@ from dpcompare.backends.description import Description
 from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.stages import StagedModel, seconds_of_layers
 from dpcompare.models.architectures import MODELS
+from dpcompare.models.gradients import Gradients
 from dpcompare.models.partition import balanced_cuts, seconds_of_stages
 
 # Running statistics do not enter a training step; they are broadcast when they are read. (torch 2.15 renamed it.)
@@ -86,6 +88,13 @@ class DistributedDataParallel(TorchBackend):
     def describe(self) -> Description:
         description = super().describe()
         return description.with_settings(stages=self._stages) if self.config.stages > 1 else description
+
+    def gradients(self) -> Gradients:
+        wrapped = (each for each in self.replicated.modules() if isinstance(each, nn.parallel.DistributedDataParallel))
+        ddp = next(wrapped, None) if self.config.sync_gradients else None
+        # Rebuilt in the order in which gradients were ready, as soon as some were exchanged.
+        sizes = ddp._get_ddp_logging_data().get("rebuilt_bucket_sizes", "") if ddp else ""
+        return replace(super().gradients(), messages=tuple(int(size) for size in sizes.split(",") if size.strip()))
 
     def replicate(self, model: nn.Module) -> nn.Module:
         views = self.config.tuning["gradient_buckets"] != "copies"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.ddp import DistributedDataParallel
+from dpcompare.models.gradients import Gradients
 
 
 class FullyShardedDataParallel(DistributedDataParallel):
@@ -39,6 +41,10 @@ class FullyShardedDataParallel(DistributedDataParallel):
 
     def describe(self) -> Description:
         return super().describe().with_settings(optimizer_kernels=self.optimizer_kernels, parameter_layout="NCHW")
+
+    def gradients(self) -> Gradients:
+        layers = (sum(_num_bytes(parameter) for parameter in layer.parameters()) for layer in _layers(self.model))
+        return replace(super().gradients(), messages=tuple(layers))
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
@@ -68,6 +74,11 @@ class FullyShardedDataParallel(DistributedDataParallel):
         with torch.no_grad():
             tensor.copy_(sharded)
         return None
+
+
+def _num_bytes(parameter: nn.Parameter) -> int:
+    """Of the whole parameter, however it is sharded."""
+    return parameter.numel() * parameter.element_size()
 
 
 def _layers(model: nn.Module) -> Iterator[nn.Module]:

@@ -47,20 +47,7 @@ def check(config: RunConfig) -> None:
 @contextmanager
 def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
     with signals_held(), ExitStack() as stack:
-        # Held by processes, not by names: whatever happens to this one, they are gone with it.
-        switch = stack.enter_context(isolated())
-        _ip(switch, "link add switch type bridge")
-        _ip(switch, "link set switch up")
-        hosts = [stack.enter_context(isolated()) for _ in config.cluster.nodes]
-        for rank, host in enumerate(hosts):
-            _ip(switch, f"link add node{rank} type veth peer name eth0 netns {host.pid}")
-            _ip(switch, f"link set node{rank} master switch up")
-            _ip(host, f"addr add {_address(rank)}/24 dev eth0")
-            _ip(host, "link set eth0 up")
-            if rate := config.placement.link:
-                # What a node sends, on its own side; what it gets, on the side of the switch.
-                _in(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst {BURST} latency {QUEUE}")
-                _in(switch, f"tc qdisc add dev node{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
+        hosts = stack.enter_context(linked_hosts(config.cluster.num_nodes, config.placement.link))
         processes = []
         for rank, host in enumerate(hosts):
             processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))
@@ -72,13 +59,35 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
         yield poll_exit
 
 
+@contextmanager
+def linked_hosts(count: int, rate: str | None) -> Iterator[list[Network]]:
+    """Hosts with one link each to a common switch, of this rate or without a limit, and `address` for each rank."""
+    # Held by processes, not by names: whatever happens to this one, they are gone with it.
+    with ExitStack() as stack:
+        switch = stack.enter_context(isolated())
+        _ip(switch, "link add switch type bridge")
+        _ip(switch, "link set switch up")
+        hosts = [stack.enter_context(isolated()) for _ in range(count)]
+        for rank, host in enumerate(hosts):
+            _ip(switch, f"link add node{rank} type veth peer name eth0 netns {host.pid}")
+            _ip(switch, f"link set node{rank} master switch up")
+            _ip(host, f"addr add {address(rank)}/24 dev eth0")
+            _ip(host, "link set eth0 up")
+            if rate:
+                # What a node sends, on its own side; what it gets, on the side of the switch.
+                _in(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst {BURST} latency {QUEUE}")
+                _in(switch, f"tc qdisc add dev node{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
+        yield hosts
+
+
 def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
     if node_rank is None:
         raise RequestError("--node-rank: received none; expected that of the namespace that this process is in")
-    return node_rank, _address(node_rank)
+    return node_rank, address(node_rank)
 
 
-def _address(rank: int) -> str:
+def address(rank: int) -> str:
+    """The address of a host."""
     # Of a network that is reserved for benchmarks (RFC 2544), and reaches nothing from inside the namespaces anyway.
     return f"198.18.0.{rank + 1}"
 

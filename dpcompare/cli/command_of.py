@@ -1,0 +1,90 @@
+"""The commands of a run as one types them, from its config."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from dpcompare.cli.option_table import Option
+from dpcompare.cli.options import OPTIONS
+from dpcompare.cli.output import hint
+
+if TYPE_CHECKING:
+    from dpcompare.config.run import RunConfig
+
+OTHERWISE_ON_GPUS = frozenset({"dataset", "image_size", "global_batch_size", "steps", "epochs", "warmup_steps"})
+"""Options whose defaults the command line takes from the devices; see `dpcompare.config.gpu_defaults`."""
+
+
+def command_of(config: RunConfig, changes: Mapping[str, str]) -> str:
+    """`dpcompare run` with the options that differ from the defaults, some of them changed.
+
+    Args:
+        config: of the run.
+        changes: name of an option -> what it is to be instead.
+    """
+    given = dict(_options(config)) | {name: [value] for name, value in changes.items()}
+    return hint("run", f"{config.framework}:{config.mode}", *_arguments(given))
+
+
+def autotune_command_of(config: RunConfig) -> str | None:
+    """`dpcompare compare --autotune` of the native profile of a run; None where that has no settings to try."""
+    from dpcompare.config.tuning import settings_of
+
+    settings = settings_of(config.framework, config.mode, config.cluster.device_type, config.workload)
+    if all(setting.changes_precision for setting in settings.values()):
+        return None
+    rows = {row.name for row in OPTIONS if row.scope != "run"} | {"nodes", "devices_per_node"}
+    given = {name: values for name, values in _options(config) if name in rows - {"profile", "tune"}}
+    arm = f"{config.framework}:{config.mode},profile=native"
+    return hint("compare", "--arm", arm, *_arguments(given), "--autotune")
+
+
+def _arguments(given: Mapping[str, list[str]]) -> Iterator[str]:
+    rows: dict[str, Option] = {row.name: row for row in OPTIONS}
+    for name, values in given.items():
+        row = rows[name]
+        if row.settings.get("is_flag"):
+            yield row.flags[0]
+        else:
+            for value in values:
+                yield from (row.flags[0], value)
+
+
+def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
+    """Name -> values of what a run was asked for, beside framework and mode."""
+    from dpcompare.config.run import RunConfig
+
+    cluster = config.cluster
+    on_gpus = cluster.device_type == "gpu"
+    if config.mode_row.multi_device:
+        yield "nodes", [str(cluster.num_nodes)]
+        yield "devices_per_node", [str(cluster.devices_per_node)]
+    yield "device", [cluster.device_type]
+    if on_gpus and cluster.simulated:
+        yield "gpus", [",".join(cluster.devices)]
+    if not cluster.simulated:
+        yield "cores_per_node", [str(cluster.nodes[0].num_cores)]
+    if config.python != sys.executable:
+        yield "python", [f"{config.framework}={config.python}"]
+    parts: dict[str, Any] = {"placement": config.placement, "workload": config.workload, "run": config}
+    for row in OPTIONS:
+        if row.part is None:
+            continue
+        fields = RunConfig.model_fields if row.part == "run" else type(parts[row.part]).model_fields
+        value = getattr(parts[row.part], row.name)
+        if value is None:
+            continue
+        is_default = value == fields[row.name].get_default(call_default_factory=True)
+        if not is_default or (on_gpus and row.name in OTHERWISE_ON_GPUS):
+            yield row.name, _typed(row, value)
+
+
+def _typed(row: Option, value: Any) -> list[str]:
+    """A value as one types it."""
+    if isinstance(value, Mapping):
+        return [f"{name}={each}" for name, each in value.items()]
+    if not isinstance(value, tuple):
+        return [str(value)]
+    return [*value] if row.settings.get("multiple") else [",".join(value) or "none"]

@@ -1,0 +1,151 @@
+"""`dpcompare explain`: measure what bounds a run, by leaving out one part of its step after the other."""
+
+from __future__ import annotations
+
+import shlex
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpcompare.cli import completed_values
+from dpcompare.cli.build_study import arm_request
+from dpcompare.cli.command_of import autotune_command_of, command_of
+from dpcompare.cli.compare import prepared, print_plan
+from dpcompare.cli.option_groups import GroupedCommand
+from dpcompare.cli.option_table import add_options
+from dpcompare.cli.option_values import interpreters, refuse_strange
+from dpcompare.cli.options import OPTIONS, RunOptions, is_given
+from dpcompare.cli.output import hint, print_json, stdout_console
+from dpcompare.errors import RequestError
+
+if TYPE_CHECKING:
+    from dpcompare.config.run import RunConfig
+    from dpcompare.experiments.study import Study
+    from dpcompare.experiments.variants import Variants
+    from dpcompare.projection.explanation import Explanation
+    from dpcompare.projection.remedies import Remedy
+
+_ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("nodes", "devices_per_node"))
+"""Options of the run to explain."""
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("arm_or_run", shell_complete=completed_values.runs)
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=6, show_default=True, help="Rounds to run; a claim needs 6."
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Directory of the runs.  [default: below studies/]")
+@click.option("--dry-run", is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
+@click.option("--markdown", is_flag=True, help="Print Markdown.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@add_options(_ROWS, from_environment=True)
+@click.pass_context
+def explain(
+    context: click.Context,
+    /,
+    arm_or_run: str,
+    repeats: int,
+    out: Path | None,
+    dry_run: bool,
+    markdown: bool,
+    as_json: bool,
+    **values: Any,
+) -> None:
+    """Measure what bounds a run: input, exchange, waiting for the slowest, launching or computing, and what would help.
+
+    ARM_OR_RUN is the directory of a completed run, or an arm such as torch:ddp,link=1gbit, with the options of a run.
+    Each round trains it as it is and with a part left out: without gradient sync, with one batch that stays on its
+    devices, with neither, with twice the batch, and on one device. The same command with the same --out continues.
+
+    \b
+    dpcompare explain runs/a
+    dpcompare explain torch:ddp --nodes 2 --model efficientnet-b0 --steps 60
+    dpcompare explain tensorflow:multiworker,engine=namespaces,link=100mbit --nodes 2
+    """
+    from dpcompare.experiments.study import refuse_other_files
+    from dpcompare.experiments.variants import variants_of
+
+    config, name = _to_explain(context, arm_or_run, RunOptions(**values))
+    variants = variants_of(config, name)
+    study = variants.study(repeats)
+    out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-explained"
+    refuse_other_files(out)
+    if dry_run:
+        print_plan(study, out, as_json=as_json)
+        return
+    explanation = _with_commands(_measured(study, out, variants), config)
+    if as_json:
+        print_json(explanation.model_dump(mode="json"))
+    else:
+        from dpcompare.report import explained
+
+        width = stdout_console().width
+        text = explained.as_markdown(explanation) if markdown else explained.as_text(explanation, width)
+        click.echo(text, nl=False)
+
+
+def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) -> tuple[RunConfig, str]:
+    """The run to explain, and its name."""
+    from dpcompare.experiments.arms import expand_arms, reasons_of
+    from dpcompare.experiments.study import is_study
+    from dpcompare.experiments.variants import run_to_explain, to_explain
+
+    path = Path(arm_or_run)
+    if is_study(path):
+        raise RequestError(
+            f"{arm_or_run!r} is a study of several arms; expected the directory of one of its runs, below "
+            f"{str(path / 'runs')!r}"
+        )
+    if not path.exists() and ":" in arm_or_run:
+        request = arm_request(arm_or_run, options, named_by="ARM_OR_RUN")
+        nodes, devices = ([] if value is None else [value] for value in (options.nodes, options.devices_per_node))
+        arms, refusals = expand_arms([request], nodes or None, devices or None, interpreters(options.python))
+        if not arms:
+            raise RequestError("\n".join(reasons_of(refusals)))
+        (arm,) = arms
+        return to_explain(arm.config, named=arm_or_run), arm.name
+    given = [row.flags[0] for row in _ROWS if row.name != "python" and is_given(context, row.name)]
+    if given:
+        raise RequestError(
+            f"received {', '.join(given)} with the run {arm_or_run!r}, which has them; expected none of them, or an "
+            "arm such as torch:ddp"
+        )
+    config = run_to_explain(path)
+    refuse_strange(config.python, config.framework, interpreters(options.python), named_by=f"the run {arm_or_run!r}")
+    cluster = config.cluster
+    return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}"
+
+
+def _measured(study: Study, out: Path, variants: Variants) -> Explanation:
+    """Make all runs that are not there yet, and explain the run by them."""
+    from dpcompare.cli.progress import StudyProgress
+    from dpcompare.experiments.study import hold, open_study
+    from dpcompare.experiments.study_runs import run_study
+    from dpcompare.projection.explanation import explain as explained
+
+    study = prepared(study)
+    try:
+        with hold(out):
+            study = open_study(study, out)
+            with StudyProgress(study, out) as progress:
+                run_study(study, out, progress)
+    except KeyboardInterrupt:
+        click.echo(f"interrupted; to continue: the same command with --out {shlex.quote(str(out))}", err=True)
+        raise
+    return explained(study, out, variants.prepared(study))
+
+
+def _with_commands(explanation: Explanation, config: RunConfig) -> Explanation:
+    """With the command to try each remedy."""
+
+    def command(remedy: Remedy) -> str | None:
+        if remedy.part == "computing":
+            return autotune_command_of(config)
+        if remedy.part == "waiting":
+            return hint("doctor")
+        return command_of(config, remedy.changes) if remedy.changes else None
+
+    remedies = [each.model_copy(update={"command": command(each)}) for each in explanation.remedies]
+    return explanation.model_copy(update={"remedies": remedies})

@@ -1,0 +1,149 @@
+"""`dpcompare project`: what more nodes and other links would bring, predicted from a study."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dpcompare.cli import completed_values
+from dpcompare.cli.output import print_sentence
+from dpcompare.cli.report import writable, write
+from dpcompare.errors import RequestError
+
+if TYPE_CHECKING:
+    from dpcompare.projection.prediction import ProjectionRequest
+
+HOUR = 3600.0
+
+
+@click.command()
+@click.argument(
+    "path",
+    type=click.Path(path_type=Path),
+    metavar="STUDY_DIR|RUN_DIR",
+    shell_complete=completed_values.runs_and_studies,
+)
+@click.option("--nodes", metavar="N,...", help="Numbers of nodes; default: those measured on, doubled up to 1,024.")
+@click.option("--devices-per-node", type=int, metavar="N", help="Default: as many as were measured.")
+@click.option(
+    "--link", default="100gbit", show_default=True, metavar="RATE", help="Of each node to the others, per direction."
+)
+@click.option("--latency", metavar="TIME", help="Of a message between nodes, such as 5us; default: 2.7us to 50us.")
+@click.option("--intra-link", metavar="NAME|RATE", help="Between the devices of a node: nvlink, pcie4, 200GB/s, ...")
+@click.option("--measured-link", metavar="RATE", help="Of the machines that were measured, where they were several.")
+@click.option(
+    "--overlap",
+    type=click.Choice(["measured", "none"]),
+    default="measured",
+    show_default=True,
+    help="none: all gradients wait for the end of the backward pass.",
+)
+@click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only arms of these names, as the report has them.")
+@click.option("--subject", multiple=True, metavar="SETTING", help="A setting in which the arms may differ.")
+@click.option("--target-efficiency", type=float, metavar="SHARE", help="Which link or batch reaches it, such as 0.9.")
+@click.option("--target-throughput", type=float, metavar="IMAGES/S", help="How many nodes reach it.")
+@click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="Of a device per hour.")
+@click.option("--storage", metavar="RATE", help="At which all nodes together read images; default: reading keeps up.")
+@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS", help="With --checkpoint-seconds.")
+@click.option("--checkpoint-seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="That each of them takes.")
+@click.option(
+    "--mtbf", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", help="Of a node, between failures."
+)
+@click.option(
+    "--restart-seconds",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After each failure.",
+)
+@click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
+@click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")
+@click.option(
+    "--json",
+    "as_json",
+    metavar="FILE",
+    is_flag=False,
+    flag_value="-",
+    help="All figures; - or, as the last option, no FILE is stdout.",
+)
+@click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
+def project(path: Path, **values: Any) -> None:
+    """Predict how fast the arms of a study would be on more nodes; every figure is predicted, none is measured.
+
+    \b
+    dpcompare compare --arm torch:ddp --nodes 2 --ablate --out studies/ddp
+    dpcompare project studies/ddp --nodes 2,16,128 --link 25gbit
+
+    The study needs runs without gradient sync (--ablate). docs/projection.md says what the model is, what it was
+    compared with, and where it is known to be wrong.
+    """
+    from dpcompare.experiments.collection import collect
+    from dpcompare.projection.prediction import project as predicted
+    from dpcompare.report import projection as shown
+
+    request = _request(values)
+    collection = collect([path], values["subject"])
+    projection = predicted(collection, request)
+    if values["html"] is not None:
+        from dpcompare.experiments.analysis import analyse
+        from dpcompare.report.page import as_html
+
+        write(values["html"], as_html(analyse(collection), projection))
+    if values["markdown"] is not None:
+        write(values["markdown"], shown.as_markdown(projection))
+    if values["as_json"] is not None:
+        write(values["as_json"], shown.as_json(projection))
+    if values["plots"] is not None:
+        from dpcompare.report.charts import write_files
+        from dpcompare.report.projection_plots import projection_plots
+
+        drawn = projection_plots(projection)
+        with writable(values["plots"]):
+            write_files(drawn, Path(values["plots"]))
+    if all(values[name] is None for name in ("html", "markdown", "as_json", "plots")):
+        for line in shown.as_lines(projection):
+            print_sentence(line, indent=len(line) - len(line.lstrip()))
+
+
+def _request(values: dict[str, Any]) -> ProjectionRequest:
+    """What is asked for, all of it checked before a study is read."""
+    from dpcompare.projection.link import link_between_nodes, link_within_nodes, rate_of
+    from dpcompare.projection.overheads import Overheads
+    from dpcompare.projection.prediction import ProjectionRequest
+
+    for name in ("price", "checkpoint_seconds", "mtbf", "restart_seconds"):
+        if values[name] is not None and not math.isfinite(values[name]):
+            raise RequestError(f"--{name.replace('_', '-')}: received {values[name]}, expected a finite number")
+    if (values["checkpoint_every"] is None) != (values["checkpoint_seconds"] is None):
+        raise RequestError("--checkpoint-every and --checkpoint-seconds: received one of them, expected both")
+    return ProjectionRequest(
+        nodes=_numbers(values["nodes"]),
+        devices_per_node=values["devices_per_node"],
+        between=link_between_nodes(values["link"], values["latency"]),
+        within=link_within_nodes(values["intra_link"]) if values["intra_link"] else None,
+        arms=values["arms"],
+        overlap=values["overlap"] == "measured",
+        measured_link=values["measured_link"],
+        dollars_per_device_hour=values["price"],
+        storage_bytes_per_second=rate_of(values["storage"], "--storage") if values["storage"] else None,
+        overheads=Overheads(
+            checkpoint_every=values["checkpoint_every"],
+            checkpoint_seconds=values["checkpoint_seconds"] or 0.0,
+            node_mtbf_seconds=values["mtbf"] * HOUR if values["mtbf"] else None,
+            restart_seconds=values["restart_seconds"],
+        ),
+        target_efficiency=values["target_efficiency"],
+        target_throughput=values["target_throughput"],
+    )
+
+
+def _numbers(text: str | None) -> tuple[int, ...]:
+    """`2,4,8` as (2, 4, 8)."""
+    parts = [part.strip() for part in (text or "").split(",") if part.strip()]
+    if text is not None and (not parts or not all(part.isdecimal() and part.isascii() for part in parts)):
+        raise RequestError(f"--nodes: received {text!r}, expected numbers such as 2,4,8")
+    return tuple(map(int, parts))

@@ -1,0 +1,92 @@
+"""What a projection shows: one document for all formats; every figure of its points is predicted."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare._version import __version__
+
+
+class _Shown(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Range(_Shown):
+    """A predicted figure."""
+
+    low: float
+    """With the high end of the latency, and the measured spread of processes."""
+    typical: float
+    """With the typical latency and the measured spread."""
+    high: float
+    """With the low end of the latency, and processes that are equally fast."""
+
+
+class PredictedPoint(_Shown):
+    """An arm on one cluster; nothing here was measured."""
+
+    nodes: int
+    devices: int
+    images_per_second: Range
+    efficiency: Range
+    """Images per second over those of as many devices that exchange nothing and wait for nobody."""
+    step_ms: float
+    step_parts_ms: dict[str, float]
+    """Computing, waiting for the slowest, exchange that computing does not hide, and input."""
+    dollars_per_million_images: float | None
+    extrapolated: bool
+    """Whether it is beyond what predictions were compared with."""
+
+
+class Goal(_Shown):
+    """What a goal needs, in a sentence, and as a number."""
+
+    goal: str
+    value: float | None
+    """None where nothing reaches it."""
+    sentence: str
+
+
+class PredictedArm(_Shown):
+    """One arm of a study on larger clusters."""
+
+    name: str
+    framework: str
+    mode: str
+    measured_nodes: int
+    measured_devices_per_node: int
+    batch_per_device: float
+    computing_ms: float
+    """Measured: a step without exchange."""
+    measured_step_ms: float | None
+    """Measured: a step with exchange on the measured cluster."""
+    refitted_step_ms: float | None
+    """What the model gives for that cluster."""
+    spread: float
+    """Measured: relative standard deviation of a process's step."""
+    gradient_bytes: float
+    copying_ns_per_byte: float
+    points: list[PredictedPoint]
+    goals: list[Goal]
+    assumed: list[str]
+    sentence: str
+
+
+class Projection(_Shown):
+    """Everything that a projection shows; every figure of its points is predicted."""
+
+    schema_version: int = 1
+    dpcompare_version: str = __version__
+    kind: str = "predicted"
+    link: str
+    intra_link: str
+    devices_per_node: int | None
+    """None: of each arm as many as were measured."""
+    overlap: str
+    verdict: str
+    """Of the fairness sheet over the arms that are projected."""
+    summary: str
+    left_out: dict[str, str]
+    """Arm -> why nothing is predicted of it."""
+    arms: list[PredictedArm]
+    sentences: list[str]

@@ -1,0 +1,290 @@
+"""The explanation of a run: which part of its step is what, whether one stands out, and what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RunFailedError
+from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, confidence
+from dpcompare.experiments.step_parts import JUDGED, Part, Round, Seconds, Share, StepParts
+from dpcompare.experiments.study import Study
+from dpcompare.experiments.study_runs import finished_run
+from dpcompare.experiments.variants import Variant, Variants
+from dpcompare.projection.floors import Floor, floors_of
+from dpcompare.projection.remedies import Remedy, remedies_of
+from dpcompare.results.result import RunResult
+from dpcompare.results.timing import measured_seconds
+from dpcompare.system.terminal_text import in_one_line, printable
+from dpcompare.system.words import counted
+
+STANDS_OUT = 0.1
+"""Share of a step from which on a part is spoken of."""
+
+WORDS: dict[Part, str] = {
+    "input": "input",
+    "exchange": "exchange",
+    "waiting": "waiting for the slowest",
+    "devices": "exchange, waiting and sharing the machine",
+    "launching": "launching and updating",
+    "computing": "computing",
+    "sharing": "of these two: sharing the machine",
+    "together": "input and exchange at once",
+}
+MEANINGS: dict[Part, str] = {
+    "input": "reading batches and bringing them to the devices, as far as it is not hidden",
+    "exchange": "gradients on their way, as far as the backward pass does not hide it",
+    "waiting": "the other processes wait until the slowest has made its step",
+    "devices": "what several devices take longer than one; this mode cannot tell the three apart",
+    "launching": "what a step takes however small its batch: launching kernels, Python, the update of the weights",
+    "computing": "what grows with the images",
+    "sharing": "what devices take longer beside each other than one of them alone",
+    "together": "what is saved only where input and exchange are left out at once; below 0: each hides the other",
+}
+
+
+class PartRow(BaseModel):
+    """A part of the step."""
+
+    model_config = ConfigDict(frozen=True)
+
+    part: Part
+    words: str
+    meaning: str
+    share: float
+    """Of the step: what the step as it is takes longer than without this part."""
+    low: float | None
+    """Ends of Student's interval; None with too few rounds."""
+    high: float | None
+    milliseconds: float
+    stands_out: bool
+    floor_milliseconds: float | None = None
+    """The least that it can take, hidden or not; None where that is not known."""
+    floor: str = ""
+    """What the floor is of, or why none is known."""
+
+
+class Explanation(BaseModel):
+    """What bounds a run: the document behind every format."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    study: str
+    """The directory of the runs."""
+    workload: str
+    devices: str
+    rounds: int
+    step_milliseconds: float
+    images_per_second: float
+    confidence: str | None
+    """Of each interval, all of them together having 96%; None with too few rounds."""
+    verdict: str
+    parts: list[PartRow]
+    unmeasured: dict[Part, str]
+    """Part -> why it could not be measured."""
+    slowest: str | None
+    """A sentence about a process that is slower than the others in every round."""
+    speedup: float | None
+    """Of all devices over one alone, at the same batch per device; None where one alone could not be measured."""
+    remedies: list[Remedy]
+    """The one that helps most first."""
+    remarks: list[str]
+    """What has disturbed the runs."""
+
+
+def explain(study: Study, study_dir: Path, variants: Variants) -> Explanation:
+    """Explain a run by the runs of its variants.
+
+    Args:
+        study: of the variants, as it was run.
+        study_dir: where it is.
+        variants: of the run, as the study has them.
+
+    Raises:
+        RunFailedError: the run as it is, or without input, never completed.
+    """
+    results, failures = _results(study, study_dir, variants)
+    config = variants.arms["as it is"].config
+    parts = parts_of(study, study_dir, variants)
+    shares = parts.shares
+    if parts.seconds is None or "input" not in shares:
+        reasons = "; ".join(dict.fromkeys(failures.values()))
+        raise RunFailedError(f"the run cannot be explained: {reasons or 'no step was measured'}", str(study_dir))
+    of_one = [completed["as it is"] for completed in results.values() if "as it is" in completed]
+    floors = floors_of(config, of_one[-1])
+    rows = [_row(part, share, parts.seconds, floors.get(part)) for part, share in shares.items()]
+    rounds = shares["input"].rounds
+    return Explanation(
+        run=variants.arms["as it is"].name,
+        study=str(study_dir),
+        workload=printable(config.workload.in_words),
+        devices=config.cluster.in_words,
+        rounds=rounds,
+        step_milliseconds=1000 * parts.seconds,
+        images_per_second=config.workload.global_batch_size / parts.seconds,
+        confidence=confidence(parts.level) if shares["input"].interval else None,
+        verdict=_verdict(rows, rounds),
+        parts=rows,
+        unmeasured=dict(_unmeasured(shares, parts, variants, failures)),
+        slowest=_slowest(parts, config),
+        speedup=_speedup(parts, config),
+        remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1]),
+        remarks=_remarks([result for completed in results.values() for result in completed.values()]),
+    )
+
+
+def parts_of(study: Study, study_dir: Path, variants: Variants) -> StepParts:
+    """The parts of the step of a run, as far as those of its variants have run that tell them.
+
+    Args:
+        study: of the variants, as it was run.
+        study_dir: where it is.
+        variants: of the run, as the study has them.
+    """
+    results, _ = _results(study, study_dir, variants)
+    seconds = [_seconds(study, study_dir, number, variants, completed) for number, completed in results.items()]
+    config = variants.arms["as it is"].config
+    waits_within = config.workload.batchnorm == "sync" and config.topology.num_replicas > 1
+    return StepParts.of(seconds, alone=variants.alone, waits_within=waits_within)
+
+
+def _results(
+    study: Study, study_dir: Path, variants: Variants
+) -> tuple[dict[int, dict[Variant, RunResult]], dict[Variant, str]]:
+    """By round, the result of each variant that completed; and why others did not."""
+    results: dict[int, dict[Variant, RunResult]] = {}
+    failures: dict[Variant, str] = {}
+    for number in study.rounds:
+        for variant, arm in variants.arms.items():
+            result = finished_run(study.run_dir(study_dir, number, arm))
+            if result is None:
+                continue
+            if result.status == "completed":
+                results.setdefault(number, {})[variant] = result
+            else:
+                failures[variant] = f"{arm.name} failed: {printable(in_one_line(result.error))}"
+    return results, failures
+
+
+def _seconds(
+    study: Study, study_dir: Path, number: int, variants: Variants, completed: Mapping[Variant, RunResult]
+) -> dict[Variant, Seconds]:
+    found = {}
+    for variant in completed:
+        arm = variants.arms[variant]
+        found[variant] = measured_seconds(arm.config, study.run_dir(study_dir, number, arm))
+    return {variant: seconds for variant, seconds in found.items() if seconds}
+
+
+def _row(part: Part, share: Share, seconds: float, floor: Floor | None) -> PartRow:
+    low, high = share.interval or (None, None)
+    return PartRow(
+        part=part,
+        words=WORDS[part],
+        meaning=MEANINGS[part],
+        share=share.value,
+        low=low,
+        high=high,
+        milliseconds=1000 * share.value * seconds,
+        stands_out=part in JUDGED
+        and share.rounds >= ROUNDS_FOR_CLAIM
+        and share.value >= STANDS_OUT
+        and (low or 0.0) > 0,
+        floor_milliseconds=None if floor is None or floor.seconds is None else 1000 * floor.seconds,
+        floor="" if floor is None else floor.words,
+    )
+
+
+def _verdict(rows: Sequence[PartRow], rounds: int) -> str:
+    judged = sorted((row for row in rows if row.part in JUDGED), key=lambda row: row.share, reverse=True)
+    first = judged[0]
+    if rounds < ROUNDS_FOR_CLAIM:
+        return (
+            f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. The largest part beside computing "
+            f"is {first.words}, {first.share:.0%} of a step."
+        )
+    found = [row for row in judged if row.stands_out]
+    if not found and first.share >= STANDS_OUT:
+        return (
+            f"Nothing is shown: {_in_words(first)}, but rounds differ too much to claim it. Make more of them "
+            "(--repeats), or measure where less else runs."
+        )
+    if not found:
+        computing = next((row.share for row in rows if row.part == "computing"), None)
+        rest = "" if computing is None else f" {computing:.0%} of a step is computing."
+        return (
+            f"Nothing stands out: no part beside computing is shown to take {STANDS_OUT:.0%} of a step or more.{rest}"
+        )
+    others = "".join(f" Also {_in_words(row)}." for row in found[1:])
+    return f"This run is bound by {_in_words(found[0])}.{others}"
+
+
+def _to_remedy(rows: Sequence[PartRow]) -> dict[Part, float]:
+    """The parts that stand out; where none is shown to, those that may."""
+    large = {row.part: row.share for row in rows if row.part in JUDGED and row.share >= STANDS_OUT}
+    return {row.part: row.share for row in rows if row.stands_out} or large
+
+
+def _in_words(row: PartRow) -> str:
+    interval = "" if row.low is None or row.high is None else f" (interval {row.low:.0%} to {row.high:.0%})"
+    return f"{row.words}: {row.share:.0%} of a step{interval}, {row.milliseconds:.3g} ms"
+
+
+def _unmeasured(
+    shares: Mapping[Part, Share], parts: StepParts, variants: Variants, failures: Mapping[Variant, str]
+) -> Iterator[tuple[Part, str]]:
+    needed: dict[Part, tuple[Variant, ...]] = {
+        "exchange": ("no exchange",),
+        "waiting": ("computing alone",),
+        "launching": (variants.alone, "larger batch"),
+        "sharing": ("one device",),
+    }
+    missing = {**variants.unmeasured, **failures}
+    for part, of in needed.items():
+        if part in shares:
+            continue
+        reason = next((missing[variant] for variant in of if variant in missing), None)
+        if reason is None and part == "waiting":
+            reason = (
+                "with synchronized BatchNorm replicas wait for each other in every layer, which shows as computing"
+                if parts.waits_within
+                else "one process drives all devices, and is not told which of them it waits for"
+            )
+        yield part, reason or "it never completed"
+
+
+def _slowest(parts: StepParts, config: RunConfig) -> str | None:
+    ratio = parts.slowest_ratio
+    if not parts.is_always_slowest or ratio is None or ratio < 1 + STANDS_OUT:
+        return None
+    node = parts.slowest // config.topology.processes_per_node
+    return (
+        f"Process {parts.slowest}, on node {node}, takes {ratio:.2f} times as long as the others to compute, in every "
+        "round."
+    )
+
+
+def _speedup(parts: StepParts, config: RunConfig) -> float | None:
+    """At the same batch per device: as many more images in a step that takes longer."""
+
+    def ratio(each: Round) -> float | None:
+        one, whole = each.step("one device"), each.step("as it is")
+        return None if one is None or whole is None else config.topology.num_replicas * one / whole
+
+    return parts.median(ratio)
+
+
+def _remarks(results: Sequence[RunResult]) -> list[str]:
+    """What was said of the runs, a line per kind."""
+    said: dict[str, list[str]] = {}
+    for result in results:
+        for kind in dict.fromkeys(remark.kind for remark in result.remarks):
+            said.setdefault(kind, []).append(next(each.sentence for each in result.remarks if each.kind == kind))
+    return [
+        printable(f"{kind} in {len(sentences)} of {counted(len(results), 'run')}, such as: {sentences[0]}")
+        for kind, sentences in said.items()
+    ]

@@ -1,0 +1,103 @@
+"""The floors of the parts of a step: the least that a link or a bus lets them take, hidden or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dpcompare.config.run import RunConfig
+from dpcompare.experiments.step_parts import Part
+from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.link import WITHIN_NODES, Link, link_between_nodes
+from dpcompare.results.result import RunResult
+
+LANES = 16
+"""Of the links of PCIe in WITHIN_NODES."""
+TABLE_BYTES = IMAGE_CHANNELS * 256 * 4
+"""Of the table with which a GPU looks up the bytes of an image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Floor:
+    """The least that a part of a step can take."""
+
+    seconds: float | None
+    """None where it is not known."""
+    words: str
+    """Of what, or why it is not known."""
+
+
+def floors_of(config: RunConfig, result: RunResult) -> dict[Part, Floor]:
+    """The floors of a run.
+
+    Args:
+        config: of the run.
+        result: of it, which knows its gradients and its GPUs.
+    """
+    return dict(_floors(config, result))
+
+
+def interconnect_of(config: RunConfig, result: RunResult) -> Interconnect | None:
+    """What connects the replicas of a run, where its speed is known: a limited link, or PCIe alone within one node."""
+    cluster = config.cluster
+    within = _bus(result) or Link(name="memory")
+    between = link_between_nodes(config.placement.link) if config.placement.link else None
+    if cluster.num_nodes > 1 and between is None:
+        return None
+    if cluster.num_nodes == 1 and (_bus(result) is None or _has_nvlink(result)):
+        return None
+    return Interconnect(
+        nodes=cluster.num_nodes,
+        ranks_per_node=config.topology.num_replicas // cluster.num_nodes,
+        between=between or within,
+        within=within,
+    )
+
+
+def _floors(config: RunConfig, result: RunResult) -> Iterator[tuple[Part, Floor]]:
+    workload = config.workload
+    rows = workload.global_batch_size / config.topology.num_replicas
+    num_bytes = rows * (workload.image_size**2 * IMAGE_CHANNELS + TABLE_BYTES)
+    bus = _bus(result)
+    if config.cluster.device_type == "cpu":
+        yield "input", Floor(seconds=0.0, words="nothing has to cross a bus on the CPU, whose memory has the batches")
+    elif bus is None:
+        yield "input", Floor(seconds=None, words="the bus of the devices is not known")
+    else:
+        words = f"{num_bytes / 1e6:.3g} MB per device and step over {bus.name}, beside computing"
+        yield "input", Floor(seconds=bus.seconds(num_bytes), words=words)
+    if config.topology.num_replicas == 1:
+        return
+    if result.gradients is None:
+        yield "exchange", Floor(seconds=None, words="how many bytes the gradients are, is not recorded")
+        return
+    gradient_bytes = result.gradients.num_bytes
+    size = f"{gradient_bytes / 1e6:.3g} MB of gradients"
+    if (interconnect := interconnect_of(config, result)) is None:
+        where = "between the nodes" if config.cluster.num_nodes > 1 else "between the devices"
+        words = f"{size}; how fast the link {where} is, is not known"
+        yield "exchange", Floor(seconds=None, words=words)
+    else:
+        seconds = interconnect.wire_seconds("all-reduce", gradient_bytes)
+        link = interconnect.between if config.cluster.num_nodes > 1 else interconnect.within
+        words = f"{size} keep the link ({link.name}) busy, of which the backward pass can hide a part"
+        yield "exchange", Floor(seconds=seconds, words=words)
+
+
+def _bus(result: RunResult) -> Link | None:
+    """PCIe as the slowest GPU has it: an idle one lowers it, so by the reading after the last measured step."""
+    readings = [gpu.after for gpu in result.gpus]
+    known = [each for each in readings if each and each.pcie_generation and each.pcie_width]
+    if not known or len(known) < len(readings):
+        return None
+    links = [
+        replace(link, bytes_per_second=link.bytes_per_second * (each.pcie_width or LANES) / LANES)
+        for each in known
+        if (link := WITHIN_NODES.get(f"pcie{each.pcie_generation}"))
+    ]
+    return min(links, key=lambda link: link.bytes_per_second, default=None)
+
+
+def _has_nvlink(result: RunResult) -> bool:
+    return any("NVLink" in (link or "") for gpu in result.gpus for link in gpu.links.values())

@@ -1,0 +1,72 @@
+"""The other direction: which link, which batch or how many nodes a training needs to reach a goal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.step import StepWork, predict_step
+
+FASTEST_LINK = 1e13
+"""Bytes per second: where a faster link does not help, latency or the slowest process is what is left."""
+LARGEST_BATCH_FACTOR = 4096
+MOST_NODES = 65536
+
+
+def link_for_efficiency(work: StepWork, interconnect: Interconnect, target: float) -> float | None:
+    """Bytes per second that the link between nodes must have, nominal; None where no link is enough.
+
+    Args:
+        work: of each device.
+        interconnect: its link between nodes is replaced.
+        target: efficiency, from 0 to 1.
+    """
+
+    def enough(rate: float) -> bool:
+        link = replace(interconnect.between, bytes_per_second=rate)
+        return predict_step(work, replace(interconnect, between=link)).efficiency >= target
+
+    return _least(enough, 1e3, FASTEST_LINK)
+
+
+def batch_for_efficiency(work: StepWork, interconnect: Interconnect, target: float) -> int | None:
+    """Images per device and step with which the goal is reached; None where no batch is enough.
+
+    What a device's memory can hold is not known here.
+    """
+
+    def enough(batch: float) -> bool:
+        return predict_step(work.with_batch(batch), interconnect).efficiency >= target
+
+    found = _least(enough, 1.0, work.batch_per_device * LARGEST_BATCH_FACTOR)
+    return None if found is None else -int(-found // 1)
+
+
+def nodes_for_throughput(work: StepWork, interconnect: Interconnect, target: float) -> int | None:
+    """Nodes with which all devices together make so many images per second; None where no number is enough."""
+
+    def speed(nodes: int) -> float:
+        return predict_step(work, interconnect.with_nodes(nodes)).images_per_second
+
+    low, high = 0, 1
+    while speed(high) < target:
+        low, high = high, high * 2
+        if high > MOST_NODES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if speed(middle) >= target else (middle, high)
+    return high
+
+
+def _least(enough: Callable[[float], bool], low: float, high: float) -> float | None:
+    """The least value that is enough, to a thousandth; None where the largest is not."""
+    if not enough(high):
+        return None
+    if enough(low):
+        return low
+    while high / low > 1.001:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high

@@ -1,0 +1,135 @@
+"""Links between devices: how fast they are, what of that carries gradients, and how long a message takes to begin."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+
+from dpcompare.errors import RequestError, did_you_mean
+
+TCP_PAYLOAD = 1448 / 1514
+"""What is left of an Ethernet frame of 1,500 bytes after the headers of Ethernet, IP and TCP with timestamps."""
+LONGEST_LATENCY = 60.0
+"""Seconds; more is a slip of the finger."""
+UNCERTAINTY = 2.0
+"""Factor by which a latency that was given may be off in either direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Seconds from the start of a message until its first byte is there, its software included, as a range."""
+
+    low: float
+    typical: float
+    high: float
+
+    @classmethod
+    def about(cls, seconds: float) -> Latency:
+        """Half to twice of what was given."""
+        return cls(low=seconds / UNCERTAINTY, typical=seconds, high=seconds * UNCERTAINTY)
+
+
+NO_LATENCY = Latency(low=0.0, typical=0.0, high=0.0)
+NETWORK_LATENCY = Latency(low=2.7e-6, typical=14e-6, high=50e-6)
+"""NCCL's own model of a ring over a network has 2.7 us (LL) to 14 us (Simple) per step (its src/graph/tuning.cc); TCP
+sockets take about 50."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What connects nodes, or the devices of a node: the same in each direction at once."""
+
+    name: str
+    bytes_per_second: float = math.inf
+    """Nominal, per node and direction."""
+    payload: float = 1.0
+    """The part of it that carries gradients."""
+    latency: Latency = NO_LATENCY
+
+    def seconds(self, num_bytes: float) -> float:
+        """How long it is busy with that many bytes of gradients, latency apart."""
+        return num_bytes / (self.bytes_per_second * self.payload)
+
+    def times_as_fast(self, factor: float) -> Link:
+        """The same link with another bandwidth."""
+        return replace(self, name=f"{factor:g} x {self.name}", bytes_per_second=self.bytes_per_second * factor)
+
+
+_BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt])(bit|B)(?:/s)?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+NVLINK_LATENCY = Latency(low=0.5e-6, typical=3.4e-6, high=7e-6)
+PCIE_LATENCY = Latency(low=1e-6, typical=5.7e-6, high=12e-6)
+
+WITHIN_NODES: dict[str, Link] = {
+    link.name: link
+    for link in (
+        Link(name="nvlink-v100", bytes_per_second=150e9, payload=0.78, latency=NVLINK_LATENCY),
+        Link(name="nvlink-a100", bytes_per_second=300e9, payload=0.78, latency=NVLINK_LATENCY),
+        Link(name="nvlink-h100", bytes_per_second=450e9, payload=0.78, latency=NVLINK_LATENCY),
+        Link(name="pcie3", bytes_per_second=15.75e9, payload=0.78, latency=PCIE_LATENCY),
+        Link(name="pcie4", bytes_per_second=31.5e9, payload=0.78, latency=PCIE_LATENCY),
+        Link(name="pcie5", bytes_per_second=63e9, payload=0.78, latency=PCIE_LATENCY),
+    )
+}
+"""By the data sheets, per direction. NCCL's model gave an A100 at most 235 of its 300 GB/s (2.10,
+src/graph/tuning.cc), hence the payload, which is assumed for the others; the typical latencies are of the same file."""
+ALIASES = {"nvlink": "nvlink-a100", "pcie": "pcie4"}
+
+
+def rate_of(text: str, option: str) -> float:
+    """Bytes per second of a rate such as 100gbit (bits) or 12.5GB/s (bytes).
+
+    Raises:
+        RequestError: it is none.
+    """
+    found = _RATE.fullmatch(text.strip())
+    value = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
+    if not found or value == 0 or math.isinf(value):
+        raise RequestError(f"{option}: received {text!r}, expected a rate such as 100gbit or 12.5GB/s")
+    return value / 8 if found[3].lower() == "bit" else value
+
+
+def duration_of(text: str, option: str) -> float:
+    """Seconds of a duration such as 5us.
+
+    Raises:
+        RequestError: it is none.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2]] if found else math.inf
+    if seconds > LONGEST_LATENCY:
+        raise RequestError(f"{option}: received {text!r}, expected a duration such as 5us, 0.5ms or 2s")
+    return seconds
+
+
+def link_between_nodes(rate: str, latency: str | None = None, *, option: str = "--link") -> Link:
+    """The link of each node to the others, from what was typed: a rate and a latency.
+
+    Raises:
+        RequestError: one of them is none.
+    """
+    bytes_per_second = rate_of(rate, option)
+    found = NETWORK_LATENCY if latency is None else Latency.about(duration_of(latency, "--latency"))
+    return Link(name=rate, bytes_per_second=bytes_per_second, payload=TCP_PAYLOAD, latency=found)
+
+
+def link_within_nodes(text: str, *, option: str = "--intra-link") -> Link:
+    """The link between the devices of a node, from what was typed: a name of WITHIN_NODES, or a rate.
+
+    Raises:
+        RequestError: it is neither.
+    """
+    name = ALIASES.get(text, text)
+    if name in WITHIN_NODES:
+        return WITHIN_NODES[name]
+    if not _RATE.fullmatch(text.strip()):
+        names = (*ALIASES, *WITHIN_NODES)
+        raise RequestError(
+            f"{option}: received {text!r}, expected one of {', '.join(names)}, or a rate such as 200GB/s."
+            f"{did_you_mean(text, names)}"
+        )
+    return Link(name=text, bytes_per_second=rate_of(text, option), latency=PCIE_LATENCY)

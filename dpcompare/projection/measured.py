@@ -1,0 +1,261 @@
+"""What a study measured, as the model of a step needs it: computing, its spread, the exchange, and fitted constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+
+from dpcompare._version import __version__, major_minor
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.experiments.collection import ArmRuns, Collection
+from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
+from dpcompare.projection.collectives import Algorithm, Interconnect
+from dpcompare.projection.link import TCP_PAYLOAD, Link, rate_of
+from dpcompare.projection.recorded_exchange import NotProjectableError, exchange_of
+from dpcompare.projection.slowest import spread_of
+from dpcompare.projection.step import StepWork
+from dpcompare.results.result import RunResult
+from dpcompare.results.timing import measured_seconds
+
+NO_LIMIT = Link(name="no limit")
+HOW_TO_MEASURE = (
+    "`dpcompare compare --arm torch:ddp --nodes 2 --ablate --out STUDY` makes runs with and without gradient sync"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredArm:
+    """One arm as it was measured, ready to be put on another cluster."""
+
+    name: str
+    config: RunConfig
+    collective: str
+    work: StepWork
+    cells: tuple[MeasuredCell, ...]
+    """Clusters on which its step was measured with and without exchange: this arm's, and those of others like it."""
+    fitted: Fitted
+    seconds: float | None
+    """Of its measured step with exchange; None of a run without."""
+    assumed: tuple[str, ...]
+    """Sentences on what was not measured."""
+
+    @property
+    def servers(self) -> int:
+        """Nodes that hold no replica."""
+        return len(self.config.mode_row.roles)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """NCCL chooses; the others have rings."""
+        return "fastest" if self.collective == "nccl" else "ring"
+
+    def on(self, nodes: int, devices_per_node: int, between: Link, within: Link) -> Interconnect:
+        """This arm's collective on a cluster of machines of its own kind, each with cores of its own."""
+        return Interconnect(
+            nodes=nodes - self.servers,
+            ranks_per_node=devices_per_node,
+            between=between,
+            within=within,
+            algorithm=self.algorithm,
+            copying=self.fitted.copying,
+        )
+
+
+def measured_arms(
+    collection: Collection, *, names: Sequence[str] = (), measured_link: str | None = None
+) -> tuple[list[MeasuredArm], dict[str, str]]:
+    """Every arm of which something can be predicted, and of the others why not.
+
+    Arms that differ in their cluster, link or batch alone are one: that of most devices is projected, and all of them
+    fit its constants.
+
+    Args:
+        collection: of a study, or of one run without gradient sync.
+        names: of the arms; empty: all of them.
+        measured_link: the rate of the link between machines, where the runs were made on several.
+
+    Raises:
+        RequestError: another version made the runs, a name is none of an arm, or none of them can be projected.
+    """
+    _refuse_other_versions(collection)
+    known = [arm.name for arm in collection.arms]
+    if unknown := sorted(set(names) - set(known)):
+        raise RequestError(f"--arm: received {', '.join(unknown)}, expected some of {', '.join(known)}")
+    found: dict[str, list[MeasuredArm]] = {}
+    left_out: dict[str, str] = {}
+    for arm in (arm for arm in collection.arms if not names or arm.name in names):
+        try:
+            one = _measured_arm(arm, collection.arms, measured_link)
+        except NotProjectableError as reason:
+            left_out[arm.name] = str(reason)
+        else:
+            found.setdefault(family_of(one.config), []).append(one)
+    if not found:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise RequestError(f"none of the arms can be projected. {why}")
+    return [_together(family) for family in found.values()], left_out
+
+
+def _refuse_other_versions(collection: Collection) -> None:
+    versions = {run.dpcompare_version for arm in collection.arms for run in arm.completed}
+    if others := sorted(version for version in versions if major_minor(version) != major_minor(__version__)):
+        raise RequestError(
+            f"received results of dpcompare {', '.join(others)}, expected those of {major_minor(__version__)}: what "
+            "figures mean may differ; project them with the version that made them, or measure again"
+        )
+
+
+def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str | None) -> MeasuredArm:
+    config = arm.config
+    _refuse_unsuitable(arm)
+    without, directories, basis = _runs_without_sync(arm, all_arms)
+    if not without:
+        raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
+    computing = median(run.step_seconds.median for run in without if run.step_seconds)
+    with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]
+    exchange = exchange_of(
+        config, [run.gradients for run in (*with_sync, *without) if run.gradients], without[0].gradients
+    )
+    spreads = [spread_of(measured_seconds(basis, Path(path))) for path in directories if path and Path(path).is_dir()]
+    work = StepWork(
+        computing_seconds=computing,
+        batch_per_device=config.workload.global_batch_size / config.topology.num_replicas,
+        exchange=exchange,
+        measured_processes=basis.topology.num_processes,
+        spread=median(spreads) if spreads else 0.0,
+        image_bytes=config.workload.image_size**2 * IMAGE_CHANNELS,
+    )
+    collective = arm.completed[0].collective or "gloo"
+    seconds = median(run.step_seconds.median for run in with_sync if run.step_seconds) if with_sync else None
+    cells: tuple[MeasuredCell, ...] = ()
+    assumed = list(exchange.assumed)
+    if seconds is None:
+        assumed.append("what copying costs is not known and left out, since no run with gradient sync is there")
+    else:
+        interconnect = _measured_on(config, without[0], collective, measured_link)
+        cells = (
+            MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=seconds, interconnect=interconnect),
+        )
+    if seconds is not None and seconds < computing:
+        assumed.append(
+            "its step was measured to be faster with exchange than without, so its exchange is taken for free"
+        )
+    if basis is not config and basis.mode != config.mode:
+        assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")
+    if any(run.disturbed_by for run in without):
+        assumed.append("others took cores of the runs without exchange, so computing and its spread are too large")
+    if not spreads:
+        assumed.append("the spread of its steps is not known, so all processes are taken to be equally fast")
+    return MeasuredArm(
+        name=arm.name,
+        config=config,
+        collective=collective,
+        work=work,
+        cells=cells,
+        fitted=Fitted(),  # by `_together`, with those of other arms
+        seconds=seconds,
+        assumed=tuple(assumed),
+    )
+
+
+def _refuse_unsuitable(arm: ArmRuns) -> None:
+    config = arm.config
+    if arm.failures or not arm.completed:
+        raise NotProjectableError(f"it has failed or has not run ({'; '.join(arm.failures) or 'no completed run'})")
+    if config.emulated:
+        raise NotProjectableError(
+            f"{config.mode} is emulated on the {config.cluster.device_type}, so its exchange is not the real one; "
+            "measure it on GPUs"
+        )
+    if config.topology.num_replicas == 1 and not config.mode_row.roles:
+        raise NotProjectableError("one device exchanges nothing; measure a mode of several")
+    if config.mode_row.exchange is None:
+        raise NotProjectableError(f"there is no model of what {config.framework} {config.mode} exchanges")
+
+
+def _runs_without_sync(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> tuple[list[RunResult], list[str], RunConfig]:
+    """The runs without exchange, their directories and their config: the arm's own, or of one that computes the same.
+
+    A mode whose exchange cannot be left out computes what another mode of its framework does on the same cluster.
+    """
+    if not arm.config.sync_gradients:
+        return arm.completed, arm.run_dirs, arm.config
+    others = [arm] if arm.config.mode_row.gradient_sync_separable else all_arms
+    for other in others:
+        if other is arm or _computes_alike(other.config, arm.config):
+            without = [run for run in other.without_sync if run and run.step_seconds]
+            if without:
+                return without, other.without_sync_dirs, other.config
+    if not arm.config.mode_row.gradient_sync_separable:
+        raise NotProjectableError(
+            f"{arm.config.mode} has no step without exchange, and no other arm of {arm.config.framework} with one "
+            f"computes the same per device; add one, such as torch:ddp for fsdp, with --ablate"
+        )
+    return [], [], arm.config
+
+
+def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
+    """Whether a replica of both computes the same, on as many cores."""
+
+    def computed(of: RunConfig) -> tuple[object, ...]:
+        workload = of.workload.model_copy(update={"global_batch_size": 1})
+        batch = of.workload.global_batch_size / of.topology.num_replicas
+        return (of.framework, workload, batch, of.cluster.device_type, of.topology.threads_per_process)
+
+    return computed(other) == computed(config) and other.cluster.simulated == config.cluster.simulated
+
+
+def _measured_on(config: RunConfig, run: RunResult, collective: str, measured_link: str | None) -> Interconnect:
+    """The cluster that a run was measured on; simulated nodes share the cores of their machine."""
+    cluster, contention = config.cluster, 1.0
+    link = config.placement.link
+    between = Link(name=link, bytes_per_second=rate_of(link, "--link"), payload=TCP_PAYLOAD) if link else NO_LIMIT
+    if not cluster.simulated and cluster.num_nodes > 1:
+        if measured_link is None:
+            raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")
+        rate = rate_of(measured_link, "--measured-link")
+        between = Link(name=measured_link, bytes_per_second=rate, payload=TCP_PAYLOAD)
+    elif cluster.device_type == "cpu":
+        contention = max(1.0, config.topology.num_processes / int(run.settings.get("cores") or 1))
+    return Interconnect(
+        nodes=cluster.num_nodes - len(config.mode_row.roles),
+        ranks_per_node=cluster.devices_per_node,
+        between=between,
+        within=NO_LIMIT,
+        algorithm="fastest" if collective == "nccl" else "ring",
+        contention=contention,
+    )
+
+
+def family_of(config: RunConfig) -> str:
+    """The same for arms that differ in nothing but their cluster, link and batch."""
+    workload = config.workload.model_copy(update={"global_batch_size": 1})
+    alike = {"workload": workload, "inputs": None, "sync_gradients": True}
+    return config.model_copy(update=alike).model_dump_json(exclude={"cluster", "placement"})
+
+
+def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
+    """The arm of most devices, with the constants that fit all, and with the seconds that no batch makes less."""
+    largest = max(family, key=lambda arm: (arm.config.cluster.num_devices, arm.work.batch_per_device))
+    cells = tuple(cell for arm in family for cell in arm.cells)
+    return replace(
+        largest,
+        cells=cells,
+        fitted=fit(cells),
+        work=replace(largest.work, fixed_seconds=_fixed_seconds(largest, family)),
+    )
+
+
+def _fixed_seconds(largest: MeasuredArm, family: Sequence[MeasuredArm]) -> float:
+    """What is left of computing where the batch goes to 0, by a line through two batches on the same cluster."""
+    same = [arm.work for arm in family if arm.config.cluster == largest.config.cluster]
+    smallest = min(same, key=lambda work: work.batch_per_device)
+    if smallest.batch_per_device == largest.work.batch_per_device:
+        return 0.0
+    seconds, batch = largest.work.computing_seconds, largest.work.batch_per_device
+    slope = (seconds - smallest.computing_seconds) / (batch - smallest.batch_per_device)
+    return min(max(0.0, seconds - slope * batch), smallest.computing_seconds)

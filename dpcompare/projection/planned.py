@@ -1,0 +1,61 @@
+"""What a planned run is predicted to reach, from a study that measured its mode on a smaller cluster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
+from dpcompare.experiments.collection import Collection
+from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.link import Link, link_between_nodes
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, family_of, measured_arms
+from dpcompare.projection.step import predict_step
+
+ASSUMED_LINK = "100gbit"
+"""Between machines whose link nobody has named."""
+
+
+def predicted_speed(collection: Collection, config: RunConfig) -> tuple[float, str]:
+    """Predicted images per second of a planned run, and a sentence that says so.
+
+    Args:
+        collection: of a study with runs without gradient sync.
+        config: of the run.
+
+    Raises:
+        RequestError: the study has no such arm, or has measured it on more devices.
+    """
+    arms, _ = measured_arms(collection)
+    arm = next((each for each in arms if family_of(each.config) == family_of(config)), None)
+    if arm is None:
+        raise RequestError(
+            f"--study: received one of {', '.join(each.name for each in arms)}, expected one with an arm that differs "
+            f"from this run of {config.framework} {config.mode} in its cluster, link and batch alone"
+        )
+    measured = arm.config.cluster
+    if config.cluster.num_devices < measured.num_devices:
+        raise RequestError(f"--study: {arm.name} was measured on {measured.in_words}, which is more than this run has")
+    link = _link_of(config)
+    batch = config.workload.global_batch_size / config.topology.num_replicas
+    step = predict_step(arm.work.with_batch(batch), _interconnect(arm, config, link))
+    over = "" if link is NO_LIMIT else f" over {link.name} between nodes"
+    return step.images_per_second, (
+        f"predicted, not measured: {step.images_per_second:,.1f} images/s, {step.efficiency:.0%} efficient, "
+        f"{1000 * step.seconds:.1f} ms per step of which {1000 * step.exchange:.1f} exchange{over}; from {arm.name}, "
+        f"measured on {measured.in_words}"
+    )
+
+
+def _link_of(config: RunConfig) -> Link:
+    if config.placement.link:
+        return link_between_nodes(config.placement.link)
+    return NO_LIMIT if config.cluster.simulated else link_between_nodes(ASSUMED_LINK)
+
+
+def _interconnect(arm: MeasuredArm, config: RunConfig, link: Link) -> Interconnect:
+    found = arm.on(config.cluster.num_nodes, config.cluster.devices_per_node, link, NO_LIMIT)
+    if not config.cluster.simulated or config.cluster.device_type != "cpu":
+        return found
+    cores = sum(node.num_cores for node in config.cluster.nodes)
+    return replace(found, contention=max(1.0, config.topology.num_processes / cores))

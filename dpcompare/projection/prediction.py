@@ -1,0 +1,265 @@
+"""The projection of a study: predicted figures of every arm on clusters that were not measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from dpcompare.errors import RequestError
+from dpcompare.experiments import fairness
+from dpcompare.experiments.collection import Collection
+from dpcompare.experiments.scaling import OF_SCALING
+from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
+from dpcompare.projection.goal import batch_for_efficiency, link_for_efficiency, nodes_for_throughput
+from dpcompare.projection.link import Link, link_between_nodes
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
+from dpcompare.projection.overheads import Overheads
+from dpcompare.projection.step import Step, StepWork, predict_step
+from dpcompare.system.words import counted
+
+MOST_NODES = 1024
+"""Up to which nodes are doubled where no numbers were asked for."""
+MOST_ASKED_FOR = 1_000_000
+VALIDATED_NODES = 4
+"""Up to which predictions were compared with measurements (docs/projection.md)."""
+PAYS = 0.5
+"""Efficiency below which more nodes are called not to pay."""
+OF_CLUSTERS = frozenset({
+    "global batch size", "batch per replica", "sample order", "steps trained", "measured steps", "engine", "link",
+    "cores", "evaluations",
+})  # fmt: skip
+"""Knobs, beside those of scaling, in which arms on different clusters differ by nature."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionRequest:
+    """What is to be predicted."""
+
+    nodes: tuple[int, ...] = ()
+    """Empty: from those measured on, doubled up to MOST_NODES."""
+    devices_per_node: int | None = None
+    between: Link = field(default_factory=lambda: link_between_nodes("100gbit"))
+    within: Link | None = None
+    """None: as fast as memory, whose copies are in the fitted constant."""
+    overlap: bool = True
+    """Whether what was measured to overlap does; without, every message waits for the backward pass."""
+    measured_link: str | None = None
+    """The rate of the link of the machines that were measured, where they were several."""
+    arms: tuple[str, ...] = ()
+    """Names of those to be predicted; empty: all."""
+    dollars_per_device_hour: float | None = None
+    storage_bytes_per_second: float | None = None
+    overheads: Overheads = field(default_factory=Overheads)
+    target_efficiency: float | None = None
+    target_throughput: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+def _check(request: ProjectionRequest) -> None:
+    if wrong := [count for count in request.nodes if not 1 <= count <= MOST_ASKED_FOR]:
+        raise RequestError(f"--nodes: received {wrong[0]}, expected numbers from 1 to {MOST_ASKED_FOR}, such as 2,4,8")
+    if request.devices_per_node is not None and not 1 <= request.devices_per_node <= MOST_ASKED_FOR:
+        raise RequestError(
+            f"--devices-per-node: received {request.devices_per_node}, expected a number from 1 to {MOST_ASKED_FOR}"
+        )
+    if request.target_efficiency is not None and not 0 < request.target_efficiency < 1:
+        raise RequestError(
+            f"--target-efficiency: received {request.target_efficiency:g}, expected a number between 0 and 1, such as "
+            "0.9"
+        )
+    if request.target_throughput is not None and not 0 < request.target_throughput < float("inf"):
+        raise RequestError(
+            f"--target-throughput: received {request.target_throughput:g}, expected images per second above 0"
+        )
+
+
+def project(collection: Collection, request: ProjectionRequest) -> Projection:
+    """Predict every arm of a study on other clusters.
+
+    Raises:
+        RequestError: nothing can be predicted of any arm, the arms may not be compared, or a cluster is smaller than
+            the measured one.
+    """
+    arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link)
+    arms = _on_several_nodes(arms, request, left_out)
+    sheet = _sheet(arms, collection)
+    predicted = [_predicted(arm, request) for arm in arms]
+    return Projection(
+        link=request.between.name,
+        intra_link=(request.within or NO_LIMIT).name,
+        devices_per_node=request.devices_per_node,
+        overlap="measured" if request.overlap else "none",
+        verdict=sheet.verdict,
+        summary=sheet.summary,
+        left_out=left_out,
+        arms=predicted,
+        sentences=list(_sentences(request)),
+    )
+
+
+def _on_several_nodes(
+    arms: Sequence[MeasuredArm], request: ProjectionRequest, left_out: dict[str, str]
+) -> list[MeasuredArm]:
+    """The arms that can be on what was asked for; the others are told among those that are left out."""
+    kept = [arm for arm in arms if arm.config.mode_row.multi_node or not request.nodes or 1 in request.nodes]
+    left_out |= {arm.name: f"{arm.config.mode} runs on one node; ask for --nodes 1" for arm in arms if arm not in kept}
+    if not kept:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise RequestError(f"none of the arms can be projected. {why}")
+    return kept
+
+
+def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Sheet:
+    """The fairness sheet of the arms that are projected; arms that may not be compared are not predicted together."""
+    names = {arm.name for arm in arms}
+    projected = [arm for arm in collection.arms if arm.name in names]
+    subject = sorted({*collection.subject_of(projected), *OF_SCALING, *OF_CLUSTERS})
+    sheet = fairness.compare([arm.completed[0] for arm in projected], subject=subject)
+    if sheet.reasons:
+        raise RequestError(
+            f"the arms {', '.join(sorted(names))} are NOT COMPARABLE, so their predictions are not either: "
+            f"{'; '.join(sheet.reasons)}; name one with --arm, or what the study is about with --subject"
+        )
+    return sheet
+
+
+def _sentences(request: ProjectionRequest) -> Iterator[str]:
+    yield (
+        "All figures are predicted, not measured: images per second in ranges from the high to the low end of the "
+        "latency, and from the measured spread of processes to none."
+    )
+    yield (
+        f"Beyond {VALIDATED_NODES} nodes, on GPUs, and on links between real machines the model was never compared "
+        "with a measurement; no accuracy is claimed there."
+    )
+    yield "Each device keeps the batch that was measured, so the global batch grows with the devices."
+    if not request.overlap:
+        yield "Nothing overlaps, as was asked for: all gradients wait for the end of the backward pass."
+
+
+def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
+    cluster = arm.config.cluster
+    devices_per_node = request.devices_per_node or cluster.devices_per_node
+    work = arm.work if request.overlap else replace(arm.work, exchange=arm.work.exchange.without_overlap())
+    points = [_point(arm, work, nodes, devices_per_node, request) for nodes in _nodes_of(arm, request)]
+    refitted = arm.cells[0].predicted(arm.fitted) if arm.cells else None
+    return PredictedArm(
+        name=arm.name,
+        framework=arm.config.framework,
+        mode=arm.config.mode,
+        measured_nodes=cluster.num_nodes,
+        measured_devices_per_node=cluster.devices_per_node,
+        batch_per_device=work.batch_per_device,
+        computing_ms=1000 * work.computing_seconds,
+        measured_step_ms=None if arm.seconds is None else 1000 * arm.seconds,
+        refitted_step_ms=None if refitted is None else 1000 * refitted,
+        spread=work.spread,
+        gradient_bytes=work.exchange.num_bytes,
+        copying_ns_per_byte=1e9 * arm.fitted.copying,
+        points=points,
+        goals=list(_goals(arm, work, points[-1].nodes, devices_per_node, request)),
+        assumed=[*arm.assumed, *_assumed_of_links(arm, devices_per_node, request)],
+        sentence=_sentence(arm.name, points),
+    )
+
+
+def _assumed_of_links(arm: MeasuredArm, devices_per_node: int, request: ProjectionRequest) -> Iterator[str]:
+    if arm.config.cluster.device_type == "gpu" and devices_per_node > 1 and request.within is None:
+        yield "the links within a node cost what was measured and have no limit of their own; --intra-link names them"
+
+
+def _nodes_of(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
+    """On which numbers of nodes an arm is predicted."""
+    measured, per_node = arm.config.cluster.num_nodes, request.devices_per_node or arm.config.cluster.devices_per_node
+    if not arm.config.mode_row.multi_node:
+        return [1]
+    nodes = request.nodes
+    if not nodes:
+        doubled = [measured * 2**power for power in range(11)]
+        nodes = tuple(count for count in doubled if count <= MOST_NODES)
+    if smaller := [count for count in nodes if count * per_node < arm.config.cluster.num_devices]:
+        raise RequestError(
+            f"--nodes: received {smaller[0]}, expected at least the {arm.config.cluster.in_words} on which {arm.name} "
+            "was measured: nothing is predicted below that, where a run tells"
+        )
+    return sorted(set(nodes))
+
+
+def _point(
+    arm: MeasuredArm, work: StepWork, nodes: int, devices_per_node: int, request: ProjectionRequest
+) -> PredictedPoint:
+    interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
+    equal = replace(work, spread=0.0)
+    storage = request.storage_bytes_per_second
+    low = predict_step(work, replace(interconnect, latency="high"), storage_bytes_per_second=storage)
+    typical = predict_step(work, interconnect, storage_bytes_per_second=storage)
+    high = predict_step(equal, replace(interconnect, latency="low"), storage_bytes_per_second=storage)
+    fractions = [request.overheads.fraction_training(step.seconds, nodes) for step in (low, typical, high)]
+    speeds = [step.images_per_second * part for step, part in zip((low, typical, high), fractions, strict=True)]
+    shares = [step.efficiency * part for step, part in zip((low, typical, high), fractions, strict=True)]
+    devices = nodes * devices_per_node
+    price = request.dollars_per_device_hour
+    return PredictedPoint(
+        nodes=nodes,
+        devices=devices,
+        images_per_second=Range(low=speeds[0], typical=speeds[1], high=speeds[2]),
+        efficiency=Range(low=shares[0], typical=shares[1], high=shares[2]),
+        step_ms=1000 * typical.seconds,
+        step_parts_ms=_parts(typical),
+        dollars_per_million_images=None if price is None or not speeds[1] else devices * price / 3600 / speeds[1] * 1e6,
+        extrapolated=nodes > VALIDATED_NODES or arm.config.cluster.device_type != "cpu",
+    )
+
+
+def _parts(step: Step) -> dict[str, float]:
+    parts = {
+        "computing": step.computing,
+        "waiting for the slowest": step.waiting_for_slowest,
+        "exchange": step.exchange,
+        "input": step.input,
+    }
+    return {name: 1000 * seconds for name, seconds in parts.items()}
+
+
+def _sentence(name: str, points: Sequence[PredictedPoint]) -> str:
+    """Where it stops paying."""
+    last = points[-1]
+    below = next((point for point in points if point.efficiency.typical < PAYS), None)
+    if below is not None:
+        return (
+            f"{name}: predicted to fall below {PAYS:.0%} efficiency at {counted(below.nodes, 'node')} "
+            f"({below.efficiency.low:.0%} to {below.efficiency.high:.0%})."
+        )
+    return (
+        f"{name}: predicted to stay at {last.efficiency.low:.0%} to {last.efficiency.high:.0%} efficiency on "
+        f"{counted(last.nodes, 'node')}."
+    )
+
+
+def _goals(
+    arm: MeasuredArm, work: StepWork, nodes: int, devices_per_node: int, request: ProjectionRequest
+) -> Iterator[Goal]:
+    """What the goals need, on the largest cluster that was asked for."""
+    interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
+    if (target := request.target_efficiency) is not None:
+        goal = f"{target:.0%} efficiency on {counted(nodes, 'node')}"
+        if nodes > 1:
+            rate = link_for_efficiency(work, interconnect, target)
+            needs = f"a link of {rate * 8 / 1e9:.3g} gbit" if rate else "no link is fast enough"
+            yield Goal(goal=f"{goal}: link", value=rate and rate * 8, sentence=f"predicted for {goal}: {needs}")
+        batch = batch_for_efficiency(work, interconnect, target)
+        needs = f"{counted(batch, 'image')} per device" if batch else "no batch is large enough"
+        fixed = "" if work.fixed_seconds else ", where computing grows with the batch in proportion"
+        yield Goal(
+            goal=f"{goal}: batch per device",
+            value=batch,
+            sentence=f"predicted for {goal} over {request.between.name}: {needs}{fixed}",
+        )
+    if (speed := request.target_throughput) is not None:
+        needed = nodes_for_throughput(work, interconnect, speed) if arm.config.mode_row.multi_node else None
+        needed = needed and needed + arm.servers
+        goal = f"{speed:g} images per second"
+        needs = counted(needed, "node") if needed else "no number of nodes is enough"
+        yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

@@ -1,0 +1,149 @@
+"""What would help a run that was explained, and by how much: by what was measured of it, and by the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare.config.run import RunConfig
+from dpcompare.experiments.step_parts import Part, StepParts
+from dpcompare.projection.calibration import MeasuredCell, fit
+from dpcompare.projection.floors import interconnect_of
+from dpcompare.projection.recorded_exchange import exchange_of
+from dpcompare.projection.step import StepWork
+from dpcompare.projection.what_helps import Change, what_helps
+from dpcompare.results.result import RunResult
+
+TIMES_THE_BATCH = 4
+LARGEST_ERROR = 0.1
+"""Relative, of the model at the link that was measured: beyond it nothing is predicted of another one."""
+
+CHANGES_OF_THE_EXCHANGE: tuple[Change, ...] = ("a link twice as fast", "gradients exchanged in buckets")
+"""Of those that the model knows; what a batch makes is taken from the larger one that was measured."""
+
+
+class Remedy(BaseModel):
+    """What would help, and by how much."""
+
+    model_config = ConfigDict(frozen=True)
+
+    part: Part
+    words: str
+    speedup: float | None
+    """How many times as many images per second; None where only a trial can tell."""
+    at_most: bool
+    """Whether that is what is won where the part takes no time at all."""
+    changes: dict[str, str] = {}
+    """Option of the run -> its value."""
+    command: str | None = None
+    """To try it."""
+
+
+def remedies_of(found: Mapping[Part, float], parts: StepParts, config: RunConfig, result: RunResult) -> list[Remedy]:
+    """The one that helps most first.
+
+    Args:
+        found: the parts that stand out, and their shares.
+        parts: of the step.
+        config: of the run.
+        result: of it, which knows its gradients and its GPUs.
+    """
+    remedies = [*_of_parts(found, parts, config), *_of_model(found, parts, config, result)]
+    if found.keys() & {"exchange", "devices", "launching"}:
+        remedies += _of_batch("launching" if "launching" in found else "exchange", parts, config)
+    remedies = remedies or [_of_computing()]
+    return sorted(remedies, key=lambda each: each.speedup or 0.0, reverse=True)
+
+
+def _of_parts(found: Mapping[Part, float], parts: StepParts, config: RunConfig) -> Iterator[Remedy]:
+    """What is won at most where a part takes no time any more."""
+    if "input" in found:
+        threads = 2 * config.input_threads
+        yield Remedy(
+            part="input",
+            words=f"input that computing hides: {threads} threads that read, a prepared store, or faster storage",
+            speedup=_without(found["input"]),
+            at_most=True,
+            changes={"input_threads": str(threads)},
+        )
+    if "waiting" in found:
+        named = f"process {parts.slowest} is the slowest" if parts.is_always_slowest else "no process is always slowest"
+        yield Remedy(
+            part="waiting",
+            words=f"equally fast processes; {named}: look for what else its machine does, its clocks, its storage",
+            speedup=_without(found["waiting"]),
+            at_most=True,
+        )
+    together = found.get("exchange") or found.get("devices")
+    if together:
+        yield Remedy(
+            part="exchange" if "exchange" in found else "devices",
+            words="an exchange that takes no time, which no link reaches",
+            speedup=_without(together),
+            at_most=True,
+        )
+
+
+def _without(share: float) -> float | None:
+    return 1 / (1 - share) if share < 1 else None
+
+
+def _of_batch(part: Part, parts: StepParts, config: RunConfig) -> Iterator[Remedy]:
+    if (speedup := speedup_of_batch(parts)) is None:
+        return
+    yield Remedy(
+        part=part,
+        words=f"{TIMES_THE_BATCH} times the batch per device, if training allows it and memory holds it",
+        speedup=speedup,
+        at_most=False,
+        changes={"global_batch_size": str(TIMES_THE_BATCH * config.workload.global_batch_size)},
+    )
+
+
+def speedup_of_batch(parts: StepParts) -> float | None:
+    """Of TIMES_THE_BATCH, as its images were measured: what is exchanged, launched and updated stays as it is."""
+    step, per_batch = parts.seconds, parts.median(lambda each: each.per_batch)
+    if step is None or per_batch is None:
+        return None
+    return TIMES_THE_BATCH * step / (step + (TIMES_THE_BATCH - 1) * max(per_batch, 0.0))
+
+
+def _of_model(found: Mapping[Part, float], parts: StepParts, config: RunConfig, result: RunResult) -> Iterator[Remedy]:
+    """A faster link and another exchange, by the model, where it predicts the step that was measured."""
+    interconnect = interconnect_of(config, result)
+    exchange = exchange_of(config, [result.gradients], result.gradients) if result.gradients else None
+    whole, computing = parts.seconds, parts.median(lambda each: each.of_all("no exchange"))
+    if "exchange" not in found or not (interconnect and exchange and whole and computing):
+        return
+    cell = MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=whole, interconnect=interconnect)
+    fitted = fit([cell])
+    if fitted.error > LARGEST_ERROR:
+        return
+    batch = config.workload.global_batch_size / config.topology.num_replicas
+    work = StepWork(computing_seconds=computing, batch_per_device=batch, exchange=exchange)
+    for improvement in what_helps(work, fitted.applied_to(interconnect)):
+        if improvement.change in CHANGES_OF_THE_EXCHANGE:
+            link = config.placement.link if improvement.change == "a link twice as fast" else None
+            yield Remedy(
+                part="exchange",
+                words=improvement.change,
+                speedup=improvement.factor,
+                at_most=False,
+                changes={"link": _twice(link)} if link else {},
+            )
+
+
+def _twice(rate: str) -> str:
+    """A rate of tc, doubled."""
+    value = rate.rstrip("kmgbit")
+    return f"{2 * float(value):g}{rate.removeprefix(value)}"
+
+
+def _of_computing() -> Remedy:
+    return Remedy(
+        part="computing",
+        words="faster computing: the settings of the native profile, tried one by one",
+        speedup=None,
+        at_most=False,
+    )

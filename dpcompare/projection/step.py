@@ -1,0 +1,145 @@
+"""The time of one step on a cluster: computing, the slowest process, the exchange that computing does not hide, input.
+
+computing = measured, without exchange, at the same batch per device
+slowest   = computing x (1 + spread x (E[max of N] - E[max of those measured]))
+step      = the messages in their order on one link, and computing that waits for those that it needs
+step      = max(step, slowest + all copying), where the CPU copies beside the wire
+step      = max(step, the time that the storage needs for the images of all devices)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.exchange import Exchange, Message
+from dpcompare.projection.slowest import slowdown
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepWork:
+    """What every device does in a step: measured of a run, and independent of how many devices there are."""
+
+    computing_seconds: float
+    """Of the slowest measured process, without exchange."""
+    batch_per_device: float
+    exchange: Exchange
+    measured_processes: int = 1
+    """Among which the slowest was measured."""
+    spread: float = 0.0
+    """Relative standard deviation of a process's step; see `dpcompare.projection.slowest`."""
+    fixed_seconds: float = 0.0
+    """The part of `computing_seconds` that does not grow with the batch; 0 where only one batch was measured."""
+    image_bytes: float = 0.0
+    """That are read per image."""
+
+    def with_batch(self, batch_per_device: float) -> StepWork:
+        """The same training with another batch per device: computing grows with it, gradients do not."""
+        factor = batch_per_device / self.batch_per_device
+        seconds = self.fixed_seconds + (self.computing_seconds - self.fixed_seconds) * factor
+        return replace(self, batch_per_device=batch_per_device, computing_seconds=seconds)
+
+    @property
+    def images_per_second(self) -> float:
+        """Of one device that exchanges nothing."""
+        return self.batch_per_device / self.computing_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One predicted step, in parts that add up to `seconds`."""
+
+    computing: float
+    """Of the slowest process that was measured."""
+    waiting_for_slowest: float
+    """What the slowest of all processes takes longer."""
+    exchange: float
+    """The part of the exchange that computing does not hide."""
+    input: float
+    """What reading takes longer than all of that."""
+    wire: float
+    """How long the links are busy, hidden or not: the least that a step can take."""
+    images: float
+    """Of all devices."""
+
+    @property
+    def seconds(self) -> float:
+        return self.computing + self.waiting_for_slowest + self.exchange + self.input
+
+    @property
+    def images_per_second(self) -> float:
+        """Of all devices."""
+        return self.images / self.seconds
+
+    @property
+    def efficiency(self) -> float:
+        """Images per second over those of as many devices that exchange nothing and wait for nobody."""
+        return self.computing / self.seconds
+
+
+def predict_step(work: StepWork, interconnect: Interconnect, *, storage_bytes_per_second: float | None = None) -> Step:
+    """One step of a training on a cluster.
+
+    Args:
+        work: of each device.
+        interconnect: the nodes, and what connects them.
+        storage_bytes_per_second: from which all nodes together read; None: reading keeps up, as it was measured.
+    """
+    ranks = interconnect.ranks
+    is_asynchronous = work.exchange.servers > 0
+    waits = 1.0 if is_asynchronous else slowdown(work.spread, ranks, work.measured_processes)
+    slowest = work.computing_seconds * waits
+    with_exchange = seconds_with_exchange(work.exchange, slowest, interconnect)
+    images = work.batch_per_device * ranks
+    reading = images * work.image_bytes / storage_bytes_per_second if storage_bytes_per_second else 0.0
+    return Step(
+        computing=work.computing_seconds,
+        waiting_for_slowest=slowest - work.computing_seconds,
+        exchange=with_exchange - slowest,
+        input=max(0.0, reading - with_exchange),
+        wire=sum(interconnect.wire_seconds(each.kind, each.num_bytes) for each in work.exchange.messages),
+        images=images,
+    )
+
+
+def seconds_with_exchange(exchange: Exchange, computing_seconds: float, interconnect: Interconnect) -> float:
+    """A step of which the messages share one link, in their order, and computing waits for those that it needs."""
+    if exchange.servers:
+        return _seconds_through_servers(exchange, computing_seconds, interconnect)
+    if interconnect.ranks == 1:
+        return computing_seconds
+    link_free, delay = 0.0, 0.0
+    awaited: list[tuple[float, float]] = []
+    """(share of the computing, when the message that it waits for ends)"""
+    for message in exchange.messages:
+        delay = _delay_at(message.ready, delay, awaited, computing_seconds)
+        begins = max(link_free, message.ready * computing_seconds + delay)
+        link_free = begins + _seconds_of(message, exchange, interconnect)
+        awaited.append((message.needed_by, link_free))
+    seconds = computing_seconds + _delay_at(1.0, delay, awaited, computing_seconds)
+    if exchange.copying == "beside the wire":
+        copied = sum(interconnect.copying_seconds(each.kind, each.num_bytes) for each in exchange.messages)
+        seconds = max(seconds, computing_seconds + copied)
+    return seconds
+
+
+def _delay_at(share: float, delay: float, awaited: list[tuple[float, float]], computing_seconds: float) -> float:
+    """How late computing is at a share of it, which all messages delay that it needed until then."""
+    ends = [ended - needed_by * computing_seconds for needed_by, ended in awaited if needed_by <= share]
+    awaited[:] = [each for each in awaited if each[0] > share]
+    return max([delay, *ends])
+
+
+def _seconds_of(message: Message, exchange: Exchange, interconnect: Interconnect) -> float:
+    wire = interconnect.wire_seconds(message.kind, message.num_bytes)
+    copying = interconnect.copying_seconds(message.kind, message.num_bytes)
+    return max(wire, copying) if exchange.copying == "beside the wire" else wire + copying
+
+
+def _seconds_through_servers(exchange: Exchange, computing_seconds: float, interconnect: Interconnect) -> float:
+    """Each worker pulls parameters and pushes gradients by itself; servers send to all workers what all have pulled."""
+    link, copying = interconnect.between, interconnect.copying * interconnect.contention
+    latency = interconnect.latency_of(link)
+    one_way = link.seconds(exchange.num_bytes) + latency + copying * exchange.num_bytes
+    at_servers = interconnect.ranks / exchange.servers * link.seconds(exchange.num_bytes)
+    return max(computing_seconds + 2 * one_way, at_servers)

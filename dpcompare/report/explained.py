@@ -1,0 +1,105 @@
+"""The explanation of a run as text and as Markdown; both show the same digits."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from dpcompare.projection.explanation import Explanation, PartRow
+from dpcompare.report.formats import escaped, figure
+from dpcompare.report.text import NARROWEST, WIDEST
+
+HEADS = ("part of the step", "share", "interval", "ms", "floor, ms")
+
+
+def as_text(explanation: Explanation, width: int) -> str:
+    """The verdict, a table of the parts, and what would help.
+
+    Args:
+        explanation: any.
+        width: characters of a line; below NARROWEST lines are longer than it.
+    """
+    width = max(NARROWEST, min(width, WIDEST))
+    cells = [HEADS, *map(_cells, explanation.parts)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADS))]
+    table = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(text.rjust(size) for text, size in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in cells
+    ]
+    blocks = [
+        _filled([_measured(explanation), explanation.verdict], width),
+        "\n".join(line.rstrip() for line in table),
+        _filled(list(_sentences(explanation)), width),
+    ]
+    helps = [
+        "\n".join([textwrap.indent(_filled([line], width - 2), "  "), *([f"    {command}"] if command else [])])
+        for line, command in _remedies(explanation)
+    ]
+    blocks.append("\n".join(["what would help:", *helps]))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def as_markdown(explanation: Explanation) -> str:
+    """The same."""
+    lines = [f"# {escaped(explanation.run)}", "", escaped(_measured(explanation)), ""]
+    lines += [f"**{escaped(explanation.verdict)}**", "", "| " + " | ".join((*HEADS, "what it is")) + " |"]
+    lines += ["|---|" + "--:|" * (len(HEADS) - 1) + "---|"]
+    lines += ["| " + " | ".join((*_cells(row), escaped(row.meaning))) + " |" for row in explanation.parts]
+    lines += ["", *(f"- {escaped(sentence)}" for sentence in _sentences(explanation))]
+    lines += ["", "What would help:", ""]
+    for line, command in _remedies(explanation):
+        lines.append(f"- {escaped(line)}" + (f": `{command}`" if command else ""))
+    return "\n".join(lines) + "\n"
+
+
+def _filled(lines: list[str], width: int) -> str:
+    return "\n".join(textwrap.fill(line, width, break_long_words=False, break_on_hyphens=False) for line in lines)
+
+
+def _measured(explanation: Explanation) -> str:
+    return (
+        f"{explanation.run} · {explanation.workload} · {explanation.devices} · a step of "
+        f"{explanation.step_milliseconds:.3g} ms, {explanation.images_per_second:.1f} images/s"
+    )
+
+
+def _cells(row: PartRow) -> tuple[str, ...]:
+    interval = "-" if row.low is None or row.high is None else f"{row.low:.0%} to {row.high:.0%}"
+    return (
+        row.words + (" *" if row.stands_out else ""),
+        f"{row.share:.0%}",
+        interval,
+        f"{row.milliseconds:.3g}",
+        figure(row.floor_milliseconds, "{:.3g}"),
+    )
+
+
+def _sentences(explanation: Explanation) -> Iterator[str]:
+    if explanation.confidence:
+        yield f"Intervals of {explanation.confidence} over {explanation.rounds} rounds, each within its round."
+    yield from (f"{row.words}: {row.floor}." for row in explanation.parts if row.floor)
+    yield from ([explanation.slowest] if explanation.slowest else [])
+    if explanation.speedup is not None:
+        yield f"All devices together make {explanation.speedup:.2f} times as many images per second as one alone."
+    for reason, parts in _by_reason(explanation).items():
+        yield f"Not measured: {', '.join(parts)}: {reason}."
+    yield from explanation.remarks
+
+
+def _by_reason(explanation: Explanation) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for words, reason in explanation.unmeasured.items():
+        found.setdefault(reason, []).append(words)
+    return found
+
+
+def _remedies(explanation: Explanation) -> Iterator[tuple[str, str | None]]:
+    for remedy in explanation.remedies:
+        if remedy.speedup is None:
+            gain = "by how much only a trial tells"
+        else:
+            gain = f"{'at most ' if remedy.at_most else ''}{remedy.speedup:.2f} times as many images per second"
+            gain += "" if remedy.at_most else ", predicted"
+        yield f"{remedy.words}: {gain}", remedy.command

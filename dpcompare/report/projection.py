@@ -1,0 +1,112 @@
+"""A projection as text, Markdown and JSON; every format shows the same digits, each called predicted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from dpcompare.projection.document import PredictedArm, PredictedPoint, Projection, Range
+from dpcompare.report.formats import escaped, figure
+from dpcompare.system.terminal_text import printable
+from dpcompare.system.words import counted
+
+TITLE = "Predicted, not measured"
+
+
+def table(arm: PredictedArm) -> list[list[str]]:
+    """A title row, and a row per cluster; figures are in their columns as every format shows them."""
+    with_price = any(point.dollars_per_million_images is not None for point in arm.points)
+    titles = [
+        "nodes", "devices", "predicted images/s", "range", "predicted efficiency", "range", "step ms", "exchange ms",
+        "slowest ms",
+    ]  # fmt: skip
+    if any(point.step_parts_ms["input"] for point in arm.points):
+        titles.append("input ms")
+    rows = [[*titles, *(["predicted $ per million images"] if with_price else [])]]
+    for point in arm.points:
+        parts = point.step_parts_ms
+        row = [
+            f"{point.nodes:,}{'*' if point.extrapolated else ''}",
+            f"{point.devices:,}",
+            f"{point.images_per_second.typical:,.1f}",
+            _between(point.images_per_second, "{:,.1f}"),
+            f"{point.efficiency.typical:.0%}",
+            _between(point.efficiency, "{:.0%}"),
+            f"{point.step_ms:,.1f}",
+            f"{parts['exchange']:,.1f}",
+            f"{parts['waiting for the slowest']:,.1f}",
+        ]
+        row += [f"{parts['input']:,.1f}"] if "input ms" in titles else []
+        rows.append([*row, *([figure(point.dollars_per_million_images, "{:,.2f}")] if with_price else [])])
+    return rows
+
+
+def _between(shown: Range, form: str) -> str:
+    return f"{form.format(shown.low)} to {form.format(shown.high)}"
+
+
+def notes(arm: PredictedArm) -> Iterator[str]:
+    """What stands below the table of an arm: where it stops paying, goals, what was measured and what is assumed."""
+    yield arm.sentence
+    yield from (f"{goal.sentence}." for goal in arm.goals)
+    measured = f"measured on {counted(arm.measured_nodes, 'node')}: {arm.computing_ms:.1f} ms without exchange"
+    if arm.measured_step_ms is not None and arm.refitted_step_ms is not None:
+        measured += f", {arm.measured_step_ms:.1f} ms with it (the fitted model gives {arm.refitted_step_ms:.1f})"
+    yield (
+        f"{measured}, {arm.gradient_bytes / 1e6:.1f} MB in each step, {arm.copying_ns_per_byte:.2f} ns of copying per "
+        f"byte, a spread of {arm.spread:.1%} between steps and processes."
+    )
+    yield from (f"Assumed: {sentence}." for sentence in arm.assumed)
+
+
+def headline(projection: Projection) -> str:
+    """What was asked for, in a line."""
+    devices = projection.devices_per_node
+    within = f", {counted(devices, 'device')} per node over {projection.intra_link}" if devices else ""
+    return f"{TITLE}: {counted(len(projection.arms), 'arm')} over {projection.link} between nodes{within}"
+
+
+def closing(projection: Projection) -> Iterator[str]:
+    """What holds for all arms, the fairness verdict, and what was left out."""
+    if any(point.extrapolated for point in _points(projection)):
+        yield "* extrapolated"
+    yield from projection.sentences
+    yield f"Fairness: {projection.summary}."
+    yield from (f"Left out: {name}: {why}." for name, why in projection.left_out.items())
+
+
+def _points(projection: Projection) -> Iterator[PredictedPoint]:
+    for arm in projection.arms:
+        yield from arm.points
+
+
+def as_lines(projection: Projection) -> Iterator[str]:
+    """For a terminal."""
+    yield headline(projection)
+    for arm in projection.arms:
+        rows = table(arm)
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        yield ""
+        yield printable(arm.name)
+        for row in rows:
+            cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            yield "  " + "  ".join(cells).rstrip()
+        yield from (f"  {printable(note)}" for note in notes(arm))
+    yield ""
+    yield from map(printable, closing(projection))
+
+
+def as_markdown(projection: Projection) -> str:
+    """A table per arm, and every sentence."""
+    lines = [f"# {escaped(headline(projection))}"]
+    for arm in projection.arms:
+        titles, *rows = table(arm)
+        lines += ["", f"## {escaped(arm.name)}", "", "| " + " | ".join(titles) + " |", "|" + "--:|" * len(titles)]
+        lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in rows]
+        lines += ["", *(f"- {escaped(note)}" for note in notes(arm))]
+    return "\n".join([*lines, "", *(f"- {escaped(line)}" for line in closing(projection))]) + "\n"
+
+
+def as_json(projection: Projection) -> str:
+    """The projection with all its fields."""
+    return json.dumps(projection.model_dump(mode="json"), indent=2, allow_nan=False) + "\n"

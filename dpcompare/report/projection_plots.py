@@ -1,0 +1,67 @@
+"""The plots of a projection: predicted speed and efficiency over the nodes, with their ranges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpcompare.projection.document import PredictedPoint, Projection
+from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
+
+
+def projection_plots(projection: Projection) -> list[Plot]:
+    """Speed and efficiency of every arm.
+
+    Raises:
+        RequestError: the libraries that draw are not installed.
+    """
+    alt = load_altair()
+    return [
+        Plot(
+            name="predicted-speed",
+            title="Predicted speed",
+            explanation=f"Predicted images per second over {projection.link} between nodes. The bands are from the "
+            "high to the low end of the latency, and from the measured spread of processes to none.",
+            chart=_over_nodes(alt, projection, "images_per_second", "predicted images/s", scale="log"),
+        ),
+        Plot(
+            name="predicted-efficiency",
+            title="Predicted efficiency",
+            explanation="Of each arm's own devices without exchange, each of which waits for nobody.",
+            chart=_over_nodes(alt, projection, "efficiency", "predicted efficiency", scale="linear"),
+        ),
+    ]
+
+
+def _over_nodes(alt: Any, projection: Projection, field: str, title: str, *, scale: str) -> Any:
+    names = [arm.name for arm in projection.arms]
+    data = [_row(arm.name, point, field) for arm in projection.arms for point in arm.points]
+    colour = alt.Color(
+        "arm:N",
+        scale=alt.Scale(domain=names, range=[COLOURS[index % len(COLOURS)] for index in range(len(names))]),
+        legend=alt.Legend(title=None, orient="top", columns=1),
+    )
+    nodes = sorted({row["nodes"] for row in data})
+    x = alt.X("nodes:Q", title="nodes", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=nodes, format="d"))
+    domain = alt.Undefined if scale == "log" else [0, 1]
+    y_scale = alt.Scale(type=scale, domain=domain)
+    base = alt.Chart(alt.Data(values=data)).encode(x=x, color=colour)
+    band = base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=title, scale=y_scale), y2="high:Q")
+    line = base.mark_line(strokeDash=[6, 3]).encode(y=alt.Y("typical:Q", title=title, scale=y_scale))
+    points = base.mark_point(filled=True, opacity=1, size=40).encode(
+        y=alt.Y("typical:Q", title=title, scale=y_scale), description=alt.Description("text:N")
+    )
+    return (band + line + points).properties(width=WIDTH, height=260)
+
+
+def _row(arm: str, point: PredictedPoint, field: str) -> dict[str, Any]:
+    shown = getattr(point, field)
+    form = "{:.0%}" if field == "efficiency" else "{:,.1f}"
+    low, typical, high = (form.format(value) for value in (shown.low, shown.typical, shown.high))
+    return {
+        "arm": arm,
+        "nodes": point.nodes,
+        "low": max(shown.low, 1e-9),  # a logarithm has none of 0
+        "typical": max(shown.typical, 1e-9),
+        "high": max(shown.high, 1e-9),
+        "text": f"{arm}, {point.nodes} nodes: predicted {typical} ({low} to {high})",
+    }

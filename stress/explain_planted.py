@@ -1,0 +1,230 @@
+"""Does `explain` name the cause that was planted, at its size? A slow input, a slow link, a slow process, tiny batches.
+
+    python -m stress.explain_planted [--only NAME ...] [--rounds 6] [--out FOLDER] [--write FILE]
+
+All variants of all cases run in one interleaved study, of real runs with torch; some 40 minutes on two quiet cores. The
+link needs root. Exit code 3 where another cause is named, a size is wrong by more than 10%, or something stands out of
+the healthy run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.sections import commit, write_section
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.config.placement import Placement
+from dpcompare.experiments.step_parts import JUDGED, Part, StepParts
+from dpcompare.experiments.study import Arm, Study, hold, open_study
+from dpcompare.experiments.study_runs import Watcher, run_study
+from dpcompare.experiments.variants import Variant, Variants, variants_of
+from dpcompare.launch.inputs import prepare_compared
+from dpcompare.projection.explanation import Explanation, explain, parts_of
+from dpcompare.projection.remedies import TIMES_THE_BATCH, speedup_of_batch
+from stress.injection import interpreter_with
+
+INPUT_SECONDS, PROCESS_SECONDS = 0.4, 0.2
+LINK = "100mbit"
+LARGEST_ERROR = 0.10
+
+SLOW_INPUT = f"""
+def inject(module):
+    import time
+    read = module.BatchReader._read
+    def slow(self, *arguments):
+        if self._augmentation is not None:  # of training, even if it changes nothing
+            time.sleep({INPUT_SECONDS})
+        return read(self, *arguments)
+    module.BatchReader._read = slow
+"""
+
+SLOW_PROCESS = f"""
+def inject(module):
+    import time
+    step = module.TorchBackend.train_step
+    def slow(self, *arguments):
+        if self.process_rank == 1:
+            time.sleep({PROCESS_SECONDS})
+        return step(self, *arguments)
+    module.TorchBackend.train_step = slow
+"""
+
+COMPUTES = {"model": "toy-bn", "image_size": 64, "global_batch_size": 256, "steps": 25, "warmup_steps": 5}
+EXCHANGES = {"model": "mlp", "image_size": 16, "global_batch_size": 64, "steps": 25, "warmup_steps": 5}
+TINY = COMPUTES | {"global_batch_size": 4, "steps": 205}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of CASES."""
+
+    workload: Mapping[str, Any] = field(default_factory=lambda: COMPUTES)
+    nodes: int = 2
+    fault: tuple[str, str] | None = None
+    """The module that is broken, and how; see `stress.injection`."""
+    placement: Placement = field(default_factory=Placement)
+    part: Part | None = None
+    """What it must be called; None: nothing stands out."""
+    variants: tuple[Variant, ...] | None = None
+    """Those that are run, of a case that is not judged itself; None: all."""
+    beside: str | None = None
+    """The case without what was planted, from whose size that of this one is told."""
+    seconds: float | None = None
+    """That were planted into each step, where they cannot be hidden; None: by how much longer a step takes."""
+
+
+CASES = {
+    "healthy": Case(),
+    "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", beside="healthy"),
+    "slow process": Case(
+        fault=("dpcompare.backends.torch.backend", SLOW_PROCESS),
+        part="waiting",
+        beside="healthy",
+        seconds=PROCESS_SECONDS,
+    ),
+    f"link of {LINK}": Case(
+        workload=EXCHANGES, placement=Placement(engine="namespaces", link=LINK), part="exchange", beside="free link"
+    ),
+    "free link": Case(
+        workload=EXCHANGES, placement=Placement(engine="namespaces"), variants=("as it is", "no exchange")
+    ),
+    "tiny batches": Case(workload=TINY, nodes=1, part="launching", beside="larger batches"),
+    "larger batches": Case(
+        workload=TINY | {"global_batch_size": TIMES_THE_BATCH * TINY["global_batch_size"]},
+        nodes=1,
+        variants=("as it is",),
+    ),
+}
+
+
+class Dots(Watcher):
+    """A dot per run."""
+
+    def run_ended(self, number, arm, result):
+        print("." if result.status == "completed" else "F", end="", flush=True, file=sys.stderr)
+
+
+def variants(name: str, case: Case, folder: Path) -> Variants:
+    config = RunConfig(
+        framework="torch",
+        mode="single" if case.nodes == 1 else "ddp",
+        workload=Workload(**case.workload),
+        cluster=Cluster.partition(case.nodes, 1, device="cpu"),
+        placement=case.placement,
+        python=interpreter_with(folder / name.replace(" ", "-"), *case.fault) if case.fault else sys.executable,
+    )
+    found = variants_of(config, name)
+    arms = {variant: arm for variant, arm in found.arms.items() if case.variants is None or variant in case.variants}
+    return replace(found, arms=arms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What was measured of a case."""
+
+    parts: StepParts
+    explanation: Explanation | None
+    """None where it is not judged."""
+
+    @property
+    def step_milliseconds(self) -> float:
+        return 1000 * (self.parts.seconds or 0.0)
+
+    def milliseconds(self, part: Part) -> float:
+        return self.parts.shares[part].value * self.step_milliseconds
+
+
+def measured(cases: Mapping[str, Case], folder: Path, rounds: int) -> dict[str, Found]:
+    """All variants of all cases, in one study, so that what drifts does so for all of them."""
+    (folder / "pythons").mkdir(parents=True, exist_ok=True)
+    of = {name: variants(name, case, folder / "pythons") for name, case in cases.items()}
+    arms = [arm for each in of.values() for arm in each.arms.values()]
+    configs = prepare_compared([arm.config for arm in arms])
+    prepared = [Arm(**dict(arm) | {"config": config}) for arm, config in zip(arms, configs, strict=True)]
+    with hold(folder / "study"):
+        study = open_study(Study(arms=tuple(prepared), repeats=rounds), folder / "study")
+        run_study(study, folder / "study", Dots())
+    print(file=sys.stderr)
+    found = {}
+    for name, each in of.items():
+        there = study, folder / "study", each.prepared(study)
+        is_judged = cases[name].variants is None
+        found[name] = Found(parts=parts_of(*there), explanation=explain(*there) if is_judged else None)
+    return found
+
+
+def named(explanation: Explanation) -> Part | None:
+    """What stands out most; at a first look the largest part beside computing, if it is large."""
+    judged = sorted((row for row in explanation.parts if row.part in JUDGED), key=lambda row: -row.share)
+    is_first_look = explanation.verdict.startswith("FIRST LOOK")
+    return next((row.part for row in judged if row.stands_out or (is_first_look and row.share >= 0.1)), None)
+
+
+def sizes(case: Case, planted: Found, beside: Found) -> tuple[float, float, str]:
+    """The true size, the found one, and their unit."""
+    assert case.part is not None
+    if case.part == "launching":
+        true = TIMES_THE_BATCH * planted.step_milliseconds / beside.step_milliseconds
+        return true, speedup_of_batch(planted.parts) or 1.0, f"x with {TIMES_THE_BATCH} times the batch"
+    true = 1000 * case.seconds if case.seconds else planted.step_milliseconds - beside.step_milliseconds
+    return true, planted.milliseconds(case.part) - beside.milliseconds(case.part), "ms more than without"
+
+
+def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tuple[str, bool]]:
+    for name, case in cases.items():
+        if (explanation := found[name].explanation) is None:
+            continue
+        cause = named(explanation)
+        right = cause == case.part
+        start = f"| {name} | {found[name].step_milliseconds:.3g} | {cause or 'nothing stands out'} |"
+        if case.beside is None:
+            yield f"{start} | | |", right
+            continue
+        true, size, unit = sizes(case, found[name], found[case.beside])
+        error = size / true - 1
+        yield f"{start} {true:.3g} {unit} | {size:.3g} | {error:+.1%} |", right and abs(error) <= LARGEST_ERROR
+
+
+def chosen(names: list[str] | None) -> dict[str, Case]:
+    """The cases that were asked for, with those that their sizes are told from, in the order of CASES."""
+    wanted = set(names or CASES)
+    wanted |= {beside for name in wanted if (beside := CASES[name].beside)}
+    return {name: case for name, case in CASES.items() if name in wanted}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=CASES, action="append", metavar="NAME", help=", ".join(CASES))
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="keeps all runs; the same one is continued")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
+    arguments = parser.parse_args()
+    cases = chosen(arguments.only)
+    with tempfile.TemporaryDirectory(prefix="dpcompare-explain-") as temporary:
+        found = measured(cases, arguments.out or Path(temporary), arguments.rounds)
+        for name, each in found.items():
+            sizes_of = ", ".join(f"{part} {each.milliseconds(part):.1f}" for part in each.parts.shares)
+            verdict = each.explanation.verdict if each.explanation else "not judged"
+            print(f"{name}: {verdict} Step {each.step_milliseconds:.1f} ms: {sizes_of}", file=sys.stderr)
+        judged = list(rows(cases, found))
+    lines = [
+        f"`{' '.join(['python -m stress.explain_planted', *sys.argv[1:]])}` at {commit()}:",
+        "",
+        "| planted | step, ms | named | true size | found | error |",
+        "|---|--:|---|--:|--:|--:|",
+        *(line if right else f"{line} **WRONG**" for line, right in judged),
+    ]
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "explain_planted", lines)
+    sys.exit(0 if all(right for _, right in judged) else 3)
+
+
+if __name__ == "__main__":
+    main()

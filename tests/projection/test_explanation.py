@@ -1,0 +1,192 @@
+"""The explanation of a run, from runs whose steps are made up: its words, floors, and what would help by how much."""
+
+import json
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RunFailedError
+from dpcompare.experiments.study import open_study
+from dpcompare.experiments.variants import variants_of
+from dpcompare.launch.inputs import prepare_compared
+from dpcompare.models.gradients import Gradients
+from dpcompare.projection.explanation import explain
+from dpcompare.projection.floors import floors_of
+from dpcompare.report.explained import as_markdown, as_text
+from dpcompare.results.events import EventLog
+from dpcompare.system.gpu_state import GpuReading, GpuState
+from tests.experiments.test_fairness import result
+from tests.experiments.test_step_parts import SYNCHRONOUS, constant
+from tests.support.events import ready, trained
+
+STEPS = 20
+GRADIENT_BYTES = 4 * (16 * 16 * 3 * 512 + 512 + 512 * 10 + 10)
+"""Of the model mlp at 16 px."""
+
+
+def config(framework="torch", mode="ddp", nodes=2, *, placement=None, workload=None):
+    chosen = {"model": "mlp", "image_size": 16, "global_batch_size": 32, "steps": STEPS, "warmup_steps": 0}
+    return RunConfig(
+        framework=framework,
+        mode=mode,
+        workload=Workload(**chosen | (workload or {})),
+        cluster=Cluster.partition(nodes, 1, device="cpu", num_cores=2),
+        placement=placement or Placement(),
+    )
+
+
+def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None):
+    """What is said of a run whose variants took these seconds per step and process.
+
+    `slower` is how many times as long it took without exchange, by round.
+    """
+    found = variants_of(base or config(), "mine")
+    study = found.study(rounds)
+    configs = prepare_compared([arm.config for arm in study.arms])
+    arms = (arm.model_copy(update={"config": made}) for arm, made in zip(study.arms, configs, strict=True))
+    study = open_study(study.model_copy(update={"arms": tuple(arms)}), folder)
+    found = found.prepared(study)
+    for number in study.rounds:
+        for variant, arm in found.arms.items():
+            run_dir = study.run_dir(folder, number, arm)
+            (run_dir / "events").mkdir(parents=True)
+            fields = {"status": "failed", "error": "out of memory"} if variant in failed else {}
+            known = Gradients(num_bytes=GRADIENT_BYTES)
+            result(config=arm.config.model_dump(mode="json"), gradients=known, **fields).save(run_dir)
+            times = (slower or {}).get(number, 1.0) if variant == "no exchange" else 1.0
+            for rank, (of_step, *_) in enumerate(seconds[variant.replace(" ", "_")]):
+                log = EventLog(run_dir, rank)
+                log.append(ready(steps=STEPS))
+                log.append(trained([1.0] * STEPS, step=STEPS, step_seconds=[of_step * times] * STEPS))
+                log.close()
+    return explain(study, folder, found)
+
+
+def rows(explanation):
+    return {row.part: row for row in explanation.parts}
+
+
+def test_the_part_that_bounds_a_run_is_named_with_what_would_help(tmp_path):
+    found = explained(tmp_path / "study", SYNCHRONOUS)
+    assert found.verdict.startswith("This run is bound by exchange: 29% of a step (interval 29% to 29%), 50 ms.")
+    assert {part for part, row in rows(found).items() if row.stands_out} == {
+        "input", "exchange", "waiting", "launching",
+    }  # fmt: skip
+    assert found.slowest == "Process 1, on node 1, takes 1.25 times as long as the others to compute, in every round."
+    assert found.speedup == pytest.approx(2 * 60 / 170)
+    best = found.remedies[0]
+    # Four batches in the time of one, and of three times what the images take: 30 ms each.
+    assert best.speedup == pytest.approx(4 * 170 / (170 + 3 * 30))
+    assert (best.changes, best.at_most) == ({"global_batch_size": "128"}, False)
+    at_most = {remedy.part: remedy.speedup for remedy in found.remedies if remedy.at_most}
+    assert at_most == {
+        "input": pytest.approx(170 / 150), "waiting": pytest.approx(170 / 150), "exchange": pytest.approx(170 / 120),
+    }  # fmt: skip
+    assert [each.speedup for each in found.remedies] == sorted((each.speedup for each in found.remedies), reverse=True)
+    json.dumps(found.model_dump(mode="json"), allow_nan=False)
+
+
+def test_of_a_healthy_run_nothing_stands_out(tmp_path):
+    seconds = SYNCHRONOUS | {
+        "as_it_is": constant(0.105, 0.105),
+        "no_exchange": constant(0.100, 0.101),
+        "no_input": constant(0.103, 0.103),
+        "computing_alone": constant(0.099, 0.1),
+        "larger_batch": constant(0.192, 0.194),
+    }
+    found = explained(tmp_path / "study", seconds)
+    assert found.verdict == (
+        "Nothing stands out: no part beside computing is shown to take 10% of a step or more. 89% of a step is "
+        "computing."
+    )
+    assert [(remedy.part, remedy.speedup) for remedy in found.remedies] == [("computing", None)]
+    assert found.slowest is None
+
+
+def test_rounds_that_differ_too_much_show_nothing_and_do_not_say_that_all_is_well(tmp_path):
+    seconds = SYNCHRONOUS | {
+        "no_input": constant(0.169, 0.169),
+        "computing_alone": constant(0.098, 0.100),
+        "larger_batch": constant(0.190, 0.195),
+    }
+    found = explained(tmp_path / "study", seconds, slower={1: 0.1, 2: 1.5, 3: 1.5})
+    assert found.verdict.startswith("Nothing is shown: exchange: ")
+    assert "but rounds differ too much to claim it. Make more of them (--repeats)" in found.verdict
+    assert found.remedies[0].speedup is not None
+
+
+def test_few_rounds_claim_nothing(tmp_path):
+    found = explained(tmp_path / "study", SYNCHRONOUS, rounds=2)
+    assert found.verdict.startswith(
+        "FIRST LOOK: 2 of 6 rounds, nothing is claimed. The largest part beside computing is"
+    )
+    assert not any(row.stands_out or row.low for row in found.parts)
+    assert (found.confidence, found.slowest) == (None, None)
+
+
+def test_the_floor_of_a_limited_link_and_what_a_faster_one_brings(tmp_path):
+    """One pack of gradients after the backward pass: the model's ring on a link of 100 Mbit/s."""
+    placement = Placement(engine="namespaces", link="100mbit")
+    base = config("tensorflow", "multiworker", placement=placement)
+    wire = GRADIENT_BYTES / (100e6 / 8 * 1448 / 1514)  # a ring of two sends all of it once
+    seconds = SYNCHRONOUS | {
+        "as_it_is": constant(0.12 + wire, 0.12 + wire),
+        "no_input": constant(0.1 + wire, 0.1 + wire),
+    }
+    found = explained(tmp_path / "study", seconds, base=base)
+    exchange = rows(found)["exchange"]
+    assert exchange.milliseconds == pytest.approx(1000 * wire)
+    assert exchange.floor_milliseconds == pytest.approx(1000 * wire, rel=0.01)
+    twice = next(remedy for remedy in found.remedies if remedy.changes == {"link": "200mbit"})
+    assert twice.speedup == pytest.approx((0.12 + wire) / (0.12 + wire / 2), rel=0.02)
+    assert not twice.at_most
+    assert any(remedy.words == "gradients exchanged in buckets" for remedy in found.remedies)
+
+
+def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
+    found = explained(tmp_path / "study", SYNCHRONOUS, failed=("larger batch",))
+    assert found.unmeasured == {"launching": "mine one batch without gradient sync 2x as large failed: out of memory"}
+    assert {"computing", "launching"}.isdisjoint(rows(found))
+    alone = {"as_it_is": constant(0.1), "no_input": constant(0.05), "larger_batch": constant(0.06)}
+    single = explained(tmp_path / "single", alone, base=config(mode="single", nodes=1))
+    assert set(single.unmeasured) == {"exchange", "waiting", "sharing"}
+    assert single.unmeasured["exchange"] == "one replica has no other to exchange gradients with"
+    with pytest.raises(RunFailedError, match="cannot be explained: mine failed: out of memory"):
+        explained(tmp_path / "failed", SYNCHRONOUS, failed=("as it is",))
+
+
+def test_the_bus_of_a_gpu_is_that_of_its_slowest_link_while_it_trains():
+    cluster = Cluster.of_machines(1, 2, device_type="gpu", num_cores=8)
+    workload = Workload(model="mlp", image_size=64, global_batch_size=128)
+    placement = Placement(engine="slurm")
+    base = RunConfig(framework="torch", mode="ddp", workload=workload, cluster=cluster, placement=placement)
+    idle, full = GpuReading(pcie_generation=1, pcie_width=8), GpuReading(pcie_generation=4, pcie_width=16)
+    half = GpuReading(pcie_generation=4, pcie_width=8)
+    gpus = [GpuState(device="0", before=idle, after=full), GpuState(device="1", before=idle, after=half)]
+    node = {"node_rank": 0, "host": "here", "device_names": ["cuda:0", "cuda:1"], "versions": {}}
+    known = {"device_type": "gpu", "gradients": Gradients(num_bytes=10**9)}
+    run = result(**known, nodes=[node | {"gpus": [each.model_dump() for each in gpus]}])
+    floors = floors_of(base, run)
+    num_bytes = 64 * (64 * 64 * 3 + 3 * 256 * 4)
+    assert floors["input"].seconds == pytest.approx(num_bytes / (31.5e9 / 2 * 0.78))
+    assert floors["exchange"].seconds == pytest.approx(1e9 / (31.5e9 / 2 * 0.78), rel=0.01)
+    linked = [each.model_copy(update={"links": {"other": "12 NVLinks"}}).model_dump() for each in gpus]
+    by_nvlink = result(**known, nodes=[node | {"gpus": linked}])
+    assert floors_of(base, by_nvlink)["exchange"].seconds is None
+
+
+def test_text_and_markdown_have_the_same_figures(tmp_path):
+    found = explained(tmp_path / "study", SYNCHRONOUS)
+    text, markdown = as_text(found, 100), as_markdown(found)
+    for row in found.parts:
+        assert row.words in text
+        assert row.words in markdown
+        figures = [f"{row.share:.0%}", f"{row.milliseconds:.3g}"]
+        line = next(line for line in text.splitlines() if line.startswith(row.words))
+        assert all(figure in line.split() for figure in figures)
+    assert all(len(line) <= 100 for line in text.splitlines())
+    assert "**This run is bound by exchange" in markdown
+    assert "| input * | 12% |" in markdown

@@ -1,0 +1,302 @@
+"""From a study to predictions: what is read of it, what is refused, and that every format calls figures predicted."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from dpcompare.experiments.collection import ArmRuns, Collection
+from dpcompare.experiments.study import Arm, Study, ablated
+from dpcompare.models.gradients import Gradients
+from dpcompare.projection.link import link_between_nodes
+from dpcompare.projection.overheads import Overheads
+from dpcompare.projection.prediction import ProjectionRequest, project
+from dpcompare.projection.published import PUBLISHED, published_table
+from dpcompare.report import projection as shown
+from dpcompare.report.projection_plots import projection_plots
+from dpcompare.results.events import EventLog
+from dpcompare.results.result import StepSeconds
+from dpcompare.results.run_dir import CONFIG_FILE
+from tests.experiments.test_fairness import result
+from tests.support.command import invoke
+from tests.support.events import ready, trained
+
+BUCKETS = (2_050_088, 26_247_632, 2_562_616)
+OBSERVED = Gradients(
+    num_bytes=sum(BUCKETS), ready=((2_050_088, 0.29), (28_297_720, 0.61), (30_860_336, 0.94)), backward_ends=0.95
+)
+EXCHANGED = Gradients(num_bytes=sum(BUCKETS), messages=BUCKETS)
+ONE_PACK = Gradients(num_bytes=sum(BUCKETS), messages=(sum(BUCKETS),))
+
+
+def config_of(framework="torch", mode="ddp", *, nodes=2, devices=1, **changes):
+    workload = Workload(**{"dataset": "synthetic", "steps": 45} | changes)
+    inputs = Inputs(
+        store="store", store_sha256="store", weights="weights", weights_sha256="weights", num_classes=16,
+        num_train=512, num_validation=128, num_skipped=0,
+    )  # fmt: skip
+    cluster = Cluster.partition(nodes, devices, device="cpu", num_cores=2)
+    return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, inputs=inputs)
+
+
+def run_of(config, seconds, gradients=None, **changes):
+    step = StepSeconds(median=seconds, p95=seconds, mean=seconds, mad=0.0)
+    shape = {
+        "num_nodes": config.cluster.num_nodes,
+        "num_processes": config.topology.num_processes,
+        "num_replicas": config.topology.num_replicas,
+        "global_batch_size": config.workload.global_batch_size,
+    }
+    fields = {"step_seconds": step, "gradients": gradients, "config": config.model_dump(mode="json")}
+    made = result(config.framework, "ddp" if config.framework == "torch" else "multiworker", **shape | fields | changes)
+    return made.model_copy(update={"mode": config.mode, "emulated": config.emulated})
+
+
+def arm_of(config, seconds=0.30, without=0.24, *, gradients=EXCHANGED, observed=OBSERVED, name=None, **changes):
+    no_sync = config.model_copy(update={"sync_gradients": False}) if config.mode_row.gradient_sync_separable else None
+    cluster = config.cluster
+    return ArmRuns(
+        name=name or f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}",
+        config=config,
+        source="study",
+        runs=[run_of(config, seconds, gradients, **changes)],
+        run_dirs=[""],
+        positions=[1],
+        without_sync=[run_of(no_sync, without, observed, **changes)] if no_sync and without else [],
+        without_sync_dirs=[""],
+    )
+
+
+def predicted(*arms, **request):
+    link = request.pop("link", "1gbit")
+    request = {"nodes": (2, 4, 1024), "between": link_between_nodes(link, "10us")} | request
+    return project(Collection(arms=list(arms), repeats=1), ProjectionRequest(**request))
+
+
+def test_a_slower_link_and_more_nodes_are_predicted_to_be_less_efficient():
+    (fast,), (slow,) = (predicted(arm_of(config_of()), link=link).arms for link in ("100gbit", "100mbit"))
+    for quick, late in zip(fast.points, slow.points, strict=True):
+        assert late.efficiency.typical < 0.2 < 0.6 < quick.efficiency.typical
+    assert [point.devices for point in fast.points] == [2, 4, 1024]
+    assert [point.extrapolated for point in fast.points] == [False, False, True]
+    assert fast.refitted_step_ms == pytest.approx(300, rel=1e-3)
+    assert fast.assumed == ["the spread of its steps is not known, so all processes are taken to be equally fast"]
+    assert slow.sentence.startswith("torch ddp 2x1: predicted to fall below 50% efficiency at 2 nodes")
+
+
+def test_the_measured_cluster_on_the_measured_link_is_what_was_measured():
+    (arm,) = predicted(arm_of(config_of()), nodes=(2,), link="1000gbit").arms
+    assert arm.points[0].step_ms == pytest.approx(300, rel=0.01)
+    assert arm.points[0].images_per_second.typical == pytest.approx(32 / 0.30, rel=0.01)
+
+
+def test_modes_have_their_own_exchange():
+    """One pack after the backward pass is waited for; buckets of as many bytes overlap."""
+    (buckets,), (pack,) = (
+        predicted(arm_of(config, gradients=found)).arms
+        for config, found in ((config_of(), EXCHANGED), (config_of("tensorflow", "multiworker"), ONE_PACK))
+    )
+    assert buckets.points[0].step_parts_ms["exchange"] < pack.points[0].step_parts_ms["exchange"]
+    (late,) = predicted(arm_of(config_of()), overlap=False).arms
+    assert buckets.points[0].step_ms < late.points[0].step_ms
+
+
+def test_a_mode_without_a_step_of_its_own_computes_as_another():
+    sharded = arm_of(config_of(mode="fsdp"), 0.5, gradients=Gradients(num_bytes=sum(BUCKETS), messages=(10**7,) * 3))
+    ddp, fsdp = predicted(arm_of(config_of()), sharded).arms
+    assert fsdp.computing_ms == ddp.computing_ms
+    assert any("computes as torch ddp" in sentence for sentence in fsdp.assumed)
+    with pytest.raises(RequestError, match="fsdp has no step without exchange"):
+        predicted(sharded)
+
+
+def test_arms_on_several_clusters_fit_one_machine():
+    two, four = arm_of(config_of()), arm_of(config_of(nodes=4, global_batch_size=64), 0.60, 0.45)
+    (arm,) = predicted(two, four, nodes=(4, 8)).arms
+    assert arm.measured_nodes == 4
+    assert arm.copying_ns_per_byte > 0
+
+
+def test_two_batches_tell_what_does_not_grow_with_them():
+    small, large = arm_of(config_of(), name="small"), arm_of(config_of(global_batch_size=64), 0.4, 0.34, name="large")
+    (arm,) = predicted(small, large, target_efficiency=0.9).arms
+    batch = next(goal for goal in arm.goals if "batch" in goal.goal)
+    assert "in proportion" not in batch.sentence
+    (alone,) = predicted(large, target_efficiency=0.9).arms
+    assert "in proportion" in next(goal.sentence for goal in alone.goals if "batch" in goal.goal)
+
+
+def test_the_spread_of_recorded_steps_makes_the_band(tmp_path):
+    arm = arm_of(config_of())
+    no_sync = arm.config.model_copy(update={"sync_gradients": False})
+    for rank in range(2):
+        log = EventLog(tmp_path, rank)
+        log.append(ready(steps=45))
+        seconds = [0.24 * (1 + 0.05 * ((step * 7 + rank * 3) % 9 - 4)) for step in range(45)]
+        log.append(trained([1.0] * 45, step=45, step_seconds=seconds))
+        log.close()
+    (tmp_path / CONFIG_FILE).write_text(no_sync.model_dump_json())
+    arm.without_sync_dirs = [str(tmp_path)]
+    (found,) = predicted(arm).arms
+    assert found.spread == pytest.approx(0.15, abs=0.03)
+    assert found.assumed == []
+    largest = found.points[-1].images_per_second
+    assert largest.low < largest.typical < largest.high
+
+
+def test_overheads_and_prices_are_of_all_devices():
+    (plain,) = predicted(arm_of(config_of()), dollars_per_device_hour=3.6).arms
+    point = plain.points[0]
+    assert point.dollars_per_million_images == pytest.approx(2 * 0.001 / point.images_per_second.typical * 1e6)
+    failing = Overheads(checkpoint_every=1000, checkpoint_seconds=10, node_mtbf_seconds=1e6, restart_seconds=60)
+    (lossy,) = predicted(arm_of(config_of()), overheads=failing).arms
+    lost = [
+        a.images_per_second.typical / b.images_per_second.typical
+        for a, b in zip(lossy.points, plain.points, strict=True)
+    ]
+    assert 1 > lost[0] > 0.95 > 0.93 > lost[-1]
+    (starved,) = predicted(arm_of(config_of()), storage_bytes_per_second=1e6).arms
+    assert starved.points[-1].step_parts_ms["input"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arms", "request_", "expected"),
+    [
+        ([arm_of(config_of(), without=None)], {}, "no completed run without gradient sync; `dpcompare compare"),
+        ([arm_of(config_of(mode="dp", nodes=1, devices=2))], {}, "dp is emulated on the cpu"),
+        ([arm_of(config_of(mode="single", nodes=1))], {}, "one device exchanges nothing"),
+        ([arm_of(config_of())], {"nodes": (1, 2)}, "--nodes: received 1, expected at least the 2 nodes x 1 CPU device"),
+        ([arm_of(config_of())], {"nodes": (0,)}, "--nodes: received 0"),
+        ([arm_of(config_of(), dpcompare_version="0.0.9")], {}, "received results of dpcompare 0.0.9"),
+        ([arm_of(config_of())], {"arms": ("torch dp",)}, "--arm: received torch dp, expected some of torch ddp 2x1"),
+        ([arm_of(config_of())], {"target_efficiency": 1.5}, "--target-efficiency: received 1.5"),
+        ([arm_of(config_of())], {"target_throughput": float("nan")}, "--target-throughput: received nan"),
+        (
+            [arm_of(config_of()), arm_of(config_of("tensorflow", "multiworker"), gradients=ONE_PACK, precision="bf16")],
+            {},
+            "NOT COMPARABLE, so their predictions are not either: precision",
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_predicted_is_refused(arms, request_, expected):
+    with pytest.raises(RequestError, match=expected.replace("(", r"\(")):
+        predicted(*arms, **request_)
+
+
+def test_arms_without_a_model_are_left_out_by_name():
+    document = predicted(arm_of(config_of()), arm_of(config_of(mode="single", nodes=1)))
+    assert [arm.name for arm in document.arms] == ["torch ddp 2x1"]
+    assert document.left_out == {"torch single 1x1": "one device exchanges nothing; measure a mode of several"}
+
+
+def test_old_results_are_read_by_stated_assumptions():
+    (arm,) = predicted(arm_of(config_of(), gradients=None, observed=None)).arms
+    assert arm.gradient_bytes == pytest.approx(30.9e6, rel=0.01)
+    assert sum("recorded" in sentence for sentence in arm.assumed) == 2
+
+
+def test_every_format_says_that_its_figures_are_predicted():
+    arms = [arm_of(config_of()), arm_of(config_of("tensorflow", "multiworker"), gradients=ONE_PACK)]
+    document = predicted(*arms, target_efficiency=0.9, dollars_per_device_hour=1.0)
+    text = "\n".join(shown.as_lines(document))
+    for rendered in (text, shown.as_markdown(document)):
+        assert "Predicted, not measured" in rendered
+        assert "no accuracy is claimed there" in rendered
+        assert f"{document.arms[0].points[2].images_per_second.typical:,.1f}" in rendered
+    written = json.loads(shown.as_json(document))
+    assert written["kind"] == "predicted"
+    assert written["arms"][0]["points"][2]["extrapolated"] is True
+    assert [plot.title for plot in projection_plots(document)] == ["Predicted speed", "Predicted efficiency"]
+
+
+def saved_study(folder, *, with_ablation=True):
+    config = config_of()
+    arm = Arm(name="torch ddp 2x1", config=config)
+    without = ablated(arm)
+    study = Study(arms=(arm, without) if with_ablation else (arm,), repeats=1)
+    folder.mkdir()
+    study.save(folder)
+    for each in study.arms:
+        run_dir = study.run_dir(folder, 1, each)
+        run_dir.mkdir(parents=True)
+        seconds, found = (0.30, EXCHANGED) if each is arm else (0.24, OBSERVED)
+        run_of(each.config, seconds, found).save(run_dir)
+    return folder
+
+
+def test_the_command_predicts_from_a_study_on_disk(tmp_path):
+    study = saved_study(tmp_path / "study")
+    done = invoke("project", study, "--nodes", "2,8", "--link", "25gbit", "--json")
+    assert done.code == 0, done.stderr
+    assert [point["nodes"] for point in done.json["arms"][0]["points"]] == [2, 8]
+    told = invoke("project", study, "--devices-per-node", "8", "--intra-link", "nvlink", "--mtbf", "5000")
+    assert told.code == 0, told.stderr
+    assert "predicted images/s" in told.stdout
+    assert "1,024*" in told.stdout
+    files = [tmp_path / name for name in ("page.html", "table.md")]
+    done = invoke("project", study, "--html", files[0], "--markdown", files[1], "--plots", tmp_path / "plots")
+    assert done.code == 0, done.stderr
+    for file in files:
+        assert "Predicted, not measured" in file.read_text()
+        assert "no accuracy is claimed there" in file.read_text()
+    assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg", ".png"}
+
+
+def test_a_plan_says_what_a_study_predicts_of_it(tmp_path):
+    study = saved_study(tmp_path / "study")
+    run = ("plan", "torch:ddp", "--device", "cpu", "--dataset", "synthetic", "--steps", "45", "--study", study)
+    done = invoke(*run, "--nodes", "4", "--global-batch-size", "64", "--json")
+    assert done.code == 0, done.stderr
+    cores = sum(node["num_cores"] for node in done.json["config"]["cluster"]["nodes"])
+    slower = 1.5 * max(1, 4 / cores)  # a ring of four carries 1.5 times the bytes, on cores that are shared
+    assert done.json["predicted"]["images_per_second"] == pytest.approx(64 / (0.24 + 0.06 * slower), rel=0.02)
+    told = invoke(*run, "--nodes", "4", "--global-batch-size", "64")
+    assert told.stdout.startswith("predicted, not measured: ")
+    other = invoke(*run, "--nodes", "4", "--optimizer", "sgd")
+    assert other.code == 2
+    assert "expected one with an arm that differs from this run" in other.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("--link", "fast"), "--link: received 'fast', expected a rate"),
+        (("--latency", "5"), "--latency: received '5'"),
+        (("--nodes", "9" * 400), "expected numbers from 1 to 1000000"),
+        (("--latency", "9" * 400 + "s"), "--latency: received '999"),
+        (("--price", "nan"), "--price: received nan, expected a finite number"),
+        (("--nodes", "two"), "--nodes: received 'two'"),
+        (("--intra-link", "string"), "--intra-link: received 'string'"),
+        (("--checkpoint-every", "10"), "expected both"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_read(tmp_path, options, expected):
+    refused = invoke("project", tmp_path / "nothing", *options)
+    assert refused.code == 2
+    assert expected in refused.stderr
+
+
+def test_a_study_without_such_runs_is_told_how_to_make_them(tmp_path):
+    refused = invoke("project", saved_study(tmp_path / "study", with_ablation=False))
+    assert refused.code == 2
+    assert "--ablate --out STUDY" in refused.stderr
+
+
+def test_published_figures_are_met_where_the_exchange_is_what_is_lost():
+    """The Horovod and Facebook figures within 8 points; NVIDIA's EfficientNet loses to its input, which no model of the
+    exchange can tell."""
+    for each in PUBLISHED:
+        difference = each.predicted() - each.efficiency
+        if "input" in each.remark:
+            assert difference > -0.08, each.name
+        else:
+            assert abs(difference) < 0.08, each.name
+
+
+def test_the_documentation_has_the_table_that_the_model_gives():
+    page = (Path(__file__).parents[2] / "docs" / "projection.md").read_text()
+    assert "\n".join(published_table()) in page

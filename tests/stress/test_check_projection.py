@@ -1,0 +1,51 @@
+"""The judge of predictions: it fails where they are off, where cells drifted, and where there are too few."""
+
+import json
+
+import pytest
+
+from dpcompare.config.workload import Workload
+from stress.check_projection import Campaign, judged
+
+MODE = "torch:ddp"
+
+
+def campaign_of(tmp_path, *, cells=12, error=0.03, drift=0.0):
+    """Cells of which each was measured to take `error` less than predicted."""
+    rows, predictions = [], []
+    for number in range(cells):
+        nodes, link = 2 + number // 4, f"{1 + number % 4}00mbit"
+        predictions.append(
+            {
+                **{"mode": MODE, "nodes": nodes, "link": link, "computing_seconds": 0.2},
+                "predicted": {"the model": 0.5, "without overlap": 0.6},
+            }
+        )
+        base = {"mode": MODE, "nodes": nodes, "round": 1}
+        rows.append({**base, "stage": "measured", "link": link, "seconds": 0.5 / (1 + error)})
+        rows.append({**base, "stage": "after", "link": "none", "seconds": 0.2 * (1 + drift)})
+    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Campaign(tmp_path, Workload(), batch=16, rounds=1), predictions
+
+
+def test_near_predictions_pass_and_every_term_is_judged(tmp_path):
+    lines, passed = judged(*campaign_of(tmp_path))
+    assert passed
+    assert lines[0] == "PASSED: 12 of 12 cells are valid, median error 3.0%, largest 3.0%."
+    assert "| without overlap | 23.6% | 23.6% |" in lines
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"error": 0.2}, "median error 20.0%"),
+        ({"error": 0.07}, "median error 7.0%"),
+        ({"drift": 0.11}, "0 of 12 cells are valid"),
+        ({"cells": 11}, "11 of 11 cells are valid"),
+    ],
+)
+def test_what_is_off_fails(tmp_path, changes, told):
+    lines, passed = judged(*campaign_of(tmp_path, **changes))
+    assert not passed
+    assert lines[0].startswith("FAILED: ")
+    assert told in lines[0]
