@@ -26,12 +26,12 @@ HOUR = 3600.0
     metavar="STUDY_DIR|RUN_DIR",
     shell_complete=completed_values.runs_and_studies,
 )
-@click.option("--nodes", metavar="N,...", help="Numbers of nodes; default: those measured on, doubled up to 1,024.")
+@click.option("--nodes", metavar="N,...", help="Numbers of nodes.  [default: those measured on, doubled up to 1,024]")
 @click.option("--devices-per-node", type=int, metavar="N", help="Default: as many as were measured.")
 @click.option(
     "--link", default="100gbit", show_default=True, metavar="RATE", help="Of each node to the others, per direction."
 )
-@click.option("--latency", metavar="TIME", help="Of a message between nodes, such as 5us; default: 2.7us to 50us.")
+@click.option("--latency", metavar="TIME", help="Of a message between nodes, such as 5us.  [default: 2.7us to 50us]")
 @click.option("--intra-link", metavar="NAME|RATE", help="Between the devices of a node: nvlink, pcie4, 200GB/s, ...")
 @click.option("--measured-link", metavar="RATE", help="Of the machines that were measured, where they were several.")
 @click.option(
@@ -46,7 +46,7 @@ HOUR = 3600.0
 @click.option("--target-efficiency", type=float, metavar="SHARE", help="Which link or batch reaches it, such as 0.9.")
 @click.option("--target-throughput", type=float, metavar="IMAGES/S", help="How many nodes reach it.")
 @click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="Of a device per hour.")
-@click.option("--storage", metavar="RATE", help="At which all nodes together read images; default: reading keeps up.")
+@click.option("--storage", metavar="RATE", help="At which all nodes together read images.  [default: reading keeps up]")
 @click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS", help="With --checkpoint-seconds.")
 @click.option("--checkpoint-seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="That each of them takes.")
 @click.option(
