@@ -1,4 +1,4 @@
-"""The rules around an optimizer's update, as numbers of each step that the host computes for both frameworks."""
+"""The rules around an optimizer's update, as numbers of each step that the host computes for all frameworks."""
 
 from __future__ import annotations
 

@@ -172,12 +172,12 @@ class RunOptions:
     )
     regularization: str | None = _workload(
         type=click.Choice(["off", "shared"]),
-        help="shared: dropout and stochastic depth, drawn once on the host for both frameworks.  [default: off]",
+        help="shared: dropout and stochastic depth, drawn once on the host for all frameworks.  [default: off]",
     )
     precision: str | None = _workload(type=Precisions(["float32", "bfloat16", "float64"]), help="[default: float32]")
     profile: str | None = _workload(
         type=click.Choice(["strict", "native"]),
-        help="strict: the same in both frameworks. native: each framework's faster settings.  [default: strict]",
+        help="strict: the same in all frameworks. native: each framework's faster settings.  [default: strict]",
     )
     tune: tuple[str, ...] = _run(
         multiple=True,

@@ -9,7 +9,7 @@ import click
 
 from dpcompare.cli.option_values import listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json
-from dpcompare.config.modes import FRAMEWORKS, modes_by_default
+from dpcompare.config.modes import FRAMEWORKS, frameworks_by_default
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--frameworks",
-    default=",".join(dict.fromkeys(framework for framework, _ in modes_by_default())),
+    default=",".join(frameworks_by_default()),
     show_default=True,
     metavar="LIST",
     help=f"The frameworks to install, of {', '.join(FRAMEWORKS)}.",

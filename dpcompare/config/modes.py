@@ -273,3 +273,8 @@ MODES: dict[tuple[str, str], Mode] = {
 def modes_by_default() -> list[tuple[str, str]]:
     """(framework, mode) of the modes that `compare` takes where none is named."""
     return [key for key, row in MODES.items() if row.by_default]
+
+
+def frameworks_by_default() -> list[str]:
+    """Those of `modes_by_default`, which `setup` installs and without which `doctor` sees a problem."""
+    return list(dict.fromkeys(framework for framework, _ in modes_by_default()))

@@ -42,7 +42,7 @@ class Topology:
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the model that train, which both frameworks must agree on; nodes with a role hold none."""
+        """Copies of the model that train, which all frameworks must agree on; nodes with a role hold none."""
         without = len(self.mode.roles) * self.cluster.devices_per_node
         return (self.cluster.num_devices - without) // self.stages
 

@@ -127,12 +127,12 @@ class Workload(Config):
     evaluation is at chance, however well the model is trained. 0.9 needs 50.
     """
     regularization: Regularizing = "off"
-    """`shared`: dropout and stochastic depth, drawn on the host for both frameworks; see
+    """`shared`: dropout and stochastic depth, drawn on the host for all frameworks; see
     `dpcompare.data.regularization`."""
     precision: Annotated[Precision, BeforeValidator(_no_float16)] = "float32"
     """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
     profile: Profile = "strict"
-    """`strict`: the same in both frameworks. `native`: each framework's faster settings; see
+    """`strict`: the same in all frameworks. `native`: each framework's faster settings; see
     `dpcompare.config.tuning`."""
     seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     """Seed of the initial weights, the sample order, the augmentation and the regularization."""

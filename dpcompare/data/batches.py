@@ -1,4 +1,4 @@
-"""Host batches: one process's rows of a global batch, as the pixels that both frameworks get."""
+"""Host batches: one process's rows of a global batch, as the pixels that all frameworks get."""
 
 from __future__ import annotations
 

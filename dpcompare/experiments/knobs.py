@@ -166,8 +166,8 @@ KNOBS: dict[str, Knob] = {
     "weight average": Knob(value=_or_none("weight_average"), remedy="use the same --weight-average"),
     "label smoothing": Knob(value=_or_none("label_smoothing"), remedy="use the same --label-smoothing"),
     "regularization": Knob(value=of_workload("regularization"), remedy="use the same --regularization"),
-    "dropout": Knob(value=_setting("dropout"), remedy="use the same rate in both frameworks"),
-    "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="use the same rate in both frameworks"),
+    "dropout": Knob(value=_setting("dropout"), remedy="use the same rate in all frameworks"),
+    "stochastic depth": Knob(value=_setting("stochastic_depth"), remedy="use the same rate in all frameworks"),
     # What that made of it: a setting that was asked for and not obeyed shows here.
     "batches": Knob(
         value=computed("batch_digests"),

@@ -22,7 +22,7 @@ from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
 from dpcompare.backends.gpu_code import Code, code_for, compiled_for
 from dpcompare.backends.gpus_seen import gpus_seen
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS, MODES, modes_by_default
+from dpcompare.config.modes import FRAMEWORKS, MODES, frameworks_by_default
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
@@ -90,7 +90,7 @@ def diagnose(
     else:
         yield from _gpus(gpus)
     usable = []
-    by_default = {framework for framework, _ in modes_by_default()}
+    by_default = frameworks_by_default()
     for framework in FRAMEWORKS:
         begins(f"looking at {framework}")
         findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))

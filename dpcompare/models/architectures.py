@@ -1,7 +1,7 @@
 """The models: names, shapes and initial values of their tensors, in no framework's terms.
 
 Tensor names are those of timm's `tf_efficientnet_*` checkpoints, layouts are (out, in, height, width) for
-convolutions and (out, in) for dense layers. Initial values are drawn here, once, so that both frameworks
+convolutions and (out, in) for dense layers. Initial values are drawn here, once, so that all frameworks
 start from the same file.
 """
 
@@ -158,7 +158,7 @@ def _efficientnet_layers(depth: float) -> Iterator[tuple[str, ...]]:
 def _efficientnet_drops(width: float, depth: float, dropout_rate: float) -> Iterator[Drop]:
     """Stochastic depth in every block with a residual, and dropout before the classifier.
 
-    The rate of block b of n is 0.2 * b / n, b counted from 0 over all blocks, as in the models of both frameworks.
+    The rate of block b of n is 0.2 * b / n, b counted from 0 over all blocks, as in the models of all frameworks.
     """
     blocks = [(i, j) for i, group in enumerate(B0_BLOCK_GROUPS) for j in range(math.ceil(group.repeats * depth))]
     for number, (i, j) in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""The file of initial weights that both frameworks read: drawn, published by timm, or a custom file."""
+"""The file of initial weights that all frameworks read: drawn, published by timm, or a custom file."""
 
 from __future__ import annotations
 

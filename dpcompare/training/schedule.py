@@ -1,4 +1,4 @@
-"""The learning rate of every step, computed on the host: the same number for both frameworks."""
+"""The learning rate of every step, computed on the host: the same number for all frameworks."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
 
 
 def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
-    """The same model with the constants of BatchNorm and the regularization that both frameworks share."""
+    """The same model with the constants of BatchNorm and the regularization that all frameworks share."""
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
@@ -134,7 +134,7 @@ def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: 
     build = getattr(keras.applications, f"EfficientNet{scale.upper()}")
     # A static shape: with (None, None, 3) the padding is wrong at odd feature sizes.
     complete = build(weights=None, input_shape=shape, classes=num_classes, classifier_activation=None)
-    # From behind its rescaling and normalisation: pixels are normalised on the host, once for both frameworks.
+    # From behind its rescaling and normalisation: pixels are normalised on the host, once for all frameworks.
     return keras.Model(complete.get_layer("normalization").output, complete.output)
 
 

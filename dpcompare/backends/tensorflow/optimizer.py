@@ -1,4 +1,4 @@
-"""The optimizers by the formulas that both frameworks share, as TensorFlow's fused update kernels."""
+"""The optimizers by the formulas that all frameworks share, as TensorFlow's fused update kernels."""
 
 from __future__ import annotations
 

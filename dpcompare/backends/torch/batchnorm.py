@@ -1,4 +1,4 @@
-"""BatchNorm by the rules that both frameworks share: biased running variance, and statistics of all replicas."""
+"""BatchNorm by the rules that all frameworks share: biased running variance, and statistics of all replicas."""
 
 from __future__ import annotations
 

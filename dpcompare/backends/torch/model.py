@@ -81,7 +81,7 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
 
 
 def _aligned(model: nn.Module, workload: Workload) -> nn.Module:
-    """The same model with the constants of BatchNorm and the regularization that both frameworks share."""
+    """The same model with the constants of BatchNorm and the regularization that all frameworks share."""
     for norm in batch_norms(model).values():
         norm.eps, norm.momentum = BATCH_NORM_EPSILON, 1 - workload.batchnorm_momentum
     if workload.regularization == "shared":

@@ -1,4 +1,4 @@
-"""The optimizers by the formulas that both frameworks share."""
+"""The optimizers by the formulas that all frameworks share."""
 
 from __future__ import annotations
 
