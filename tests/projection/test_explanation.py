@@ -146,6 +146,18 @@ def test_the_floor_of_a_limited_link_and_what_a_faster_one_brings(tmp_path):
     assert any(remedy.words == "gradients exchanged in buckets" for remedy in found.remedies)
 
 
+def test_buckets_that_the_backward_pass_cannot_hide_are_the_links_and_not_the_cores(tmp_path):
+    """Measured on a link of 100 Mbit/s: 165 ms, without exchange 44."""
+    base = config(placement=Placement(engine="namespaces", link="100mbit"))
+    seconds = SYNCHRONOUS | {"as_it_is": constant(0.165, 0.165), "no_exchange": constant(0.044, 0.044)}
+    found = explained(tmp_path / "study", seconds, base=base)
+    twice = next(remedy for remedy in found.remedies if remedy.changes == {"link": "200mbit"})
+    assert 1.4 < twice.speedup < 165 / 98  # half of the wire's 133 ms at most
+    disturbed = SYNCHRONOUS | {"as_it_is": constant(0.3, 0.3), "no_exchange": constant(0.044, 0.044)}
+    unexplained = explained(tmp_path / "other", disturbed, base=base)  # copying of 80 ns per byte would explain it
+    assert not any("link" in remedy.changes for remedy in unexplained.remedies)
+
+
 def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
     found = explained(tmp_path / "study", SYNCHRONOUS, failed=("larger batch",))
     assert found.unmeasured == {"launching": "mine one batch without gradient sync 2x as large failed: out of memory"}
