@@ -209,9 +209,10 @@ def _verdict(rows: Sequence[PartRow], rounds: int) -> str:
         )
     found = [row for row in judged if row.stands_out]
     if not found and first.share >= STANDS_OUT:
+        why = "too few of its rounds have completed" if first.low is None else "rounds differ too much"
         return (
-            f"Nothing is shown: {_in_words(first)}, but rounds differ too much to claim it. Make more of them "
-            "(--repeats), or measure where less else runs."
+            f"Nothing is shown: {_in_words(first)}, but {why} to claim it. Make more of them (--repeats), or measure "
+            "where less else runs."
         )
     if not found:
         computing = next((row.share for row in rows if row.part == "computing"), None)
