@@ -661,6 +661,8 @@ module.JaxBackend._gradients = mean_of_replica
     "evaluation with each replica's own statistics, in JAX": Fault(
         framework="jax",
         replicas=2,
+        # Either has the process give all of its replicas the first one's tensors before it evaluates.
+        workload={"weight_average": None, "batchnorm_recompute": 0},
         module="jax.backend",
         inject="module.JaxBackend._copy_statistics_of_replica_0 = lambda self, statistics: statistics",
         caught_by="evaluation loss",
