@@ -72,6 +72,7 @@ def test_a_run_that_cannot_be_explained_is_refused_before_anything_starts(run_di
     assert not (run_dir / "out").exists()
 
 
+@pytest.mark.torch
 def test_what_is_neither_an_arm_nor_a_run_is_refused(tmp_path):
     for arguments, message in (
         (["torch:dp", "--devices-per-node", "2", "--device", "cpu"], "torch dp is emulated on cpu devices"),
