@@ -16,6 +16,7 @@ from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
+from dpcompare.system.words import counted
 
 
 def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
@@ -88,8 +89,8 @@ def require_devices(framework: str, device_type: str, count: int, environ: Mappi
     allowed = environ.get(variable, "")
     if device_type == "cpu" and allowed.isdecimal() and int(allowed) < count:
         raise RequestError(
-            f"{variable} is {allowed}, and each process of the run is to have {count} devices; unset it, or ask for "
-            f"at most {allowed} with --devices-per-node"
+            f"{variable} is {allowed}, and each process of the run is to have {counted(count, 'device')}; unset it, or "
+            f"ask for at most {allowed} with --devices-per-node"
         )
 
 

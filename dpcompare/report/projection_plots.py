@@ -6,6 +6,7 @@ from typing import Any
 
 from dpcompare.projection.document import PredictedPoint, Projection
 from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
+from dpcompare.system.words import counted
 
 
 def projection_plots(projection: Projection) -> list[Plot]:
@@ -63,5 +64,5 @@ def _row(arm: str, point: PredictedPoint, field: str) -> dict[str, Any]:
         "low": max(shown.low, 1e-9),  # a logarithm has none of 0
         "typical": max(shown.typical, 1e-9),
         "high": max(shown.high, 1e-9),
-        "text": f"{arm}, {point.nodes} nodes: predicted {typical} ({low} to {high})",
+        "text": f"{arm}, {counted(point.nodes, 'node')}: predicted {typical} ({low} to {high})",
     }

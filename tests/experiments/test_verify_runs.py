@@ -49,7 +49,15 @@ def test_as_many_runs_as_asked_for_go_on_together(slow_runs, at_once, wait):
     assert [(check.name, check.passed) for check in checks] == [("run", False), ("run", False)]
 
 
-def test_an_interruption_ends_all_of_them(slow_runs, tmp_path):
+@pytest.fixture
+def interruptible():
+    """SIGINT as Python has it: tests may run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interruption_ends_all_of_them(interruptible, slow_runs, tmp_path):
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Runs(1, lambda line: None) as runs:
