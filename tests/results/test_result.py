@@ -223,6 +223,17 @@ def test_what_is_no_result_is_refused(tmp_path, content):
         RunResult.load(tmp_path)
 
 
+@pytest.mark.parametrize("figure", ["host_overhead_seconds", "images_per_second"])
+@pytest.mark.parametrize("value", [1e308, -1.0])
+def test_a_figure_that_cannot_have_been_measured_is_refused(config, tmp_path, figure, value):
+    """In milliseconds 1e308 seconds are infinite, which JSON does not have."""
+    aggregated(config, tmp_path, [], status="interrupted", error="interrupted").save(tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(content | {figure: value}))
+    with pytest.raises(RequestError, match=figure):
+        RunResult.load(tmp_path)
+
+
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_result_of_another_format_says_who_can_read_it(config, tmp_path, number):
     aggregated(config, tmp_path, [], status="interrupted", error="interrupted").save(tmp_path)
