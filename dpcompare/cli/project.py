@@ -10,7 +10,7 @@ import click
 
 from dpcompare.cli import completed_values
 from dpcompare.cli.output import print_sentence
-from dpcompare.cli.report import writable, write
+from dpcompare.cli.written_files import json_file, plots_dir, writable, write
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -62,15 +62,8 @@ HOUR = 3600.0
 )
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")
-@click.option(
-    "--json",
-    "as_json",
-    metavar="FILE",
-    is_flag=False,
-    flag_value="-",
-    help="All figures; - or, as the last option, no FILE is stdout.",
-)
-@click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
+@json_file
+@plots_dir
 def project(path: Path, **values: Any) -> None:
     """Predict how fast the arms of a study would be on more nodes; every figure is predicted, none is measured.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +9,7 @@ import click
 
 from dpcompare.cli import completed_values
 from dpcompare.cli.output import EXIT_NEGATIVE, hint, print_sentence, stdout_console
-from dpcompare.errors import RequestError
+from dpcompare.cli.written_files import json_file, plots_dir, writable, write
 from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
@@ -38,15 +36,8 @@ if TYPE_CHECKING:
 @click.option("--markdown", metavar="FILE", help="A table and all sentences; - is stdout.")
 @click.option("--csv", metavar="FILE", help="A table of all figures, one line per run; - is stdout.")
 @click.option("--parquet", metavar="FILE", help="The same table; - is stdout.")
-@click.option(
-    "--json",
-    "as_json",
-    metavar="FILE",
-    is_flag=False,
-    flag_value="-",
-    help="All figures; - or, as the last option, no FILE is stdout.",
-)
-@click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
+@json_file
+@plots_dir
 @click.option("--tensorboard", metavar="DIR", help="Config, losses, seconds and figures of every run, for TensorBoard.")
 @click.option("--mlflow", metavar="DIR|URI", help="The same in MLflow's database in DIR, or on the server of a URI.")
 @click.option("--wandb", metavar="DIR", help="The same as offline runs of Weights & Biases, for `wandb sync`.")
@@ -117,29 +108,6 @@ def report(
     for line in held:
         click.echo(f"--fail-if: {line}", err=True)
     return EXIT_NEGATIVE if held else 0
-
-
-def write(target: str, content: str | bytes) -> None:
-    """Write to a file, or to stdout where it is called -.
-
-    Raises:
-        RequestError: it cannot be written.
-    """
-    if target == "-":
-        click.echo(content, nl=isinstance(content, str) and not content.endswith("\n"))
-        return
-    with writable(target):
-        Path(target).write_bytes(content.encode() if isinstance(content, str) else content)
-
-
-@contextmanager
-def writable(target: str) -> Iterator[None]:
-    """Say that a target was written, or that it cannot be."""
-    try:
-        yield
-    except OSError as error:
-        raise RequestError(f"{target!r} cannot be written ({error.strerror}); choose another name") from None
-    click.echo(f"wrote {target}", err=True)
 
 
 def print_comparison(comparison: Comparison, *, full: bool = False) -> None:

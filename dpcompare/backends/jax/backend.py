@@ -17,13 +17,23 @@ import numpy.typing as npt
 from jax import lax
 from jax import numpy as jnp
 from jax._src import xla_bridge
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
 from dpcompare.backends.base import Counted, Inspectable
 from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
+from dpcompare.backends.jax.arrays import (
+    EVERYWHERE,
+    REPLICAS,
+    SPLIT,
+    everywhere,
+    local_rows,
+    mesh_of_replicas,
+    on_host,
+    split,
+)
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
 from dpcompare.backends.jax.optimizer import OPTIMIZERS
@@ -35,10 +45,6 @@ from dpcompare.models.state import State, TrainingState, is_statistic
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.words import counted
 
-REPLICAS = "replicas"
-"""The one axis of the mesh."""
-EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec(REPLICAS)
-"""The same on every replica; a part of the first axis on each."""
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event of a function that was compiled, or found in the cache of those that were."""
 
@@ -58,7 +64,12 @@ class Trained(NamedTuple):
     images_computed: jax.Array
 
 
-SPECS = Trained(parameters=EVERYWHERE, slots=EVERYWHERE, statistics=SPLIT, optimizer_steps=SPLIT, images_computed=SPLIT)  # type: ignore[arg-type]
+WHERE: dict[str, Any] = {
+    **{"parameters": EVERYWHERE, "slots": EVERYWHERE},
+    **{"statistics": SPLIT, "optimizer_steps": SPLIT, "images_computed": SPLIT},
+}
+SPECS = Trained(**WHERE)
+"""Of each of them, where it is."""
 
 
 class Rows(NamedTuple):
@@ -103,8 +114,7 @@ class JaxBackend(Inspectable):
         self.process_rank, self.num_processes = jax.process_index(), jax.process_count()
         self.num_replicas = jax.device_count()
         self._check_devices()
-        devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
-        self.mesh = Mesh(np.array(devices), (REPLICAS,), axis_types=(AxisType.Auto,))
+        self.mesh = mesh_of_replicas()
         # At their first collective gloo has processes wait 30 s for each other, and one may compile for longer.
         self.barrier()
         self._build()
@@ -150,7 +160,7 @@ class JaxBackend(Inspectable):
         initial = {name: np.asarray(array) for name, array in (initial or self.model.init()).items()}
         self._names = list(initial)
         zeros = np.zeros(self.config.topology.replicas_per_process, np.int32)
-        self._trained = Trained({}, {}, {}, self._split(zeros), self._split(zeros))
+        self._trained = Trained({}, {}, {}, split(self.mesh, zeros), split(self.mesh, zeros))
         self.load_state(TrainingState(model=initial, optimizer={}, step=0))
 
     def _make_functions(self) -> None:
@@ -216,40 +226,23 @@ class JaxBackend(Inspectable):
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         return DeviceBatch(
             images=self._images(batch),
-            labels=self._split(batch.labels),
-            weights=self._split(batch.weights.astype(self._dtype, copy=False)),
+            labels=split(self.mesh, batch.labels),
+            weights=split(self.mesh, batch.weights.astype(self._dtype, copy=False)),
             global_count=batch.global_count,
             drop_masks=None
             if batch.drop_masks is None
-            else self._split(batch.drop_masks.astype(self._dtype, copy=False)),
+            else split(self.mesh, batch.drop_masks.astype(self._dtype, copy=False)),
         )
 
     def _images(self, batch: HostBatch) -> jax.Array:
         """The images: bytes that each GPU looks up, or what the host has looked up."""
         if self.config.cluster.device_type != "gpu":
-            return self._split(batch.images.astype(self._dtype, copy=False))
+            return split(self.mesh, batch.images.astype(self._dtype, copy=False))
         tables = batch.tables.astype(self._dtype, copy=False)
-        flips = None if batch.flips is None else self._split(batch.flips)
+        flips = None if batch.flips is None else split(self.mesh, batch.flips)
         if len(tables) > 1:
-            return self._look_up["each"](self._split(batch.pixels), self._split(tables), flips)
-        return self._look_up["all"](self._split(batch.pixels), self._everywhere(tables), flips)
-
-    def _split(self, rows: npt.NDArray[Any]) -> jax.Array:
-        """This process's rows, a contiguous part on each of its devices."""
-        shape = (len(rows) * self.num_processes, *rows.shape[1:])
-        return self._placed(np.split(rows, len(self.mesh.local_devices)), shape, SPLIT)
-
-    def _everywhere(self, array: npt.NDArray[Any]) -> jax.Array:
-        return self._placed([array] * len(self.mesh.local_devices), array.shape, EVERYWHERE)
-
-    def _placed(self, parts: Sequence[npt.NDArray[Any]], shape: tuple[int, ...], spec: PartitionSpec) -> jax.Array:
-        """A global array, of which each of this process's devices has a part."""
-        # may_alias: on the CPU JAX would take the memory of an array of NumPy for its own, and give it away.
-        arrays = [
-            jax.device_put(part, device, may_alias=False)
-            for part, device in zip(parts, self.mesh.local_devices, strict=True)
-        ]
-        return jax.make_array_from_single_device_arrays(shape, NamedSharding(self.mesh, spec), arrays)
+            return self._look_up["each"](split(self.mesh, batch.pixels), split(self.mesh, tables), flips)
+        return self._look_up["all"](split(self.mesh, batch.pixels), everywhere(self.mesh, tables), flips)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
@@ -355,7 +348,7 @@ class JaxBackend(Inspectable):
         function = self._training_logits if training else self._evaluation_logits
         logits, statistics = function(self._trained, _rows(batch))
         self._trained = self._trained._replace(statistics=statistics)
-        return _local_rows(logits)
+        return local_rows(logits)
 
     def _logits_replica(self, trained: Trained, rows: Rows, *, training: bool) -> tuple[jax.Array, Tensors]:
         logits, _, statistics = self._losses(trained.parameters, trained.statistics, rows, training=training)
@@ -366,7 +359,7 @@ class JaxBackend(Inspectable):
         features = self._activations(self._trained, _rows(batch))
         # A compiled function sorts what it returns by name.
         layers = dict.fromkeys(name.rpartition(".")[0] for name in self._names)
-        return {name: _local_rows(features[name]) for name in layers if name in features}
+        return {name: local_rows(features[name]) for name in layers if name in features}
 
     def _activations_replica(self, trained: Trained, rows: Rows) -> dict[str, jax.Array]:
         return self._forward(trained.parameters, trained.statistics, rows.images, None, training=False)[1]
@@ -375,7 +368,7 @@ class JaxBackend(Inspectable):
         arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
         if batch.drop_masks is not None:
             arrays["drop_masks"] = batch.drop_masks
-        return {name: _local_rows(array) for name, array in arrays.items()}
+        return {name: local_rows(array) for name, array in arrays.items()}
 
     def _enter(self, *, training: bool) -> None:
         """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
@@ -396,17 +389,17 @@ class JaxBackend(Inspectable):
         """XLA's counter cannot be reset: what was tried out in the first steps counts."""
 
     def read(self, handles: Sequence[jax.Array]) -> npt.NDArray[np.float64]:
-        return np.array([_local_rows(handle).astype(np.float64).sum(0) for handle in handles])
+        return np.array([local_rows(handle).astype(np.float64).sum(0) for handle in handles])
 
     def state(self) -> TrainingState:
         self._enter(training=False)
         trained = self._trained
-        tensors = {name: _on_host(value) for name, value in trained.parameters.items()}
-        tensors |= {name: _on_host(value)[0] for name, value in trained.statistics.items()}
+        tensors = {name: on_host(value) for name, value in trained.parameters.items()}
+        tensors |= {name: on_host(value)[0] for name, value in trained.statistics.items()}
         return TrainingState(
             model={name: tensors[name] for name in self._names},
             optimizer={
-                f"{slot}.{name}": _on_host(value)
+                f"{slot}.{name}": on_host(value)
                 for slot, values in trained.slots.items()
                 for name, value in values.items()
             },
@@ -426,12 +419,12 @@ class JaxBackend(Inspectable):
         slots = state.optimizer if state.step else self._empty_slots(parameters)
         num_local = self.config.topology.replicas_per_process
         self._trained = self._trained._replace(
-            parameters={name: self._everywhere(value) for name, value in parameters.items()},
+            parameters={name: everywhere(self.mesh, value) for name, value in parameters.items()},
             slots={
-                slot: {name: self._everywhere(slots[f"{slot}.{name}"].astype(self._dtype)) for name in parameters}
+                slot: {name: everywhere(self.mesh, slots[f"{slot}.{name}"].astype(self._dtype)) for name in parameters}
                 for slot in self.optimizer.slots
             },
-            statistics={name: self._split(np.stack([value] * num_local)) for name, value in statistics.items()},
+            statistics={name: split(self.mesh, np.stack([value] * num_local)) for name, value in statistics.items()},
         )
         self._step = state.step
         self._training = None
@@ -455,8 +448,8 @@ class JaxBackend(Inspectable):
 
     def counted(self) -> Counted:
         return Counted(
-            optimizer_steps=int(_local_rows(self._trained.optimizer_steps).min()),
-            images=int(_local_rows(self._trained.images_computed).sum()),
+            optimizer_steps=int(local_rows(self._trained.optimizer_steps).min()),
+            images=int(local_rows(self._trained.images_computed).sum()),
         )
 
     def barrier(self) -> None:
@@ -502,17 +495,6 @@ class JaxBackend(Inspectable):
 
 def _rows(batch: DeviceBatch) -> Rows:
     return Rows(batch.images, batch.labels, batch.weights, batch.drop_masks)
-
-
-def _local_rows(array: jax.Array) -> npt.NDArray[Any]:
-    """The rows of this process's replicas, one replica after another."""
-    parts = sorted(array.addressable_shards, key=lambda part: part.index[0].start or 0)
-    return np.concatenate([np.asarray(part.data) for part in parts])
-
-
-def _on_host(array: jax.Array) -> npt.NDArray[Any]:
-    """What the first replica of this process has; a copy, since the next step may use its memory."""
-    return np.array(array.addressable_shards[0].data)
 
 
 CUDA_DISTRIBUTIONS = {

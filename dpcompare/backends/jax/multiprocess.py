@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 from jax._src import xla_bridge
 
-from dpcompare.backends.jax.backend import EVERYWHERE, REPLICAS, SPLIT, JaxBackend
+from dpcompare.backends.jax.arrays import EVERYWHERE, REPLICAS, SPLIT, split
+from dpcompare.backends.jax.backend import JaxBackend
 
 
 class MultiProcess(JaxBackend):
@@ -35,7 +36,9 @@ class MultiProcess(JaxBackend):
         )
 
     def barrier(self) -> None:
-        jax.block_until_ready(self._sum_over_replicas(self._split(np.zeros(len(self.mesh.local_devices), np.int32))))
+        jax.block_until_ready(
+            self._sum_over_replicas(split(self.mesh, np.zeros(len(self.mesh.local_devices), np.int32)))
+        )
 
     @cached_property
     def _sum_over_replicas(self) -> Any:
