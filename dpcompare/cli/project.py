@@ -29,11 +29,19 @@ HOUR = 3600.0
 @click.option("--nodes", metavar="N,...", help="Numbers of nodes.  [default: those measured on, doubled up to 1,024]")
 @click.option("--devices-per-node", type=int, metavar="N", help="Default: as many as were measured.")
 @click.option(
-    "--link", default="100gbit", show_default=True, metavar="RATE", help="Of each node to the others, per direction."
+    "--link",
+    default="100gbit",
+    show_default=True,
+    metavar="RATE",
+    help="Rate of each node's link to the others, per direction.",
 )
-@click.option("--latency", metavar="TIME", help="Of a message between nodes, such as 5us.  [default: 2.7us to 50us]")
-@click.option("--intra-link", metavar="NAME|RATE", help="Between the devices of a node: nvlink, pcie4, 200GB/s, ...")
-@click.option("--measured-link", metavar="RATE", help="Of the machines that were measured, where they were several.")
+@click.option(
+    "--latency", metavar="TIME", help="Latency of a message between nodes, such as 5us.  [default: 2.7us to 50us]"
+)
+@click.option(
+    "--intra-link", metavar="NAME|RATE", help="Link between the devices of a node: nvlink, pcie4, 200GB/s, ..."
+)
+@click.option("--measured-link", metavar="RATE", help="Link of the machines that were measured, if there were several.")
 @click.option(
     "--overlap",
     type=click.Choice(["measured", "none"]),
@@ -41,16 +49,32 @@ HOUR = 3600.0
     show_default=True,
     help="none: all gradients wait for the end of the backward pass.",
 )
-@click.option("--arm", "arms", multiple=True, metavar="NAME", help="Only arms of these names, as the report has them.")
-@click.option("--subject", multiple=True, metavar="SETTING", help="A setting in which the arms may differ.")
-@click.option("--target-efficiency", type=float, metavar="SHARE", help="Which link or batch reaches it, such as 0.9.")
-@click.option("--target-throughput", type=float, metavar="IMAGES/S", help="How many nodes reach it.")
-@click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="Of a device per hour.")
-@click.option("--storage", metavar="RATE", help="At which all nodes together read images.  [default: reading keeps up]")
-@click.option("--checkpoint-every", type=click.IntRange(min=1), metavar="STEPS", help="With --checkpoint-seconds.")
-@click.option("--checkpoint-seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="That each of them takes.")
 @click.option(
-    "--mtbf", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", help="Of a node, between failures."
+    "--arm", "arms", multiple=True, metavar="NAME", help="Only the arms with these names, as the report shows them."
+)
+@click.option("--subject", multiple=True, metavar="SETTING", help="A setting in which the arms may differ.")
+@click.option(
+    "--target-efficiency",
+    type=float,
+    metavar="SHARE",
+    help="Find the link or batch that reaches this efficiency, such as 0.9.",
+)
+@click.option("--target-throughput", type=float, metavar="IMAGES/S", help="Find how many nodes reach this throughput.")
+@click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="Price of a device per hour.")
+@click.option(
+    "--storage", metavar="RATE", help="Rate at which all nodes together can read images.  [default: reading keeps up]"
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="STEPS",
+    help="Steps between two checkpoints; needs --checkpoint-seconds.",
+)
+@click.option(
+    "--checkpoint-seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="How long each checkpoint takes."
+)
+@click.option(
+    "--mtbf", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", help="Mean time between failures of a node."
 )
 @click.option(
     "--restart-seconds",
@@ -58,7 +82,7 @@ HOUR = 3600.0
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="After each failure.",
+    help="How long a restart takes after a failure.",
 )
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")

@@ -211,8 +211,8 @@ def _verdict(rows: Sequence[PartRow], rounds: int) -> str:
     if not found and first.share >= STANDS_OUT:
         why = "too few of its rounds have completed" if first.low is None else "rounds differ too much"
         return (
-            f"Nothing is shown: {_in_words(first)}, but {why} to claim it. Make more of them (--repeats), or measure "
-            "where less else runs."
+            f"Nothing is shown: {_in_words(first)}, but {why} to claim it. Run more rounds (--repeats), or measure "
+            "on a quieter machine."
         )
     if not found:
         computing = next((row.share for row in rows if row.part == "computing"), None)

@@ -61,7 +61,7 @@ def _floors(config: RunConfig, result: RunResult) -> Iterator[tuple[Part, Floor]
     num_bytes = rows * (workload.image_size**2 * IMAGE_CHANNELS + TABLE_BYTES)
     bus = _bus(result)
     if config.cluster.device_type == "cpu":
-        yield "input", Floor(seconds=0.0, words="nothing has to cross a bus on the CPU, whose memory has the batches")
+        yield "input", Floor(seconds=0.0, words="on the CPU batches are in memory already and cross no bus")
     elif bus is None:
         yield "input", Floor(seconds=None, words="the bus of the devices is not known")
     else:
@@ -70,13 +70,13 @@ def _floors(config: RunConfig, result: RunResult) -> Iterator[tuple[Part, Floor]
     if config.topology.num_replicas == 1:
         return
     if result.gradients is None:
-        yield "exchange", Floor(seconds=None, words="how many bytes the gradients are, is not recorded")
+        yield "exchange", Floor(seconds=None, words="the size of the gradients was not recorded")
         return
     gradient_bytes = result.gradients.num_bytes
     size = f"{gradient_bytes / 1e6:.3g} MB of gradients"
     if (interconnect := interconnect_of(config, result)) is None:
         where = "between the nodes" if config.cluster.num_nodes > 1 else "between the devices"
-        words = f"{size}; how fast the link {where} is, is not known"
+        words = f"{size}; the speed of the link {where} is not known"
         yield "exchange", Floor(seconds=None, words=words)
     else:
         seconds = interconnect.wire_seconds("all-reduce", gradient_bytes)

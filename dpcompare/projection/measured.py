@@ -134,7 +134,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     cells: tuple[MeasuredCell, ...] = ()
     assumed = list(exchange.assumed)
     if seconds is None:
-        assumed.append("what copying costs is not known and left out, since no run with gradient sync is there")
+        assumed.append("the cost of copying is not known and left out, since there is no run with gradient sync")
     else:
         interconnect = _measured_on(config, without[0], collective, measured_link)
         cells = (
@@ -142,12 +142,14 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         )
     if seconds is not None and seconds < computing:
         assumed.append(
-            "its step was measured to be faster with exchange than without, so its exchange is taken for free"
+            "its step was measured to be faster with exchange than without, so its exchange is taken to cost nothing"
         )
     if basis is not config and basis.mode != config.mode:
         assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")
     if any(run.disturbed_by for run in without):
-        assumed.append("others took cores of the runs without exchange, so computing and its spread are too large")
+        assumed.append(
+            "other processes used cores during the runs without exchange, so computing and its spread are too large"
+        )
     if not spreads:
         assumed.append("the spread of its steps is not known, so all processes are taken to be equally fast")
     return MeasuredArm(
@@ -172,7 +174,7 @@ def _refuse_unsuitable(arm: ArmRuns) -> None:
             "measure it on GPUs"
         )
     if config.topology.num_replicas == 1 and not config.mode_row.roles:
-        raise NotProjectableError("one device exchanges nothing; measure a mode of several")
+        raise NotProjectableError("one device exchanges nothing; measure a mode with several devices")
     if config.mode_row.exchange is None:
         raise NotProjectableError(f"there is no model of what {config.framework} {config.mode} exchanges")
 

@@ -182,7 +182,7 @@ def _nodes_of(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
     if smaller := [count for count in nodes if count * per_node < arm.config.cluster.num_devices]:
         raise RequestError(
             f"--nodes: received {smaller[0]}, expected at least the {arm.config.cluster.in_words} on which {arm.name} "
-            "was measured: nothing is predicted below that, where a run tells"
+            "was measured: smaller clusters can be measured instead"
         )
     return sorted(set(nodes))
 

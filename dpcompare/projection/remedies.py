@@ -73,7 +73,7 @@ def _of_parts(found: Mapping[Part, float], parts: StepParts, config: RunConfig) 
         named = f"process {parts.slowest} is the slowest" if parts.is_always_slowest else "no process is always slowest"
         yield Remedy(
             part="waiting",
-            words=f"equally fast processes; {named}: look for what else its machine does, its clocks, its storage",
+            words=f"equally fast processes; {named}: check what else its machine runs, its clock rate and its storage",
             speedup=_without(found["waiting"]),
             at_most=True,
         )

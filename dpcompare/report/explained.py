@@ -98,7 +98,7 @@ def _by_reason(explanation: Explanation) -> dict[str, list[str]]:
 def _remedies(explanation: Explanation) -> Iterator[tuple[str, str | None]]:
     for remedy in explanation.remedies:
         if remedy.speedup is None:
-            gain = "by how much only a trial tells"
+            gain = "only a trial can tell by how much"
         else:
             gain = f"{'at most ' if remedy.at_most else ''}{remedy.speedup:.2f} times as many images per second"
             gain += "" if remedy.at_most else ", predicted"

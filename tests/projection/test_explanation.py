@@ -114,7 +114,7 @@ def test_rounds_that_differ_too_much_show_nothing_and_do_not_say_that_all_is_wel
     }
     found = explained(tmp_path / "study", seconds, slower={1: 0.1, 2: 1.5, 3: 1.5})
     assert found.verdict.startswith("Nothing is shown: exchange: ")
-    assert "but rounds differ too much to claim it. Make more of them (--repeats)" in found.verdict
+    assert "but rounds differ too much to claim it. Run more rounds (--repeats)" in found.verdict
     assert found.remedies[0].speedup is not None
 
 

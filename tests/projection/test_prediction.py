@@ -190,7 +190,9 @@ def test_what_cannot_be_predicted_is_refused(arms, request_, expected):
 def test_arms_without_a_model_are_left_out_by_name():
     document = predicted(arm_of(config_of()), arm_of(config_of(mode="single", nodes=1)))
     assert [arm.name for arm in document.arms] == ["torch ddp 2x1"]
-    assert document.left_out == {"torch single 1x1": "one device exchanges nothing; measure a mode of several"}
+    assert document.left_out == {
+        "torch single 1x1": "one device exchanges nothing; measure a mode with several devices"
+    }
 
 
 def test_old_results_are_read_by_stated_assumptions():
