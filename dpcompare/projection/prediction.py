@@ -20,7 +20,7 @@ from dpcompare.system.words import counted
 MOST_NODES = 1024
 """Up to which nodes are doubled where no numbers were asked for."""
 MOST_ASKED_FOR = 1_000_000
-VALIDATED_NODES = 4
+VALIDATED_NODES = 2
 """Up to which predictions were compared with measurements (docs/projection.md)."""
 PAYS = 0.5
 """Efficiency below which more nodes are called not to pay."""
