@@ -82,7 +82,7 @@ IN_JAX = {"frameworks": ("torch", "jax"), "modes": ("ddp", *OF_JAX)}
         (1, "adam", REGULARIZED | {"modes": ("single",)}),
         (2, "sgd", {}),
         (2, "adam", SYNCHRONIZED),
-        (2, "sgd", {"model": "mlp", "accumulate": 2}),
+        (2, "sgd", {"model": "mlp", "accumulate": 2, "modes": ("single", "spmd")}),
     ],
 )
 def test_the_modes_of_jax_pass_every_check_beside_torch(healthy, replicas, optimizer, asked):
