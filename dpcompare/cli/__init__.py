@@ -13,7 +13,7 @@ from click.shell_completion import add_completion_class
 
 from dpcompare._version import __version__
 from dpcompare.cli.compare import compare
-from dpcompare.cli.completion import VARIABLE, WholeWords, completion
+from dpcompare.cli.completion import SHELLS, VARIABLE, completion
 from dpcompare.cli.data import data
 from dpcompare.cli.doctor import doctor
 from dpcompare.cli.environment import blame_variable, unread_variables
@@ -63,7 +63,8 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     as_json = "--json" in arguments
     if VARIABLE in os.environ:  # a shell asks, which would show warnings amid the line that is typed
-        add_completion_class(WholeWords)
+        for shell in SHELLS.values():
+            add_completion_class(shell)
     else:
         for line in unread_variables(os.environ, cli):
             click.echo(f"warning: {line}", err=True)

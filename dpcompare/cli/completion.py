@@ -19,7 +19,7 @@ VARIABLE = "_DPCOMPARE_COMPLETE"
 _BREAKS = (":", "=")
 
 
-class WholeWords(BashComplete):
+class _Bash(BashComplete):
     """Bash breaks words at : and =, which arms such as torch:ddp,seed=1 have; here they are put together again."""
 
     _replaced_by_nothing = ""
@@ -46,7 +46,35 @@ class WholeWords(BashComplete):
         return f"{item.type},{item.value.removeprefix(self._replaced_by_nothing)}"
 
 
-SHELLS: dict[str, type[ShellComplete]] = {"bash": WholeWords, "zsh": ZshComplete, "fish": FishComplete}
+class _WithOption(ShellComplete):
+    """Zsh and fish replace the whole word `--framework=t`, of which Click answers with the value alone."""
+
+    _option = ""
+    """What stands before the value, `--framework=`."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the one that is completed, and that one."""
+        words, incomplete = super().get_completion_args()
+        name, equals, _ = incomplete.partition("=")
+        self._option = name + equals if equals and name.startswith("-") else ""
+        return words, incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """A line, or three, for the script."""
+        return super().format_completion(CompletionItem(self._option + item.value, item.type, item.help))
+
+
+class _Zsh(_WithOption, ZshComplete):
+    """Zsh's words are whole."""
+
+
+class _Fish(_WithOption, FishComplete):
+    """Click's script would cut what is answered at its second comma, which arms and explanations have."""
+
+    source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _Fish}
 
 
 @click.command()

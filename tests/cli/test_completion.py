@@ -6,15 +6,19 @@ import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import BytesIO, StringIO, TextIOWrapper
+from pathlib import Path
 
 import pytest
 
 from dpcompare.cli import main
 from dpcompare.cli.completion import SHELLS
+from dpcompare.config.modes import MODES
 from dpcompare.experiments.study import Study, open_study
 from tests.experiments.test_fairness import result
 from tests.experiments.test_study import arm
 from tests.support.command import invoke
+
+ROOT = Path(__file__).parents[2]
 
 
 def asked(*words, **environment):
@@ -107,6 +111,58 @@ def test_bash_gets_the_part_of_a_word_that_it_replaces(tmp_path, words, answers)
     )
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.stdout.split() == answers, done.stderr
+
+
+@pytest.fixture
+def on_the_path(tmp_path, monkeypatch):
+    """The command that the scripts of shells start."""
+    program = tmp_path / "bin" / "dpcompare"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dpcompare "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+
+
+OF_WHOLE_WORDS = [
+    ("run --framework=te", ["--framework=tensorflow"]),
+    ("run --fram", ["--framework"]),
+    ("plan torch:dd", ["torch:ddp"]),
+    ("compare --arm torch:ddp,prec", ["torch:ddp,precision="]),
+    ("compare --arm torch:ddp,precision=bf", ["torch:ddp,precision=bfloat16"]),
+]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+@pytest.mark.parametrize(("typed", "answers"), OF_WHOLE_WORDS)
+def test_fish_gets_whole_words(on_the_path, tmp_path, typed, answers):
+    command = f"dpcompare completion fish | source; complete -C 'dpcompare {typed}'"
+    environment = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    assert [line.partition("\t")[0] for line in done.stdout.splitlines()] == answers, done.stderr
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_shows_an_explanation_to_its_end(on_the_path, tmp_path):
+    command = "dpcompare completion fish | source; complete -C 'dpcompare run torch:dd'"
+    environment = os.environ | {"HOME": str(tmp_path)}
+    done = subprocess.run(["fish", "-c", command], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"torch:ddp\t{MODES['torch', 'ddp'].summary}\n"
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+@pytest.mark.parametrize(("typed", "answers"), OF_WHOLE_WORDS)
+def test_zsh_gets_whole_words(on_the_path, typed, answers):
+    """What its completion system is handed."""
+    words = f"dpcompare {typed}".split()
+    explained = 'for one in $completions_with_descriptions; do print -r -- "${${one//\\\\:/\t}%%:*}"; done'
+    shown = f"compadd() {{ print -rl -- $completions }}; _describe() {{ {explained} }}"
+    command = (
+        f"compdef() {{ }}; {shown}; source <(dpcompare completion zsh); "
+        f"words=({' '.join(words)}); CURRENT={len(words)}; _dpcompare_completion"
+    )
+    done = subprocess.run(["zsh", "-fc", command], capture_output=True, text=True, timeout=60)
+    assert done.stdout.replace("\t", ":").splitlines() == answers, done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)
