@@ -52,7 +52,8 @@ def analyse(collection: Collection) -> Comparison:
     # A failure is reported with its arm; only rounds that are still to be run make a study partial.
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
     partial = any(arm.complete_rounds < len(arm.runs) for arm in arms if not arm.failures)
-    headline = headline_of(claims, rows, needed=max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms)))
+    needed = max(ROUNDS_FOR_CLAIM, *(arm.plan.rounds for arm in arms))
+    headline = headline_of(claims, rows, needed=needed, is_partial=partial)
     return Comparison(
         partial=partial,
         repeats=collection.repeats,

@@ -59,11 +59,14 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
     )
 
 
-def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int) -> str:
-    """The sentence of the pair with the clearest difference, or that there is none."""
+def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool = False) -> str:
+    """The sentence of the pair with the clearest difference, or that there is none.
+
+    `needed` rounds make claims. A partial study's rounds are counted where it is called partial, and not again here.
+    """
     comparable = [made for made in claims if made.outcome != "NOT COMPARABLE"]
     is_all_scaling = all(made.outcome == "exploratory" for made in comparable)
-    if is_all_scaling and (scaling := _scaling_headline(rows, needed=needed)):
+    if is_all_scaling and (scaling := _scaling_headline(rows, needed=needed, is_partial=is_partial)):
         return scaling
     if not comparable:
         if not claims:
@@ -89,6 +92,8 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
         done = max(made.rounds for made in judged)
         if any(row.failures for row in rows):
             return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are complete."
+        if is_partial:
+            return f"Nothing is ranked before {needed} rounds."
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     if too_few:
         return (
@@ -98,15 +103,18 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
     return "No difference shown between any two arms that may be compared."
 
 
-def _scaling_headline(rows: Sequence[ArmRow], *, needed: int) -> str | None:
+def _scaling_headline(rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str | None:
     """The sentence of the largest speed-up, where speed-ups are all that a study shows."""
     scaled = [(row, row.scaling) for row in rows if row.scaling]
     if not scaled:
         return None
     row, best = max(scaled, key=lambda each: (not each[0].emulated, each[1].speedup))
     emulated = " It is emulated on the CPU, so this says nothing of the mode itself." if row.emulated else ""
-    first_look = "" if best.low is not None else f"FIRST LOOK: {best.rounds} of {max(best.rounds, needed)} rounds. "
-    return f"{first_look}{best.sentence}{emulated}"
+    if best.low is not None:
+        return f"{best.sentence}{emulated}"
+    if is_partial:
+        return f"{best.sentence}{emulated} Nothing is claimed before {needed} rounds."
+    return f"FIRST LOOK: {best.rounds} of {max(best.rounds, needed)} rounds. {best.sentence}{emulated}"
 
 
 def measured_in_words(runs: Sequence[RunResult]) -> str:

@@ -90,6 +90,12 @@ def test_a_round_that_is_not_there_makes_the_study_partial_and_is_left_out_of_it
     assert shown.claims[0].rounds == 6
 
 
+def test_a_partial_study_counts_its_rounds_once():
+    pair = runs("torch", "ddp", [130.0, None]), runs("tensorflow", "multiworker", [100.0, None])
+    shown = compared(*pair, repeats=2)
+    assert shown.headline == "PARTIAL (1 of 2 rounds are complete). Nothing is ranked before 6 rounds."
+
+
 def single(speeds, **changes):
     changes = {"num_nodes": 1, "num_processes": 1, "device_names": ["cpu:0"]} | changes
     return runs("torch", "single", speeds, replicas=1, **changes)
@@ -120,6 +126,9 @@ def test_a_study_of_scaling_alone_has_its_answer_as_headline():
     assert "torch ddp 2x1 on 2 devices: 1.3" in shown.headline
     early = compared(single(SLOW[:1]), runs("torch", "ddp", FAST[:1]), repeats=1)
     assert early.headline.startswith("FIRST LOOK: 1 of 6 rounds. torch ddp 2x1 on 2 devices: 1.3")
+    cut = compared(single([100.0, None]), runs("torch", "ddp", [130.0, None]), repeats=2)
+    assert cut.headline.startswith("PARTIAL (1 of 2 rounds are complete). torch ddp 2x1 on 2 devices: 1.3")
+    assert cut.headline.endswith(" Nothing is claimed before 6 rounds.")
     emulated = compared(single(SLOW), runs("torch", "ddp", FAST, emulated=True))
     slower = runs("torch", "fabric", SLOW)
     assert "torch fabric" in compared(single(SLOW), runs("torch", "ddp", FAST), slower).arms[2].scaling.sentence
