@@ -18,6 +18,7 @@ import numpy as np
 from PIL import Image
 
 from stress.faults import SHORT, Events, as_if_alone, at_step, control_group, in_rank
+from stress.shared_files import shared_files
 from stress.trials import BeforeExec, Fault, Trial, several
 from tests.support.slurm import PROGRAMS, slurm
 
@@ -227,6 +228,21 @@ def inject(module):
     )
 
 
+@contextmanager
+def on_a_slow_disk(trial: Trial) -> Iterator[BeforeExec]:
+    """Every write to the run directory takes as long as on a busy network's file system."""
+    with shared_files(trial.run_dir.parent, write_seconds=0.02):
+        yield lambda: None
+
+
+@contextmanager
+def on_late_files(trial: Trial) -> Iterator[BeforeExec]:
+    """Slurm's nodes, and the command, see some seconds late what another of them has written, as with NFS's caches."""
+    late = shared_files(trial.run_dir.parent, late_seconds=3, node_variable="SLURM_NODEID")
+    with two_slurm_nodes(trial) as before_exec, late:
+        yield before_exec
+
+
 def limit_memory(trial: Trial) -> None:
     """For the command alone: from now on it gets little more than it has."""
     pages = int(Path(f"/proc/{trial.process.pid}/statm").read_text().split()[0])
@@ -249,6 +265,7 @@ def single(framework: str, mode: str) -> bool:
 
 
 GONE = r"is gone: it was removed or renamed|cannot be written"
+ON_SLURM = ("--engine", "slurm", "--cores-per-node", "1")
 PREPARING = ("--dataset", "FOLDER/photos", "--skip-corrupt")
 
 OUTER_FAULTS: dict[str, Fault] = {
@@ -319,12 +336,33 @@ OUTER_FAULTS: dict[str, Fault] = {
         writes_result=False,
         before_resuming=name_it_back,
     ),
+    "a slow disk": Fault(
+        code=0,
+        within=90,
+        around=on_a_slow_disk,
+        act=at_step(note),
+        options=SHORT,
+        needs_root=True,
+        needs=("fusermount3",),
+        then=as_if_alone("run"),
+    ),
+    "files of one node that others see late": Fault(
+        code=0,
+        within=90,
+        around=on_late_files,
+        act=at_step(note),
+        options=(*ON_SLURM, *SHORT),
+        modes=several,
+        needs_root=True,
+        needs=("fusermount3", *PROGRAMS),
+        then=as_if_alone("run"),
+    ),
     "Slurm's controller away": Fault(
         code=0,
         within=180,
         around=two_slurm_nodes,
         act=at_step(freeze_controller),
-        options=("--engine", "slurm", "--cores-per-node", "1", *SHORT),
+        options=(*ON_SLURM, *SHORT),
         modes=several,
         needs_root=True,
         needs=PROGRAMS,

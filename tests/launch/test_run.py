@@ -20,7 +20,7 @@ from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.run import _lost_a_port, prepare_run
 from dpcompare.launch.shell_script import shell_script
-from dpcompare.results.events import Started, StepsTrained, Stopped, read_events
+from dpcompare.results.events import Failed, Started, StepsTrained, Stopped, read_events
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
@@ -124,7 +124,8 @@ def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["error"].startswith("process 1 (node 0, local rank 1,")
     assert "ended without a message" not in result["error"]
-    assert isinstance(read_events(tmp_path / "run", 1)[-1], Stopped)
+    # Or it finds first that the other end of its connection is closed.
+    assert isinstance(read_events(tmp_path / "run", 1)[-1], Stopped | Failed)
 
 
 @pytest.mark.torch
