@@ -165,7 +165,7 @@ def is_wrong(folder: Path, shown: dict[str, Any]) -> bool:
         deviation = spread["standard_deviation"] or 0.0
         print(f"- {row['name']}: accuracy {spread['mean']:.4f}, standard deviation {deviation:.4f}{needed}")
     in_time = shown["time_to_accuracy"]
-    for sentence in (*in_time["censored"], *(claim["sentence"] for claim in in_time["claims"])) if in_time else ():
+    for sentence in (*in_time["left_out"], *(claim["sentence"] for claim in in_time["claims"])) if in_time else ():
         print(f"- {sentence}")
     return wrong
 

@@ -113,7 +113,7 @@ class TargetRow(_Shown):
     """Of training, without evaluations and checkpoints."""
     joules: float | None
     sentence: str | None
-    """Of an arm that is censored."""
+    """Of an arm that is censored, or has rounds whose time is not known."""
 
 
 class AccuracyPoint(_Shown):
@@ -361,15 +361,15 @@ class TimeToAccuracy(_Shown):
 
     target: float
     """Accuracy, as a fraction of the validation samples."""
-    censored: list[str]
-    """A sentence per arm that did not reach it in every round."""
+    left_out: list[str]
+    """A sentence per arm that did not reach it in every round, or has rounds whose training time is not known."""
     claims: list[TimeClaimRow]
     """Empty where the rounds repeat one training."""
 
     @property
     def sentences(self) -> list[str]:
         """All that is said."""
-        return [*self.censored, *(claim.sentence for claim in self.claims)]
+        return [*self.left_out, *(claim.sentence for claim in self.claims)]
 
 
 class Comparison(_Shown):

@@ -26,12 +26,18 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
         return None
     costs = [cost for run in runs if (cost := run.cost_of_target)]
     is_censored = len(costs) < len(runs)
+    untimed = sum(cost.seconds is None for cost in costs)
     highest = max((evaluation.accuracy for run in runs for evaluation in run.evaluations), default=0.0)
     sentence = None
     if is_censored:
         sentence = (
             f"{arm.name} did not reach an accuracy of {target:g} in {len(runs) - len(costs)} of "
             f"{counted(len(runs), 'round')} (the highest was {highest:.3f}): it is censored, so it makes no ratio."
+        )
+    elif untimed:
+        sentence = (
+            f"How long {arm.name} trained until it reached an accuracy of {target:g} is not known in {untimed} of "
+            f"{counted(len(runs), 'round')}, in which its run was resumed: they make no ratio."
         )
     return TargetRow(
         accuracy=target,
@@ -81,14 +87,14 @@ def time_to_accuracy(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> TimeToAccura
     if target is None or len({arm.source for arm in arms}) != 1:
         return None
     measure = f"training time to an accuracy of {target:g}"
-    censored = [row.sentence for arm in arms if (row := target_row(arm)) and row.sentence]
+    left_out = [row.sentence for arm in arms if (row := target_row(arm)) and row.sentence]
     pairs = []
     if all(arm.varies_seed for arm in arms):
-        timed = [arm for arm in arms if (row := target_row(arm)) and row.seconds is not None]
+        timed = [arm for arm in arms if (row := target_row(arm)) and row.reached == row.rounds]
         pairs = [_pair(first, second, sheet_of([first, second])) for first, second in combinations(timed, 2)]
     return TimeToAccuracy(
         target=target,
-        censored=censored,
+        left_out=left_out,
         claims=[TimeClaimRow.of(claim) for claim in claims_of(pairs, arms[0].plan, measure=measure)],
     )
 

@@ -218,12 +218,27 @@ def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
     second = evaluated(multiworker(target=0.7), [NEVER] * 2 + [EARLY] * 6, SECONDS)
     shown = compared(first, second)
     assert shown.time_to_accuracy.claims == []
-    assert shown.time_to_accuracy.censored == [
+    assert shown.time_to_accuracy.left_out == [
         "tensorflow multiworker 2x1 did not reach an accuracy of 0.7 in 2 of 8 rounds (the highest was 0.800): it is "
         "censored, so it makes no ratio."
     ]
     assert (shown.arms[1].to_target.reached, shown.arms[1].to_target.seconds) == (6, None)
     assert "6 of 8 reached it" in as_markdown(shown)
+
+
+def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
+    first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
+    second = evaluated(multiworker(target=0.7), [LATE] * 8, SECONDS)
+    costs = [cost.model_copy(update={"seconds": None}) for cost in second.runs[2].evaluation_costs]
+    second.runs[2] = second.runs[2].model_copy(update={"evaluation_costs": costs})
+    shown = compared(first, second)
+    assert shown.time_to_accuracy.left_out == [
+        "How long tensorflow multiworker 2x1 trained until it reached an accuracy of 0.7 is not known in 1 of 8 rounds, "
+        "in which its run was resumed: they make no ratio."
+    ]
+    (made,) = shown.time_to_accuracy.claims
+    assert (made.rounds, made.outcome) == (7, "too few rounds")  # 8 were planned
+    assert shown.arms[1].to_target.seconds is None
 
 
 @pytest.mark.parametrize(
