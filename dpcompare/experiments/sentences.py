@@ -93,7 +93,7 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
         if any(row.failures for row in rows):
             return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are complete."
         if is_partial:
-            return f"Nothing is ranked before {needed} rounds."
+            return f"Nothing is ranked before {counted(needed, 'round')}."
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     if too_few:
         return (
@@ -113,7 +113,7 @@ def _scaling_headline(rows: Sequence[ArmRow], *, needed: int, is_partial: bool) 
     if best.low is not None:
         return f"{best.sentence}{emulated}"
     if is_partial:
-        return f"{best.sentence}{emulated} Nothing is claimed before {needed} rounds."
+        return f"{best.sentence}{emulated} Nothing is claimed before {counted(needed, 'round')}."
     return f"FIRST LOOK: {best.rounds} of {max(best.rounds, needed)} rounds. {best.sentence}{emulated}"
 
 
