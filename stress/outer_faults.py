@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image
 
 from stress.faults import SHORT, Events, as_if_alone, at_step, control_group, in_rank
-from stress.shared_files import shared_files
+from stress.shared_files import behind, late_answers, shared_files
 from stress.trials import BeforeExec, Fault, Trial, several
 from tests.support.slurm import PROGRAMS, slurm
 
@@ -243,6 +243,12 @@ def on_late_files(trial: Trial) -> Iterator[BeforeExec]:
         yield before_exec
 
 
+def late_and_as_if_alone(trial: Trial) -> list[str]:
+    """Some answers were late indeed, and nothing came of it."""
+    late = late_answers(behind(trial.run_dir.parent)).exists()
+    return [*as_if_alone("run")(trial), *([] if late else ["no answer of the file system was late"])]
+
+
 def limit_memory(trial: Trial) -> None:
     """For the command alone: from now on it gets little more than it has."""
     pages = int(Path(f"/proc/{trial.process.pid}/statm").read_text().split()[0])
@@ -344,6 +350,7 @@ OUTER_FAULTS: dict[str, Fault] = {
         options=SHORT,
         needs_root=True,
         needs=("fusermount3",),
+        needs_modules=("mfusepy",),
         then=as_if_alone("run"),
     ),
     "files of one node that others see late": Fault(
@@ -355,7 +362,8 @@ OUTER_FAULTS: dict[str, Fault] = {
         modes=several,
         needs_root=True,
         needs=("fusermount3", *PROGRAMS),
-        then=as_if_alone("run"),
+        needs_modules=("mfusepy",),
+        then=late_and_as_if_alone,
     ),
     "Slurm's controller away": Fault(
         code=0,

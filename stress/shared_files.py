@@ -17,9 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 STARTING_SECONDS = 20.0
+NOW = 0x3FFFFFFF
+"""UTIME_NOW (utimensat(2))."""
 
 
 class SharedFiles:
@@ -37,46 +40,59 @@ class SharedFiles:
         self._write_seconds = write_seconds
         self._late_seconds = late_seconds
         self._named = f"{node_variable}=".encode()
-        self._nodes: dict[int, bytes] = {}
-        """Of the processes that have asked."""
         self._told: dict[tuple[bytes, str, str], tuple[float, Any]] = {}
         """(node, call, path) -> when it was answered, and the answer."""
+        self._lock = Lock()
+        """Calls come on several threads; an answer that is older than a change must not be remembered after it."""
 
     def _real(self, path: str) -> Path:
         return self._backing / path[1:]
 
     def _node(self) -> bytes:
-        """Of the process that asks."""
+        """Of the process that asks; read each time, since a process gets another environment when it executes."""
         from mfusepy import fuse_get_context
 
         *_, pid = fuse_get_context()
-        if pid not in self._nodes:
-            try:
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:  # it has ended
-                return b""
-            self._nodes[pid] = next((each for each in variables if each.startswith(self._named)), b"")
-        return self._nodes[pid]
+        try:
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            return b""
+        return next((each for each in variables if each.startswith(self._named)), b"")
 
     def _remembered(self, call: str, path: str, ask: Callable[[Path], Any]) -> Any:
-        key = (self._node(), call, path)
-        when, answer = self._told.get(key, (float("-inf"), None))
-        if time.monotonic() - when >= self._late_seconds:
+        with self._lock:
             try:
-                answer = ask(self._real(path))
+                now = ask(self._real(path))
             except FileNotFoundError as error:
-                answer = error
-            self._told[key] = time.monotonic(), answer
+                now = error
+            if not self._late_seconds:
+                answer = now
+            else:
+                key = (self._node(), call, path)
+                when, answer = self._told.get(key, (float("-inf"), None))
+                if time.monotonic() - when >= self._late_seconds:
+                    self._told[key] = time.monotonic(), now
+                    answer = now
+                elif _content(answer) != _content(now):
+                    late_answers(self._backing).touch()
         if isinstance(answer, OSError):
             raise answer
         return answer
 
-    def _changes(self, *paths: str) -> None:
-        """The node that asks knows what it does itself."""
-        node = self._node()
-        for path in paths:
-            self._told.pop((node, "attributes", path), None)
-            self._told.pop((node, "names", str(Path(path).parent)), None)
+    @contextmanager
+    def _changing(self, *paths: str, names: bool = False) -> Iterator[None]:
+        """The node that asks knows what it does itself: it forgets what it was told of files, and of their folders
+        where it changes which `names` there are.
+        """
+        with self._lock:
+            try:
+                yield
+            finally:  # a client that is told that a name exists asks for it anew, too
+                node = self._node()
+                for path in paths:
+                    self._told.pop((node, "attributes", path), None)
+                    if names:
+                        self._told.pop((node, "names", str(Path(path).parent)), None)
 
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
         status = self._remembered("attributes", path, os.lstat)
@@ -91,22 +107,22 @@ class SharedFiles:
         return 0 if os.access(self._real(path), mode) else -errno.EACCES
 
     def create(self, path: str, mode: int, flags: int) -> int:
-        self._changes(path)
-        return os.open(self._real(path), flags | os.O_CREAT, mode)
+        with self._changing(path, names=True):
+            return os.open(self._real(path), flags | os.O_CREAT, mode)
 
     def open(self, path: str, flags: int) -> int:
-        self._changes(path)  # of what is opened the server is asked anew
-        return os.open(self._real(path), flags)
+        with self._changing(path):  # of what is opened the server is asked anew
+            return os.open(self._real(path), flags)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
         known: int = self._remembered("attributes", path, os.lstat).st_size
         return os.pread(fh, max(0, min(size, known - offset)), offset)
 
     def write(self, path: str, data: bytes, offset: int, fh: int) -> int:
-        # What is appended goes to the end whatever the offset, which follows from a size that a node was told.
         time.sleep(self._write_seconds)
-        self._changes(path)
-        return os.pwrite(fh, data, offset)
+        with self._changing(path):
+            # What is appended goes to the end whatever the offset, which follows from a size that a node was told.
+            return os.pwrite(fh, data, offset)
 
     def fsync(self, path: str, datasync: int, fh: int) -> int:
         time.sleep(self._write_seconds)
@@ -118,56 +134,61 @@ class SharedFiles:
         return 0
 
     def truncate(self, path: str, length: int, fh: int | None = None) -> int:
-        self._changes(path)
-        os.truncate(self._real(path), length)
+        with self._changing(path):
+            os.truncate(self._real(path), length)
         return 0
 
     def rename(self, old: str, new: str) -> int:
-        self._changes(old, new)
-        self._real(old).replace(self._real(new))
+        with self._changing(old, new, names=True):
+            self._real(old).replace(self._real(new))
         return 0
 
     def mkdir(self, path: str, mode: int) -> int:
-        self._changes(path)
-        self._real(path).mkdir(mode)
+        with self._changing(path, names=True):
+            self._real(path).mkdir(mode)
         return 0
 
     def unlink(self, path: str) -> int:
-        self._changes(path)
-        self._real(path).unlink()
+        with self._changing(path, names=True):
+            self._real(path).unlink()
         return 0
 
     def rmdir(self, path: str) -> int:
-        self._changes(path)
-        self._real(path).rmdir()
+        with self._changing(path, names=True):
+            self._real(path).rmdir()
         return 0
 
     def symlink(self, target: str, source: str) -> int:
-        self._changes(target)
-        self._real(target).symlink_to(source)
+        with self._changing(target, names=True):
+            self._real(target).symlink_to(source)
         return 0
 
     def readlink(self, path: str) -> str:
         return str(self._real(path).readlink())
 
     def link(self, target: str, source: str) -> int:
-        self._changes(target)
-        self._real(target).hardlink_to(self._real(source))
+        with self._changing(target, names=True):
+            self._real(target).hardlink_to(self._real(source))
         return 0
 
     def chmod(self, path: str, mode: int, fh: int | None = None) -> int:
-        self._changes(path)
-        self._real(path).chmod(mode)
+        with self._changing(path):
+            self._real(path).chmod(mode)
         return 0
 
     def chown(self, path: str, uid: int, gid: int, fh: int | None = None) -> int:
-        self._changes(path)
-        os.chown(self._real(path), uid, gid)
+        with self._changing(path):
+            os.chown(self._real(path), uid, gid)
         return 0
 
     def utimens(self, path: str, times: tuple[int, int] | None = None, fh: int | None = None) -> int:
-        self._changes(path)
-        os.utime(self._real(path), ns=times)
+        # mfusepy hands on "now" (UTIME_NOW) as if it were a number of nanoseconds.
+        is_now = times is not None and NOW in times
+        with self._changing(path):
+            if is_now:
+                os.utime(self._real(path))
+            else:
+                os.utime(self._real(path), ns=times)
         return 0
 
     def statfs(self, path: str) -> dict[str, int]:
@@ -186,12 +207,29 @@ class SharedFiles:
         return {name: getattr(found, name) for name in names}
 
 
+def _content(answer: Any) -> Any:
+    """Of an answer, what a late one has otherwise: names, a size, or that there is nothing."""
+    if isinstance(answer, os.stat_result):
+        return answer.st_size, answer.st_mtime_ns
+    return "nothing" if isinstance(answer, OSError) else sorted(answer)
+
+
+def behind(mountpoint: Path) -> Path:
+    """The folder in which lies what the file system shows."""
+    return mountpoint.with_name(f"{mountpoint.name}-behind")
+
+
+def late_answers(backing: Path) -> Path:
+    """The file that is there if some answer was late."""
+    return backing.with_name(f"{backing.name}.late")
+
+
 @contextmanager
 def shared_files(
     mountpoint: Path, *, write_seconds: float = 0.0, late_seconds: float = 0.0, node_variable: str = ""
 ) -> Iterator[None]:
     """The file system over a folder, with another one behind it, for as long as the context lasts."""
-    backing = mountpoint.with_name(f"{mountpoint.name}-behind")
+    backing = behind(mountpoint)
     backing.mkdir()
     command = [sys.executable, "-m", "stress.shared_files", str(backing), str(mountpoint)]
     command += ["--write-seconds", str(write_seconds), "--late-seconds", str(late_seconds)]
@@ -206,11 +244,13 @@ def shared_files(
     try:
         yield
     finally:
-        subprocess.run(["umount", "--lazy", mountpoint], check=True)  # what still writes there is ended, or counted
-        with suppress(subprocess.TimeoutExpired):
-            server.wait(10)
-        server.kill()
-        server.communicate()
+        try:
+            subprocess.run(["umount", "--lazy", mountpoint], check=True)  # what still writes there is ended, or counted
+            with suppress(subprocess.TimeoutExpired):
+                server.wait(10)
+        finally:
+            server.kill()
+            server.communicate()
 
 
 def main() -> None:
@@ -220,8 +260,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backing", type=Path)
     parser.add_argument("mountpoint", type=Path)
-    parser.add_argument("--write-seconds", type=float, default=0.0, help="that each write and each fsync takes")
-    parser.add_argument("--late-seconds", type=float, default=0.0, help="until a node sees what another one has made")
+    parser.add_argument("--write-seconds", type=float, default=0.0, help="seconds that each write and fsync takes")
+    parser.add_argument(
+        "--late-seconds", type=float, default=0.0, help="seconds until a node sees what another one has made"
+    )
     parser.add_argument("--node-variable", default="", help="tells nodes apart, such as SLURM_NODEID")
     asked = parser.parse_args()
     served = SharedFiles(

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ class Fault:
     needs_root: bool = False
     needs: tuple[str, ...] = ()
     """Programs."""
+    needs_modules: tuple[str, ...] = ()
     leaves_logs: bool = True
     """Whether they are where they belong: there are none before training, nor where the directory is gone."""
     writes_result: bool = True
@@ -154,7 +156,7 @@ class Fault:
 
     def applies(self, framework: str, mode: str) -> bool:
         can_be_had = (os.geteuid() == 0 or not self.needs_root) and all(map(shutil.which, self.needs))
-        return can_be_had and self.modes(framework, mode)
+        return can_be_had and all(map(find_spec, self.needs_modules)) and self.modes(framework, mode)
 
 
 def several(framework: str, mode: str) -> bool:

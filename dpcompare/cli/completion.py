@@ -47,7 +47,10 @@ class _Bash(BashComplete):
 
 
 class _WithOption(ShellComplete):
-    """Zsh and fish replace the whole word `--framework=t`, of which Click answers with the value alone."""
+    """Zsh and fish replace the whole word `--framework=t`, of which Click answers with the value alone.
+
+    Where the shell itself is to look for folders, `--option value` completes and `--option=value` may not.
+    """
 
     _option = ""
     """What stands before the value, `--framework=`."""

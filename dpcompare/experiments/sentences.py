@@ -59,7 +59,7 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
     )
 
 
-def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool = False) -> str:
+def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:
     """The sentence of the pair with the clearest difference, or that there is none.
 
     `needed` rounds make claims. A partial study's rounds are counted where it is called partial, and not again here.
@@ -90,10 +90,10 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
     too_few = sum(made.outcome == "too few rounds" for made in judged)
     if too_few == len(judged):
         done = max(made.rounds for made in judged)
+        if is_partial:
+            return "Nothing is ranked yet."
         if any(row.failures for row in rows):
             return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are complete."
-        if is_partial:
-            return f"Nothing is ranked before {counted(needed, 'round')}."
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     if too_few:
         return (
@@ -113,7 +113,7 @@ def _scaling_headline(rows: Sequence[ArmRow], *, needed: int, is_partial: bool) 
     if best.low is not None:
         return f"{best.sentence}{emulated}"
     if is_partial:
-        return f"{best.sentence}{emulated} Nothing is claimed before {counted(needed, 'round')}."
+        return f"{best.sentence}{emulated} Nothing is claimed yet."
     return f"FIRST LOOK: {best.rounds} of {max(best.rounds, needed)} rounds. {best.sentence}{emulated}"
 
 

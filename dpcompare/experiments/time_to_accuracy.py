@@ -36,8 +36,8 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
         )
     elif untimed:
         sentence = (
-            f"How long {arm.name} trained until it reached an accuracy of {target:g} is not known in {untimed} of "
-            f"{counted(len(runs), 'round')}, in which its run was resumed: they make no ratio."
+            f"The training time of {arm.name} to an accuracy of {target:g} is not known in {untimed} of "
+            f"{counted(len(runs), 'round')}, because the run was resumed; no ratio uses such a round."
         )
     return TargetRow(
         accuracy=target,

@@ -233,8 +233,8 @@ def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
     second.runs[2] = second.runs[2].model_copy(update={"evaluation_costs": costs})
     shown = compared(first, second)
     assert shown.time_to_accuracy.left_out == [
-        "How long tensorflow multiworker 2x1 trained until it reached an accuracy of 0.7 is not known in 1 of 8 "
-        "rounds, in which its run was resumed: they make no ratio."
+        "The training time of tensorflow multiworker 2x1 to an accuracy of 0.7 is not known in 1 of 8 rounds, because "
+        "the run was resumed; no ratio uses such a round."
     ]
     (made,) = shown.time_to_accuracy.claims
     assert (made.rounds, made.outcome) == (7, "too few rounds")  # 8 were planned
