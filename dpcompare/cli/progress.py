@@ -206,7 +206,7 @@ class StudyView:
         left = 0
         for arm in study.arms:
             runs = [run for number in range(1, study.repeats + 1) if (run := self._result(study, number, arm))]
-            speeds = [run.images_per_second for run in runs if run.images_per_second]
+            speeds = [run.compared_speed for run in runs if run.compared_speed]
             failed = any(run.status == "failed" for run in runs)
             now = (
                 "FAILED"
@@ -305,7 +305,8 @@ class StudyProgress(Watcher):
         self._say(line)
 
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
-        speed = f"{result.images_per_second:.1f} images/s" if result.images_per_second else "no speed measured"
+        # As the table has it at the end.
+        speed = f"{result.compared_speed:.1f} images/s" if result.compared_speed else "no speed measured"
         what = f"{speed} in {result.wall_seconds:.0f} s"
         if result.status == "failed":
             what = f"FAILED: {in_one_line(result.error)}"

@@ -85,8 +85,8 @@ class ArmRuns:
 
     @property
     def steady_speeds(self) -> list[float | None]:
-        """By which arms are compared; results of 0.1.0 have their images per second alone."""
-        return [run.steady_images_per_second or run.images_per_second if run else None for run in self.runs]
+        """By which arms are compared."""
+        return [run.compared_speed if run else None for run in self.runs]
 
 
 def _in_round(number: int, what: str) -> str:

@@ -183,6 +183,11 @@ class RunResult(BaseModel):
         return self.config.get("target_accuracy")
 
     @property
+    def compared_speed(self) -> float | None:
+        """Images per second by which arms are compared; results of 0.1.0 have the mean alone."""
+        return self.steady_images_per_second or self.images_per_second
+
+    @property
     def cost_of_target(self) -> TrainingCost | None:
         """What it took to reach the target; None where there was none, or no evaluation reached it."""
         found = None if self.target_accuracy is None else reached(self.evaluations, self.target_accuracy)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare.results.result import RunResult
 from tests.support.command import dpcompare, invoke, start
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
@@ -34,6 +35,8 @@ def test_a_study_leaves_every_run_and_prints_what_may_be_claimed(finished):
     assert runs == [Path("runs") / number / name for number in ("round-01", "round-02") for name in names]
     assert "FIRST LOOK: 2 of 6 rounds, nothing is ranked yet." in done.stdout
     assert "All may be compared." in done.stdout
+    told = re.findall(r"round \d: torch single.*: ([\d.]+) images/s in", done.stderr)  # while it ran, as in the table
+    assert sorted(told) == sorted(f"{RunResult.load(folder / run).compared_speed:.1f}" for run in runs)
     assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (about " in done.stderr
     assert f"why         dpcompare report {folder} --full" in done.stderr
     full = invoke("report", folder, "--full").stdout
