@@ -143,6 +143,7 @@ class Fault:
     needs: tuple[str, ...] = ()
     """Programs."""
     needs_modules: tuple[str, ...] = ()
+    """Of Python, beyond what this script itself imports."""
     leaves_logs: bool = True
     """Whether they are where they belong: there are none before training, nor where the directory is gone."""
     writes_result: bool = True

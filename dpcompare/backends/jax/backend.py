@@ -65,8 +65,11 @@ class Trained(NamedTuple):
 
 
 WHERE: dict[str, Any] = {
-    **{"parameters": EVERYWHERE, "slots": EVERYWHERE},
-    **{"statistics": SPLIT, "optimizer_steps": SPLIT, "images_computed": SPLIT},
+    "parameters": EVERYWHERE,
+    "slots": EVERYWHERE,
+    "statistics": SPLIT,
+    "optimizer_steps": SPLIT,
+    "images_computed": SPLIT,
 }
 SPECS = Trained(**WHERE)
 """Of each of them, where it is."""
