@@ -53,7 +53,12 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
         rounds = (
             "all rounds repeat one training, so they do not show how far rounding alone moves it (docs/measuring.md)"
         )
-    judged = "no arm can be called more accurate" if difference <= max(spread, 2 * error) else "look for the reason"
+    if difference <= max(spread, 2 * error):
+        judged = "no arm can be called more accurate"
+    elif spread > 0:
+        judged = "look for the reason"
+    else:
+        judged = "one training of each does not tell which is more accurate, but rounds of `--vary-seed` do"
     return (
         f"An accuracy on {counted(first.count, 'sample')} has a standard error of {error:.1%}, and {rounds}: {judged}."
     )

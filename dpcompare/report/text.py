@@ -130,6 +130,15 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         if len(group.arms) > 1:
             yield within(group, comparison)
+    if comparison.learning is None and comparison.time_to_accuracy is None and _accuracies_differ(comparison):
+        yield "Accuracies are those of one seed, which rounding alone moves; --vary-seed compares them."
+
+
+def _accuracies_differ(comparison: Comparison) -> bool:
+    """Whether arms that may be compared show different ones."""
+    accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in comparison.arms}
+    together = (names for group in comparison.groups for names in group.comparable)
+    return any(len({accuracy[name] for name in names}) > 1 for names in together)
 
 
 def within(group: Group, comparison: Comparison) -> str:

@@ -13,7 +13,7 @@ from dpcompare.experiments.collection import ArmRuns, Collection, collect
 from dpcompare.experiments.statistics import Plan
 from dpcompare.report.formats import as_markdown, parse_condition
 from dpcompare.report.page import as_html
-from dpcompare.report.text import within
+from dpcompare.report.text import as_text, within
 from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.result import NodeRecord, StepSeconds
 from dpcompare.results.steadiness import SlowSteps
@@ -218,6 +218,14 @@ def test_how_closely_comparable_arms_have_trained_is_said():
     assert "rounds of one arm, which differ in rounding alone, differ by up to 2.0%: no arm" in moved
     better = runs("tensorflow", "multiworker", SLOW, train_loss=[2.0, 1.5, 1.2, 1.0], evaluations=[evaluation(0.7)])
     assert "differ by up to 2.0%: look for the reason." in compared(first, better).agreement
+    unmoved = compared(runs("torch", "ddp", FAST, train_loss=[2.0, 1.5, 1.2, 1.0]), better)
+    assert "one training of each does not tell which is more accurate, but rounds of `--vary-seed` do." in (
+        unmoved.agreement
+    )
+    assert "Accuracies are those of one seed, which rounding alone moves; --vary-seed compares them." in (
+        as_text(unmoved, 200)
+    )
+    assert "Accuracies are" not in as_text(shown, 200)  # they are equal
     assert "diverge: from step 4 the loss of one is not finite" in shown.agreement
     at_once = compared(runs("torch", "ddp", FAST, train_loss=[None] * 4), second)
     assert at_once.agreement is None  # they have not computed the same

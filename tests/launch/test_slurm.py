@@ -25,6 +25,7 @@ TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini
 TWO_NODES = ["--engine", "slurm", "--nodes", "2", "--cores-per-node", "1", "--device", "cpu"]
 TORCH = ["--framework", "torch", "--mode", "ddp"]
 TENSORFLOW = ["--framework", "tensorflow", "--mode", "multiworker"]
+JAX = ["--framework", "jax", "--mode", "multiprocess"]
 SHORT = ["--steps", "4", "--warmup-steps", "0"]
 LONG = ["--steps", "100000"]
 FRAMEWORKS = [
@@ -63,7 +64,7 @@ def all_gone(pids):
     return not any(is_alive(pid) for pid in pids.values())
 
 
-@pytest.mark.parametrize("mode", FRAMEWORKS)
+@pytest.mark.parametrize("mode", [*FRAMEWORKS, pytest.param(JAX, marks=pytest.mark.jax, id="jax")])
 def test_a_job_trains_what_simulated_nodes_train(cluster, tmp_path, mode):
     short = [*mode, *TINY, "--steps", "8", "--json"]
     done = dpcompare("run", *TWO_NODES, *short, "--run-dir", tmp_path / "job", **cluster)
