@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WIDTH = 380
 """Of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it elsewhere."""
 # After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
-COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#2A7FB8"]
+COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#359AD6"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
 INK = "#010203"
 """Stands for the colour of text; the page replaces it by the colour that follows its light and dark themes."""

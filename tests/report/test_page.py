@@ -1,13 +1,15 @@
 """The HTML report in a real browser: complete, offline, sortable, readable in the dark and on a phone."""
 
+import math
 import re
 import shutil
+from itertools import combinations
 
 import pytest
 from markupsafe import escape
 
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.report.charts import write_files
+from dpcompare.report.charts import COLOURS, write_files
 from dpcompare.report.page import _inline, as_html
 from dpcompare.report.plots import make_plots
 from dpcompare.results.result import PeakMemory
@@ -232,6 +234,26 @@ def test_an_arm_has_one_colour_in_all_plots(comparison):
                 for arm, colour in zip(scale.get("domain", []), scale.get("range", []), strict=True):
                     colours.setdefault(arm, set()).add(colour)
     assert {arm: len(found) for arm, found in colours.items()} == {row.name: 1 for row in comparison.arms}
+
+
+def lab(colour):
+    """Lightness and the two axes of colour (CIE 1976) of an sRGB colour, for D65."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    white = (0.9505, 1.0, 1.089)
+    x, y, z = (
+        (sum(a * b for a, b in zip(row, linear, strict=True)) / of_white) ** (1 / 3)
+        for row, of_white in zip(to_xyz, white, strict=True)
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
+def test_colours_of_arms_can_be_told_apart():
+    """Two of them are blue: the first mode of the README's study had nearly the colour of the last."""
+    apart = [math.dist(lab(first), lab(second)) for first, second in combinations(COLOURS, 2)]
+    assert min(apart) > 15
+    assert all(45 < lab(colour)[0] < 62 for colour in COLOURS)  # seen on a white page and on a dark one
 
 
 def test_a_table_says_where_the_time_goes(open_page):

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from dpcompare.experiments.comparison import Group
 from dpcompare.experiments.sentences import measured_in_words
 from dpcompare.report.formats import as_markdown, columns
 from dpcompare.report.text import arms_by_value, as_text, figure_lines
@@ -48,6 +49,10 @@ def test_a_study_of_few_rounds_says_how_many_are_missing():
     assert "FIRST LOOK: 1 of 6 rounds, nothing is ranked yet." in as_text(study(1), 100)
 
 
+def renamed(names):
+    return [LONG if "tensor" in name else name for name in names]
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(width):
     shown = study(6)
@@ -55,7 +60,11 @@ def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(width):
         update={
             "arms": [*shown.arms[:3], shown.arms[3].model_copy(update={"name": LONG})],
             "groups": [
-                group.model_copy(update={"arms": [name if "tensor" not in name else LONG for name in group.arms]})
+                Group(
+                    num_devices=group.num_devices,
+                    arms=renamed(group.arms),
+                    comparable=[renamed(names) for names in group.comparable],
+                )
                 for group in shown.groups
             ],
         }
