@@ -185,6 +185,7 @@ def _ratio(below: list[Figures], above: list[Figures], key: str, *, turned: bool
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
+    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="leave it out, such as kernel")
     parser.add_argument("--model", default="efficientnet-b2")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=25)
@@ -204,6 +205,7 @@ def main() -> None:
     generator = random.Random(arguments.seed)
     for framework, mode in modes:
         them = contestants(framework, mode, options)
+        them = {name: run for name, run in them.items() if name not in arguments.without}
         lines += compared(f"{framework} {mode}", them, arguments.rounds, generator)
         if arguments.write:  # mode by mode: it takes long
             write_section(arguments.write, f"overhead {arguments.model}", lines)

@@ -17,6 +17,7 @@ from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, r
 from dpcompare.backends.jax.model import Model, build_model
 from dpcompare.config.workload import Workload
 from dpcompare.models.state import is_statistic
+from dpcompare.system.cache import cache_dir
 
 VARIANTS = ["shifts", "kernel"]
 """Depthwise convolutions as sums of shifted products, as dpcompare's on the CPU, or as XLA's own convolution."""
@@ -27,6 +28,9 @@ def main() -> None:
     chosen = arguments(["single"], VARIANTS)
     os.environ["NPROC"] = str(chosen.threads)  # nothing else tells XLA how many threads to start
     jax.config.update("jax_default_matmul_precision", "default" if chosen.profile == "native" else "highest")
+    # What is compiled is kept, as dpcompare keeps it: a minute per run that no figure has in it.
+    jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled" / "jax"))
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     workload = Workload(model=chosen.model, image_size=chosen.image_size)
     model = build_model(workload, NUM_CLASSES, depthwise_as_shifts=chosen.variant == "shifts")
     train, state = step_of(model), initial_state(model)
