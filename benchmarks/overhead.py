@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -130,11 +130,12 @@ BARE = {
 Contestants = dict[str, Callable[[], Figures]]
 
 
-def contestants(framework: str, mode: str, options: list[str]) -> Contestants:
-    """The loops by hand of a mode, its limits, and both profiles."""
+def contestants(framework: str, mode: str, options: list[str], without: Collection[str] = ()) -> Contestants:
+    """The loops by hand of a mode but for those `without`, its limits, and both profiles."""
     found: Contestants = {}
     for variant in BARE[framework][mode]:
-        found[variant] = partial(bare, framework, mode, variant, options)
+        if variant not in without:
+            found[variant] = partial(bare, framework, mode, variant, options)
     if mode in ("mirrored", "multiworker"):
         found["fit, MirroredStrategy as found"] = partial(
             bare, framework, "mirrored", "fit", options, keep_memory=False
@@ -185,7 +186,7 @@ def _ratio(below: list[Figures], above: list[Figures], key: str, *, turned: bool
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
-    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="leave it out, such as kernel")
+    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="by hand that is left out, such as kernel")
     parser.add_argument("--model", default="efficientnet-b2")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=25)
@@ -204,8 +205,7 @@ def main() -> None:
     ]
     generator = random.Random(arguments.seed)
     for framework, mode in modes:
-        them = contestants(framework, mode, options)
-        them = {name: run for name, run in them.items() if name not in arguments.without}
+        them = contestants(framework, mode, options, arguments.without)
         lines += compared(f"{framework} {mode}", them, arguments.rounds, generator)
         if arguments.write:  # mode by mode: it takes long
             write_section(arguments.write, f"overhead {arguments.model}", lines)
