@@ -337,7 +337,10 @@ def _slurm(*command: str, text: str | None = None, interruptible: bool = True, s
         RequestError: it is not there, says no, or does not answer.
     """
     if shutil.which(command[0]) is None:
-        raise RequestError(f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used")
+        raise RequestError(
+            f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used "
+            "(`plan` with --cores-per-node needs none)"
+        )
     try:
         answer = run_command(command, seconds=seconds, text=text, interruptible=interruptible)
     except subprocess.TimeoutExpired as error:
