@@ -66,10 +66,10 @@ def _of_the_workload() -> list[Any]:
 )
 @click.option(
     "--modes",
-    default="single,dp,ddp,mirrored,multiworker",
+    default="single,dp,ddp,mirrored,multiworker,spmd,multiprocess",
     show_default=True,
-    help="Separated by commas; also fsdp, pipeline, fabric, accelerate, parameter-server, ddp-spawn, "
-    "ddp-stages, or all.",
+    help="Those of the frameworks, separated by commas; also fsdp, pipeline, fabric, accelerate, parameter-server, "
+    "ddp-spawn, ddp-stages, or all.",
 )
 @click.option("--model", default="efficientnet-b2", show_default=True, shell_complete=completed_values.models)
 @click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
