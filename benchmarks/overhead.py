@@ -186,7 +186,7 @@ def _ratio(below: list[Figures], above: list[Figures], key: str, *, turned: bool
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
-    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="left out, such as kernel")
+    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="by hand, left out")
     parser.add_argument("--model", default="efficientnet-b2")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=25)
@@ -198,6 +198,9 @@ def main() -> None:
     options = ["--model", arguments.model, "--image-size", str(arguments.image_size), "--global-batch-size", "32"]
     options += ["--steps", str(arguments.steps), "--warmup-steps", str(arguments.warmup_steps)]
     modes = [tuple(mode.split(":")) for mode in arguments.mode] if arguments.mode else modes_by_default()
+    loops = {loop for framework, mode in modes for loop in BARE[framework][mode]}
+    if unknown := set(arguments.without) - loops:
+        parser.error(f"--without: received {', '.join(unknown)}; expected some of {', '.join(sorted(loops))}")
     lines = [
         f"`python -m benchmarks.overhead {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
         "",

@@ -1,9 +1,10 @@
 """How far rounding alone moves the accuracy of a run: the run, and twins whose initial weights were disturbed by 1e-7.
 
-    python -m stress.accuracy_floor [--twins 4] [--model NAME] [--image-size 64] [--dataset NAME] [--steps N]
+    python -m stress.accuracy_floor [--mode torch:single] [--twins 4] [--model NAME] [--image-size 64]
+                                    [--dataset NAME] [--steps N]
 
-Prints the accuracy of each and the largest difference, with torch on the CPU. Arms of a study that are closer to each
-other than that have not trained differently.
+Prints the accuracy of each and the largest difference, on the CPU; modes of several devices have two. Arms of a study
+that are closer to each other than that have not trained differently.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import tempfile
 from pathlib import Path
 
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
+from dpcompare.config.modes import MODES
 from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, disturbed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", default="torch:single")
     parser.add_argument("--twins", type=int, default=4)
     parser.add_argument("--model", default="efficientnet-b2")
     parser.add_argument("--image-size", type=int, default=64)
@@ -27,8 +30,10 @@ def main() -> None:
     workload = Workload(
         model=arguments.model, image_size=arguments.image_size, dataset=arguments.dataset, steps=arguments.steps
     )
-    cluster = Cluster.partition(1, 1, device="cpu")
-    config = prepare_inputs(RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster))
+    framework, mode = arguments.mode.split(":")
+    row = MODES[framework, mode]
+    cluster = Cluster.partition(1 + row.multi_node, 1 + (row.multi_device and not row.multi_node), device="cpu")
+    config = prepare_inputs(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster))
     accuracies = []
     with tempfile.TemporaryDirectory(prefix="dpcompare-floor-") as temporary:
         folder = Path(temporary)

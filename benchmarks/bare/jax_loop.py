@@ -28,7 +28,8 @@ def main() -> None:
     chosen = arguments(["single"], VARIANTS)
     os.environ["NPROC"] = str(chosen.threads)  # nothing else tells XLA how many threads to start
     jax.config.update("jax_default_matmul_precision", "default" if chosen.profile == "native" else "highest")
-    # What is compiled is kept, as dpcompare keeps it: a minute per run that no figure has in it.
+    # What is compiled is kept, as dpcompare keeps it: it takes a minute, which no speed includes, and memory, which the
+    # peak of the first run does.
     jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled" / "jax"))
     jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     workload = Workload(model=chosen.model, image_size=chosen.image_size)

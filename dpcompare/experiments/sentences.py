@@ -65,7 +65,7 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
 
 
 def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:
-    """The sentence of the pair with the clearest difference, or that there is none.
+    """The sentence of the pair with the largest difference, or that there is none.
 
     `needed` rounds make claims. A partial study's rounds are counted where it is called partial, and not again here.
     """
@@ -91,7 +91,9 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
         if len(judged) == 1:
             return best.sentence
         together = ", judged together at 95%" if len(of_studies) == 1 else f", of {len(of_studies)} studies"
-        return f"{best.sentence} This is the clearest of {len(judged)} pairs that may be compared{together}."
+        return (
+            f"{best.sentence} It is the largest difference shown in {len(judged)} pairs that may be compared{together}."
+        )
     too_few = sum(made.outcome == "too few rounds" for made in judged)
     if too_few == len(judged):
         done = max(made.rounds for made in judged)

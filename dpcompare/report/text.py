@@ -130,15 +130,16 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         if len(group.arms) > 1:
             yield within(group, comparison)
-    if comparison.learning is None and comparison.time_to_accuracy is None and _accuracies_differ(comparison):
-        yield "Accuracies are those of one seed, which rounding alone moves; --vary-seed compares them."
+    if comparison.time_to_accuracy is None and _accuracies_of_one_seed_differ(comparison):
+        yield "Accuracies are from one seed, and rounding alone can move them; use --vary-seed to compare them."
 
 
-def _accuracies_differ(comparison: Comparison) -> bool:
-    """Whether arms that may be compared show different ones."""
-    accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in comparison.arms}
+def _accuracies_of_one_seed_differ(comparison: Comparison) -> bool:
+    """Whether arms that may be compared show different accuracies, and have no seed per round that would judge them."""
+    of_one_seed = (row for row in comparison.arms if row.accuracy is not None and row.accuracy_over_seeds is None)
+    accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in of_one_seed}
     together = (names for group in comparison.groups for names in group.comparable)
-    return any(len({accuracy[name] for name in names}) > 1 for names in together)
+    return any(len({accuracy[name] for name in names if name in accuracy}) > 1 for names in together)
 
 
 def within(group: Group, comparison: Comparison) -> str:

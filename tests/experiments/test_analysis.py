@@ -55,7 +55,7 @@ def compared(*arms, repeats=6, subject=()):
     return analyse(Collection(arms=list(arms), repeats=repeats, subject=subject))
 
 
-def test_the_headline_is_the_clearest_claim():
+def test_the_headline_is_the_largest_difference():
     shown = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     assert shown.headline == shown.claims[0].sentence
     assert "torch ddp 2x1 is 1.300 times as fast as tensorflow multiworker 2x1 in steady speed (" in shown.headline
@@ -222,7 +222,7 @@ def test_how_closely_comparable_arms_have_trained_is_said():
     assert "one training of each does not tell which is more accurate, but rounds of `--vary-seed` do." in (
         unmoved.agreement
     )
-    assert "Accuracies are those of one seed, which rounding alone moves; --vary-seed compares them." in (
+    assert "Accuracies are from one seed, and rounding alone can move them; use --vary-seed to compare them." in (
         as_text(unmoved, 200)
     )
     assert "Accuracies are" not in as_text(shown, 200)  # they are equal
@@ -423,7 +423,9 @@ def test_a_clear_claim_among_many_says_of_how_many():
         runs("tensorflow", "multiworker", SLOW),
         renamed("third", runs("torch", "ddp", SLOW)),
     )
-    assert shown.headline.endswith("This is the clearest of 3 pairs that may be compared, judged together at 95%.")
+    assert shown.headline.endswith(
+        "It is the largest difference shown in 3 pairs that may be compared, judged together at 95%."
+    )
 
 
 def test_pairs_with_too_few_rounds_are_not_called_equal():

@@ -145,7 +145,7 @@ def test_there_is_no_slurm_here(tmp_path):
     )
     if "not installed" not in refused.stderr:
         assert refused.code == 2
-        assert "sinfo is not found; expected a machine from which Slurm is used (`plan` with --cores" in refused.stderr
+        assert "sinfo is not found; expected a machine from which Slurm is used (`dpcompare plan`" in refused.stderr
 
 
 def test_a_run_directory_that_waits_for_nobody_is_refused(tmp_path):

@@ -339,7 +339,7 @@ def _slurm(*command: str, text: str | None = None, interruptible: bool = True, s
     if shutil.which(command[0]) is None:
         raise RequestError(
             f"--engine slurm: {command[0]} is not found; expected a machine from which Slurm is used "
-            "(`plan` with --cores-per-node needs none)"
+            "(`dpcompare plan` with --cores-per-node works without Slurm)"
         )
     try:
         answer = run_command(command, seconds=seconds, text=text, interruptible=interruptible)
