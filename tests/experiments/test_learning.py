@@ -17,6 +17,7 @@ from dpcompare.experiments.study import Study
 from dpcompare.report.formats import as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
+from dpcompare.report.text import as_text
 from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.predictions import Predictions
 from dpcompare.results.target import TrainingCost
@@ -98,6 +99,7 @@ def test_arms_whose_rounds_have_the_same_seeds_may_be_compared():
     assert row.accuracy_over_seeds.mean == pytest.approx(np.mean(BETTER))
     assert row.accuracy_over_seeds.standard_deviation == pytest.approx(np.std(BETTER, ddof=1))
     assert shown.agreement is None or "accuracies" not in shown.agreement
+    assert "from one seed" not in as_text(shown, 100)
 
 
 def test_the_same_sentence_is_everywhere():
