@@ -186,7 +186,7 @@ def _ratio(below: list[Figures], above: list[Figures], key: str, *, turned: bool
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
-    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="by hand, left out")
+    parser.add_argument("--without", action="append", default=[], metavar="LOOP", help="by hand, to leave out")
     parser.add_argument("--model", default="efficientnet-b2")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--steps", type=int, default=25)

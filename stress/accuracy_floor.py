@@ -32,7 +32,8 @@ def main() -> None:
     )
     framework, mode = arguments.mode.split(":")
     row = MODES[framework, mode]
-    cluster = Cluster.partition(1 + row.multi_node, 1 + (row.multi_device and not row.multi_node), device="cpu")
+    nodes, devices = (2, 1) if row.multi_node else (1, 2) if row.multi_device else (1, 1)
+    cluster = Cluster.partition(nodes, devices, device="cpu")
     config = prepare_inputs(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster))
     accuracies = []
     with tempfile.TemporaryDirectory(prefix="dpcompare-floor-") as temporary:

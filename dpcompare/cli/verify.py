@@ -16,6 +16,7 @@ from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
+from dpcompare.config.modes import modes_of_each_framework
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def _of_the_workload() -> list[Any]:
 )
 @click.option(
     "--modes",
-    default="single,dp,ddp,mirrored,multiworker,spmd,multiprocess",
+    default=",".join(dict.fromkeys(mode for _, mode in modes_of_each_framework())),
     show_default=True,
-    help="Those of the frameworks, separated by commas; also fsdp, pipeline, fabric, accelerate, parameter-server, "
+    help="Separated by commas, of the named frameworks; also fsdp, pipeline, fabric, accelerate, parameter-server, "
     "ddp-spawn, ddp-stages, or all.",
 )
 @click.option("--model", default="efficientnet-b2", show_default=True, shell_complete=completed_values.models)

@@ -278,3 +278,10 @@ def modes_by_default() -> list[tuple[str, str]]:
 def frameworks_by_default() -> list[str]:
     """Those of `modes_by_default`, which `setup` installs and without which `doctor` sees a problem."""
     return list(dict.fromkeys(framework for framework, _ in modes_by_default()))
+
+
+def modes_of_each_framework() -> list[tuple[str, str]]:
+    """(framework, mode) of what `verify` and `doctor` try of a framework: its modes by default, or all where it has
+    none of them because it is optional."""
+    with_defaults = frameworks_by_default()
+    return [key for key, row in MODES.items() if row.by_default or key[0] not in with_defaults]

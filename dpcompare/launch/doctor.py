@@ -22,7 +22,7 @@ from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
 from dpcompare.backends.gpu_code import Code, code_for, compiled_for
 from dpcompare.backends.gpus_seen import gpus_seen
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS, MODES, frameworks_by_default
+from dpcompare.config.modes import FRAMEWORKS, MODES, frameworks_by_default, modes_of_each_framework
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
@@ -100,8 +100,8 @@ def diagnose(
             findings = [replace(finding, status="note") for finding in findings]
         yield from findings
     if trials:
-        for (framework, mode), row in MODES.items():
-            if framework in usable and (row.by_default or framework not in by_default):
+        for framework, mode in modes_of_each_framework():
+            if framework in usable:
                 begins(f"trying {framework} {mode}")
                 yield trial(framework, mode, _two_replicas(framework, mode, device, gpus), interpreters)
         if "torch" in usable:

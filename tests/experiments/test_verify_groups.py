@@ -5,7 +5,6 @@ import json
 import pytest
 
 from dpcompare.cli.verify import verify as verify_command
-from dpcompare.config.modes import MODES
 from dpcompare.experiments.verify_groups import not_compared, plan_groups
 from tests.experiments.test_verify import ALL, BOTH
 from tests.support.command import invoke
@@ -127,8 +126,7 @@ def test_where_nothing_is_compared_nothing_is_shown(arguments, named):
 def test_all_data_parallel_modes_of_the_named_frameworks_are_verified_by_default():
     """Of JAX it was `single` alone."""
     (modes,) = (option.default for option in verify_command.params if option.name == "modes")
-    expected = {mode for (framework, mode), row in MODES.items() if row.by_default or framework == "jax"}
-    assert set(modes.split(",")) == expected
+    assert modes == "single,dp,ddp,mirrored,multiworker,spmd,multiprocess"
     groups = plan_groups(
         ("torch", "jax"), modes.split(","), model="toy-bn", replicas=(2,), precisions=("float64",), quick=True
     )
