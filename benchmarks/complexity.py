@@ -1,12 +1,13 @@
-"""The growth of costs: a report of many runs, a run of many steps, and a store of many images.
+"""The growth of costs: a report of many runs, a projection of many arms, a run of many steps, a store of many images.
 
-    python -m benchmarks.complexity [--runs 10 100 1000] [--steps 10000 100000 1000000]
+    python -m benchmarks.complexity [--runs 10 100 1000] [--arms 1 10 100 1000] [--steps 10000 100000 1000000]
                                            [--images 10000 100000 1000000] [--write FILE]
 
-Runs are results as a study leaves them, without training. Steps are those of the real loop and its event files with a
-backend that computes nothing, in a separate process; memory is that of the process at its first step and at its end.
-Images are links to a few small files, 1,000 to a class, prepared in as many processes as there are cores; memory is the
-peak of the process that prepares less what it held before, and that of each of those that decode.
+Runs are results as a study leaves them, without training. Arms are copies of one that is measured first, in two runs
+of 45 steps; `dpcompare project` predicts them on 2 to 1,024 nodes of 8 devices. Steps are those of the real loop and
+its event files with a backend that computes nothing, in a separate process; memory is that of the process at its first
+step and at its end. Images are links to a few small files, 1,000 to a class, prepared in as many processes as there are
+cores; memory is the peak of the process that prepares less what it held before, and that of each of those that decode.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import argparse
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ from dpcompare.results.result import RunResult, StepSeconds
 from dpcompare.training.loop import train
 
 BATCH = 16
+DPCOMPARE = (sys.executable, "-m", "dpcompare")
 
 
 def resident_bytes() -> int:
@@ -73,6 +77,35 @@ def report_seconds(num_runs: int) -> tuple[float, float]:
         judged = time.perf_counter()
         as_html(comparison)
         return judged - begin, time.perf_counter() - judged
+
+
+def measured_study(folder: Path) -> Path:
+    """Of torch ddp with and without gradient sync, one round of 45 steps."""
+    argv = [*DPCOMPARE, "compare", "--arm", "torch:ddp", "--device", "cpu", "--nodes", "2", "--ablate"]
+    argv += ["--dataset", "synthetic", "--model", "mlp", "--image-size", "16", "--steps", "45"]
+    study = folder / "measured"
+    subprocess.run([*argv, "--repeats", "1", "--out", str(study)], stdout=subprocess.DEVNULL, check=True)
+    return study
+
+
+def projection_seconds(num_arms: int, measured: Path) -> float:
+    """The whole command `dpcompare project`, with a study of that many arms, copied from one that was measured."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, origin = Path(name) / "study", Study.load(measured)
+        arms = [
+            arm.model_copy(update={"name": f"{arm.name} {number}", "ablation_of": f"{of} {number}" if of else None})
+            for number in range(1, num_arms + 1)
+            for arm in origin.arms
+            for of in [arm.ablation_of]
+        ]
+        study = open_study(origin.model_copy(update={"arms": tuple(arms)}), folder)
+        for arm, of in zip(study.arms, cycle(origin.arms)):
+            shutil.copytree(origin.run_dir(measured, 1, of), study.run_dir(folder, 1, arm))
+        argv = [*DPCOMPARE, "project", str(folder), "--nodes", "2,4,8,16,32,64,128,256,512,1024"]
+        argv += ["--devices-per-node", "8", "--intra-link", "nvlink"]
+        begin = time.perf_counter()
+        subprocess.run(argv, stdout=subprocess.DEVNULL, check=True)
+        return time.perf_counter() - begin
 
 
 def _result(arm: Arm, *, speed: float) -> RunResult:
@@ -198,6 +231,7 @@ def figures_of(option: str, number: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, nargs="*", default=[10, 100, 1000])
+    parser.add_argument("--arms", type=int, nargs="*", default=[1, 10, 100, 1000])
     parser.add_argument("--steps", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--images", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--only-steps", type=int, help="one run, in this process")
@@ -215,6 +249,10 @@ def main() -> None:
     for num_runs in arguments.runs:
         judged, written = report_seconds(num_runs)
         lines.append(f"| {num_runs:,} | {judged:.2f} | {written:.2f} |")
+    lines += ["", "| arms that are projected | s of the whole command |", "|--:|--:|"]
+    with tempfile.TemporaryDirectory() as folder:
+        study = measured_study(Path(folder))
+        lines += [f"| {num_arms:,} | {projection_seconds(num_arms, study):.2f} |" for num_arms in arguments.arms]
     lines += ["", "| steps of a run | us per step | MiB that the process grew | MiB of events | s to read them |"]
     lines += ["|--:|--:|--:|--:|--:|"]
     for num_steps in arguments.steps:

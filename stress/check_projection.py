@@ -4,6 +4,8 @@
     sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep the predictions first
     sudo python -m stress.check_projection --out DIR --write docs/projection.md # goes on where it was
 
+`--write` writes the predictions too, where it stops before measuring.
+
 The constants of each mode are fitted on 2 nodes, with an unlimited link and with 100mbit. Then runs without exchange
 are made for each number of nodes, all cells are predicted, and DIR/predictions.json is written. Only then are they
 measured, in rounds of random order that have a run without exchange again. Two cores cannot compute for four nodes at
@@ -249,6 +251,21 @@ def judged(campaign: Campaign, predictions: Sequence[dict[str, Any]]) -> tuple[l
     return [f"{verdict}: {', '.join(summary)}.", "", *lines], passed
 
 
+def not_measured(predictions: Sequence[dict[str, Any]]) -> list[str]:
+    """The table of what is predicted of cells that nobody has measured yet."""
+    return [
+        f"{len(predictions)} cells are predicted, none of them is measured yet.",
+        "",
+        "| mode | nodes | link | s without exchange | predicted s |",
+        "|---|--:|---|--:|--:|",
+        *(
+            f"| {cell['mode']} | {cell['nodes']} | {cell['link']} | {cell['computing_seconds']:.3f} | "
+            f"{cell['predicted']['the model']:.3f} |"
+            for cell in predictions
+        ),
+    ]
+
+
 def latencies_of(campaign: Campaign, modes: Sequence[str], counts: Sequence[int]) -> dict[str, float]:
     """Seconds per step of the ring of each mode's collective, measured once per number of nodes."""
     path = campaign.folder / "latencies.json"
@@ -295,10 +312,10 @@ def main() -> int:
     constants = fitted(campaign, arguments.mode, latencies)
     predictions = predicted(campaign, cells, constants, latencies)
     if arguments.stop_before_measuring:
-        print(f"wrote {campaign.folder / 'predictions.json'}: {len(predictions)} cells, none of them measured")
-        return 0
-    measure(campaign, cells)
-    lines, passed = judged(campaign, predictions)
+        lines, passed = not_measured(predictions), True
+    else:
+        measure(campaign, cells)
+        lines, passed = judged(campaign, predictions)
     options = " ".join(sys.argv[1:])
     lines = [f"`python -m stress.check_projection {options}` at {commit()}, {arguments.rounds} rounds:", "", *lines]
     print("\n".join(lines))
