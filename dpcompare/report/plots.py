@@ -73,9 +73,9 @@ def _speeds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     return Plot(
         name="speed",
         title="Speed",
-        explanation="Images per second of all devices together, fewest devices first. A line at the end of a bar is "
-        "the 95% interval over the rounds of this arm alone: whether two arms differ is judged by their ratio within "
-        "rounds, below. Pale: emulated.",
+        explanation="Images per second of all devices together, fewest devices first: the geometric mean of the "
+        "rounds, where tables have their median. A line at the end of a bar is the 95% interval over the rounds of "
+        "this arm alone: whether two arms differ is judged by their ratio within rounds, below. Pale: emulated.",
         chart=(bars + intervals).properties(width=WIDTH, height=30 * len(data) + 10),
     )
 
