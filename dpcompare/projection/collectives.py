@@ -36,7 +36,8 @@ class Interconnect:
     copying: float = 0.0
     """Seconds of CPU time per byte that a rank sends; 0 where GPUs copy by themselves."""
     contention: float = 1.0
-    """How many times longer copying takes since simulated nodes share the cores of one machine."""
+    """Processes per core, at least 1: how many times longer copying takes where those of simulated nodes, which share
+    the cores of one machine, all copy at once."""
     latency: LatencyEnd = "typical"
     """Which end of the range of each link's latency is taken."""
 
@@ -97,7 +98,7 @@ class Interconnect:
 
     def copying_seconds(self, kind: Kind, num_bytes: float) -> float:
         """CPU time of each rank to copy what a collective sends and receives."""
-        return self.copying * self.contention * num_bytes * self.sent_fraction(kind)
+        return self.copying * num_bytes * self.sent_fraction(kind)
 
     def sent_fraction(self, kind: Kind) -> float:
         """Bytes that each rank of a ring sends, over those of the whole: 2 (n - 1) / n in an all-reduce."""

@@ -119,7 +119,7 @@ def seconds_with_exchange(exchange: Exchange, computing_seconds: float, intercon
     seconds = computing_seconds + _delay_at(1.0, delay, awaited, computing_seconds)
     if exchange.copying == "beside the wire":
         copied = sum(interconnect.copying_seconds(each.kind, each.num_bytes) for each in exchange.messages)
-        seconds = max(seconds, computing_seconds + copied)
+        seconds = max(seconds, computing_seconds + copied * interconnect.contention)
     return seconds
 
 
@@ -133,13 +133,23 @@ def _delay_at(share: float, delay: float, awaited: list[tuple[float, float]], co
 def _seconds_of(message: Message, exchange: Exchange, interconnect: Interconnect) -> float:
     wire = interconnect.wire_seconds(message.kind, message.num_bytes)
     copying = interconnect.copying_seconds(message.kind, message.num_bytes)
-    return max(wire, copying) if exchange.copying == "beside the wire" else wire + copying
+    own = wire if exchange.copying == "beside the wire" else wire + copying
+    return _on_shared_cores(own, copying, interconnect)
+
+
+def _on_shared_cores(own: float, copying: float, interconnect: Interconnect) -> float:
+    """The longer of what one rank takes by itself, and the cores of one machine for the copying of all its ranks.
+
+    Ranks that wait for their wire leave the cores to the others, so the two do not add up: the bounds of operational
+    analysis (Denning and Buzen 1978).
+    """
+    return max(own, copying * interconnect.contention)
 
 
 def _seconds_through_servers(exchange: Exchange, computing_seconds: float, interconnect: Interconnect) -> float:
     """Each worker pulls parameters and pushes gradients by itself; servers send to all workers what all have pulled."""
-    link, copying = interconnect.between, interconnect.copying * interconnect.contention
-    latency = interconnect.latency_of(link)
-    one_way = link.seconds(exchange.num_bytes) + latency + copying * exchange.num_bytes
+    link, copying = interconnect.between, interconnect.copying * exchange.num_bytes
+    own = link.seconds(exchange.num_bytes) + interconnect.latency_of(link) + copying
+    one_way = _on_shared_cores(own, copying, interconnect)
     at_servers = interconnect.ranks / exchange.servers * link.seconds(exchange.num_bytes)
     return max(computing_seconds + 2 * one_way, at_servers)

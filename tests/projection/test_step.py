@@ -102,6 +102,18 @@ def test_copying_beside_the_wire_takes_cores_and_after_it_takes_time():
     assert seconds_with_exchange(in_one_pack(1e6), 1.0, links) == pytest.approx(1.3)
 
 
+@pytest.mark.parametrize(
+    ("bytes_per_second", "seconds"),
+    [
+        (1e7, 0.15 + 0.15),  # the wire is slow: while some ranks wait for it, others copy
+        (1e9, 2 * 0.15),  # the two cores are busy with what four ranks copy
+    ],
+)
+def test_ranks_that_share_cores_copy_while_others_wait_for_their_wire(bytes_per_second, seconds):
+    links = connected(4, bytes_per_second, copying=1e-7, contention=2.0)
+    assert seconds_with_exchange(in_one_pack(1e6), 1.0, links) == pytest.approx(1.0 + seconds)
+
+
 def test_shards_are_gathered_twice_and_a_gpu_hides_them():
     layers = [1e6] * 10
     links = connected(2, 1e8)  # 5 ms per gather of a layer
