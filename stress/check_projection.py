@@ -52,6 +52,8 @@ FITTED_NODES = 2
 MOST_DIFFERENT = 0.10
 LARGEST_ERROR, LARGEST_MEDIAN_ERROR = 0.15, 0.05
 LEAST_CELLS = 12
+WITHOUT_EXCHANGE = 2
+"""Runs without exchange in each round, before as after: they are short, differ by 10% and more, and tell what is valid."""
 COMPUTES_AS = {"torch:fsdp": "torch:ddp"}
 """Modes whose exchange cannot be left out -> the mode that computes the same."""
 
@@ -182,7 +184,7 @@ def predicted(
     if path.exists():
         return list(json.loads(path.read_text())["cells"])
     places = dict.fromkeys((without_exchange(mode), nodes) for mode, nodes, _ in cells)
-    for number in range(1, campaign.rounds + 1):
+    for number in range(1, WITHOUT_EXCHANGE * campaign.rounds + 1):
         for mode, nodes in places:
             campaign.run("before", mode, nodes, NO_SYNC, number)
     rows = []
@@ -203,12 +205,15 @@ def predicted(
 
 
 def measure(campaign: Campaign, cells: Sequence[tuple[str, int, str]]) -> None:
-    """Every cell in every round, in random order, and a run without exchange of each number of nodes after them."""
+    """Every cell in every round, in random order, and among them the runs without exchange of each number of nodes."""
     places = dict.fromkeys((without_exchange(mode), nodes, NO_SYNC) for mode, nodes, _ in cells)
     for number in range(1, campaign.rounds + 1):
-        planned = [("measured", *cell) for cell in cells] + [("after", *place) for place in places]
+        planned = [("measured", *cell, number) for cell in cells]
+        planned += [
+            ("after", *place, number + again * campaign.rounds) for place in places for again in range(WITHOUT_EXCHANGE)
+        ]
         for each in random.Random(100 + number).sample(planned, len(planned)):
-            campaign.run(*each, number)
+            campaign.run(*each)
 
 
 def judged(campaign: Campaign, predictions: Sequence[dict[str, Any]]) -> tuple[list[str], bool]:
