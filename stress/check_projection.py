@@ -53,7 +53,7 @@ MOST_DIFFERENT = 0.10
 LARGEST_ERROR, LARGEST_MEDIAN_ERROR = 0.15, 0.05
 LEAST_CELLS = 12
 WITHOUT_EXCHANGE = 2
-"""Runs without exchange in each round, before as after: they are short, differ by 10% and more, and tell what is valid."""
+"""Runs without exchange in each round, before as after: one of them differs from the next by 10% and more."""
 COMPUTES_AS = {"torch:fsdp": "torch:ddp"}
 """Modes whose exchange cannot be left out -> the mode that computes the same."""
 
