@@ -88,16 +88,21 @@ def measured_study(folder: Path) -> Path:
     return study
 
 
+def _other(arm: Arm, number: int) -> Arm:
+    """The same arm under another name, and with more planned steps, so that it is projected by itself."""
+    workload = arm.config.workload.model_copy(update={"steps": 45 + number})
+    names = {
+        "name": f"{arm.name} {number}",
+        "ablation_of": f"{arm.ablation_of} {number}" if arm.ablation_of else None,
+    }
+    return arm.model_copy(update=names | {"config": arm.config.model_copy(update={"workload": workload})})
+
+
 def projection_seconds(num_arms: int, measured: Path) -> float:
     """The whole command `dpcompare project`, with a study of that many arms, copied from one that was measured."""
     with tempfile.TemporaryDirectory() as name:
         folder, origin = Path(name) / "study", Study.load(measured)
-        arms = [
-            arm.model_copy(update={"name": f"{arm.name} {number}", "ablation_of": f"{of} {number}" if of else None})
-            for number in range(1, num_arms + 1)
-            for arm in origin.arms
-            for of in [arm.ablation_of]
-        ]
+        arms = [_other(arm, number) for number in range(1, num_arms + 1) for arm in origin.arms]
         study = open_study(origin.model_copy(update={"arms": tuple(arms)}), folder)
         for arm, of in zip(study.arms, cycle(origin.arms)):
             shutil.copytree(origin.run_dir(measured, 1, of), study.run_dir(folder, 1, arm))

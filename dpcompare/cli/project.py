@@ -14,6 +14,7 @@ from dpcompare.cli.written_files import json_file, plots_dir, writable, write
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
+    from dpcompare.projection.document import Projection
     from dpcompare.projection.prediction import ProjectionRequest
 
 HOUR = 3600.0
@@ -122,14 +123,30 @@ def project(path: Path, **values: Any) -> None:
         with writable(values["plots"]):
             write_files(drawn, Path(values["plots"]))
     if all(values[name] is None for name in ("html", "markdown", "as_json", "plots")):
-        for line in shown.as_lines(projection):
-            print_sentence(line, indent=len(line) - len(line.lstrip()))
+        _print(projection)
+
+
+def _print(projection: Projection) -> None:
+    """Sentences are folded to the terminal's width, tables never."""
+    from dpcompare.report import projection as shown
+
+    print_sentence(shown.headline(projection))
+    for arm in projection.arms:
+        click.echo()
+        print_sentence(arm.name)
+        for row in shown.aligned(arm):
+            click.echo(row)
+        for note in shown.notes(arm):
+            print_sentence(f"  {note}", indent=2)
+    click.echo()
+    for sentence in shown.closing(projection):
+        print_sentence(sentence)
 
 
 def _request(values: dict[str, Any]) -> ProjectionRequest:
     """What is asked for, all of it checked before a study is read."""
     from dpcompare.projection.link import link_between_nodes, link_within_nodes, rate_of
-    from dpcompare.projection.overheads import Overheads
+    from dpcompare.projection.overheads import Overheads, Surroundings
     from dpcompare.projection.prediction import ProjectionRequest
 
     for name in ("price", "checkpoint_seconds", "mtbf", "restart_seconds"):
@@ -137,6 +154,13 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
             raise RequestError(f"--{name.replace('_', '-')}: received {values[name]}, expected a finite number")
     if (values["checkpoint_every"] is None) != (values["checkpoint_seconds"] is None):
         raise RequestError("--checkpoint-every and --checkpoint-seconds: received one of them, expected both")
+    if values["mtbf"] is not None and values["checkpoint_every"] is None:
+        raise RequestError(
+            "--mtbf: received without --checkpoint-every and --checkpoint-seconds, expected both: without checkpoints "
+            "a failure undoes the whole training"
+        )
+    if values["measured_link"] is not None:
+        rate_of(values["measured_link"], "--measured-link")
     return ProjectionRequest(
         nodes=_numbers(values["nodes"]),
         devices_per_node=values["devices_per_node"],
@@ -146,12 +170,14 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
         overlap=values["overlap"] == "measured",
         measured_link=values["measured_link"],
         dollars_per_device_hour=values["price"],
-        storage_bytes_per_second=rate_of(values["storage"], "--storage") if values["storage"] else None,
-        overheads=Overheads(
-            checkpoint_every=values["checkpoint_every"],
-            checkpoint_seconds=values["checkpoint_seconds"] or 0.0,
-            node_mtbf_seconds=values["mtbf"] * HOUR if values["mtbf"] else None,
-            restart_seconds=values["restart_seconds"],
+        surroundings=Surroundings(
+            storage_bytes_per_second=rate_of(values["storage"], "--storage") if values["storage"] else None,
+            overheads=Overheads(
+                checkpoint_every=values["checkpoint_every"],
+                checkpoint_seconds=values["checkpoint_seconds"] or 0.0,
+                node_mtbf_seconds=values["mtbf"] * HOUR if values["mtbf"] else None,
+                restart_seconds=values["restart_seconds"],
+            ),
         ),
         target_efficiency=values["target_efficiency"],
         target_throughput=values["target_throughput"],

@@ -38,10 +38,10 @@ MEANINGS: dict[Part, str] = {
     "input": "reading batches and bringing them to the devices, as far as it is not hidden",
     "exchange": "gradients on their way, as far as the backward pass does not hide it",
     "waiting": "the other processes wait until the slowest has made its step",
-    "devices": "what several devices take longer than one; this mode cannot tell the three apart",
+    "devices": "how much longer a step takes on several devices than on one; this mode cannot tell the three apart",
     "launching": "what a step takes however small its batch: launching kernels, Python, the update of the weights",
     "computing": "what grows with the images",
-    "sharing": "what devices take longer beside each other than one of them alone",
+    "sharing": "how much longer devices take beside each other than one of them alone",
     "together": "what is saved only where input and exchange are left out at once; below 0: each hides the other",
 }
 

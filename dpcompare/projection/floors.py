@@ -10,6 +10,7 @@ from dpcompare.experiments.step_parts import Part
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.link import WITHIN_NODES, Link, link_between_nodes
+from dpcompare.projection.measured import contention_of
 from dpcompare.results.result import RunResult
 
 LANES = 16
@@ -52,6 +53,7 @@ def interconnect_of(config: RunConfig, result: RunResult) -> Interconnect | None
         ranks_per_node=config.topology.num_replicas // cluster.num_nodes,
         between=between or within,
         within=within,
+        contention=contention_of(config, result),
     )
 
 

@@ -6,54 +6,72 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dpcompare.projection.collectives import Interconnect
-from dpcompare.projection.step import StepWork, predict_step
+from dpcompare.projection.overheads import Surroundings
+from dpcompare.projection.step import StepWork
 
 FASTEST_LINK = 1e13
 """Bytes per second: where a faster link does not help, latency or the slowest process is what is left."""
 LARGEST_BATCH_FACTOR = 4096
-MOST_NODES = 65536
+MOST_NODES = 1_000_000
+
+ALONE = Surroundings()
 
 
-def link_for_efficiency(work: StepWork, interconnect: Interconnect, target: float) -> float | None:
+def link_for_efficiency(
+    work: StepWork, interconnect: Interconnect, target: float, surroundings: Surroundings = ALONE
+) -> float | None:
     """Bytes per second that the link between nodes must have, nominal; None where no link is enough.
 
     Args:
         work: of each device.
         interconnect: its link between nodes is replaced.
         target: efficiency, from 0 to 1.
+        surroundings: storage, checkpoints and failures.
     """
 
     def enough(rate: float) -> bool:
         link = replace(interconnect.between, bytes_per_second=rate)
-        return predict_step(work, replace(interconnect, between=link)).efficiency >= target
+        return surroundings.efficiency(work, replace(interconnect, between=link)) >= target
 
     return _least(enough, 1e3, FASTEST_LINK)
 
 
-def batch_for_efficiency(work: StepWork, interconnect: Interconnect, target: float) -> int | None:
+def batch_for_efficiency(
+    work: StepWork, interconnect: Interconnect, target: float, surroundings: Surroundings = ALONE
+) -> int | None:
     """Images per device and step with which the goal is reached; None where no batch is enough.
 
     What a device's memory can hold is not known here.
     """
 
     def enough(batch: float) -> bool:
-        return predict_step(work.with_batch(batch), interconnect).efficiency >= target
+        return surroundings.efficiency(work.with_batch(batch), interconnect) >= target
 
     found = _least(enough, 1.0, work.batch_per_device * LARGEST_BATCH_FACTOR)
     return None if found is None else -int(-found // 1)
 
 
-def nodes_for_throughput(work: StepWork, interconnect: Interconnect, target: float) -> int | None:
-    """Nodes with which all devices together make so many images per second; None where no number is enough."""
+def nodes_for_throughput(
+    work: StepWork, interconnect: Interconnect, target: float, surroundings: Surroundings = ALONE, *, least: int = 1
+) -> int | None:
+    """Nodes with which all devices together make so many images per second; None where no number is enough.
+
+    Args:
+        work: of each device.
+        interconnect: its number of nodes is replaced.
+        target: images per second.
+        surroundings: storage, checkpoints and failures.
+        least: nodes, below which nothing is predicted.
+    """
 
     def speed(nodes: int) -> float:
-        return predict_step(work, interconnect.with_nodes(nodes)).images_per_second
+        return surroundings.images_per_second(work, interconnect.with_nodes(nodes))
 
-    low, high = 0, 1
+    low, high = least - 1, least
     while speed(high) < target:
-        low, high = high, high * 2
-        if high > MOST_NODES:
+        if high >= MOST_NODES:
             return None
+        low, high = high, min(MOST_NODES, high * 2)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if speed(middle) >= target else (middle, high)

@@ -93,6 +93,13 @@ def rate_of(text: str, option: str) -> float:
     return value / 8 if found[3].lower() == "bit" else value
 
 
+def rate_in_words(bytes_per_second: float) -> str:
+    """A rate as one types it, in bits: 12.5e9 as 100gbit."""
+    bits = 8 * bytes_per_second
+    unit = next((unit for unit in "tgm" if bits >= _BITS[unit]), "k")
+    return f"{bits / _BITS[unit]:.4g}{unit}bit"
+
+
 def duration_of(text: str, option: str) -> float:
     """Seconds of a duration such as 5us.
 

@@ -38,6 +38,8 @@ class MeasuredArm:
     cells: tuple[MeasuredCell, ...]
     """Clusters on which its step was measured with and without exchange: this arm's, and those of others like it."""
     fitted: Fitted
+    contention: float
+    """Processes per core of the machine that it was measured on, at least 1."""
     seconds: float | None
     """Of its measured step with exchange; None of a run without."""
     assumed: tuple[str, ...]
@@ -70,8 +72,8 @@ def measured_arms(
 ) -> tuple[list[MeasuredArm], dict[str, str]]:
     """Every arm of which something can be predicted, and of the others why not.
 
-    Arms that differ in their cluster, link or batch alone are one: that of most devices is projected, and all of them
-    fit its constants.
+    Arms that differ in their cluster, link or batch alone are one: that of most devices is projected, of those whose
+    processes had cores of their own, and all of them fit its constants.
 
     Args:
         collection: of a study, or of one run without gradient sync.
@@ -97,11 +99,16 @@ def measured_arms(
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise RequestError(f"none of the arms can be projected. {why}")
-    return [_together(family) for family in found.values()], left_out
+    projected = [_together(family) for family in found.values()]
+    for arm, family in zip(projected, found.values(), strict=True):
+        only_fits = f"it differs from {arm.name} in its cluster, link or batch alone, and only fits its constants"
+        left_out |= {each.name: only_fits for each in family if each.name != arm.name}
+    return projected, left_out
 
 
 def _refuse_other_versions(collection: Collection) -> None:
-    versions = {run.dpcompare_version for arm in collection.arms for run in arm.completed}
+    runs = [run for arm in collection.arms for run in (*arm.completed, *arm.without_sync) if run]
+    versions = {run.dpcompare_version for run in runs}
     if others := sorted(version for version in versions if major_minor(version) != major_minor(__version__)):
         raise RequestError(
             f"received results of dpcompare {', '.join(others)}, expected those of {major_minor(__version__)}: what "
@@ -116,6 +123,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     if not without:
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     computing = median(run.step_seconds.median for run in without if run.step_seconds)
+    contention = contention_of(config, without[0])
     with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]
     exchange = exchange_of(
         config, [run.gradients for run in (*with_sync, *without) if run.gradients], without[0].gradients
@@ -125,7 +133,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         computing_seconds=computing,
         batch_per_device=config.workload.global_batch_size / config.topology.num_replicas,
         exchange=exchange,
-        measured_processes=basis.topology.num_processes,
+        measured_ranks=basis.topology.num_replicas,
         spread=median(spreads) if spreads else 0.0,
         image_bytes=config.workload.image_size**2 * IMAGE_CHANNELS,
     )
@@ -144,6 +152,9 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         assumed.append(
             "its step was measured to be faster with exchange than without, so its exchange is taken to cost nothing"
         )
+    if contention > 1:
+        shared = f"its {config.topology.num_processes} processes shared {without[0].settings['cores']} cores"
+        assumed.append(f"{shared}, so it computes more slowly than where each has cores of its own")
     if basis is not config and basis.mode != config.mode:
         assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")
     if any(run.disturbed_by for run in without):
@@ -159,6 +170,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         work=work,
         cells=cells,
         fitted=Fitted(),  # by `_together`, with those of other arms
+        contention=contention,
         seconds=seconds,
         assumed=tuple(assumed),
     )
@@ -175,6 +187,8 @@ def _refuse_unsuitable(arm: ArmRuns) -> None:
         )
     if config.topology.num_replicas == 1 and not config.mode_row.roles:
         raise NotProjectableError("one device exchanges nothing; measure a mode with several devices")
+    if config.stages > 1:
+        raise NotProjectableError("there is no model of what the stages of a replica send each other")
     if config.mode_row.exchange is None:
         raise NotProjectableError(f"there is no model of what {config.framework} {config.mode} exchanges")
 
@@ -185,8 +199,11 @@ def _runs_without_sync(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> tuple[list[
     A mode whose exchange cannot be left out computes what another mode of its framework does on the same cluster.
     """
     if not arm.config.sync_gradients:
-        return arm.completed, arm.run_dirs, arm.config
-    others = [arm] if arm.config.mode_row.gradient_sync_separable else all_arms
+        timed = [(run, path) for run, path in zip(arm.completed, arm.run_dirs, strict=True) if run.step_seconds]
+        return [run for run, _ in timed], [path for _, path in timed], arm.config
+    # Those on the same cluster first: elsewhere more processes may share a core.
+    others = sorted(all_arms, key=lambda other: other.config.cluster != arm.config.cluster)
+    others = [arm] if arm.config.mode_row.gradient_sync_separable else others
     for other in others:
         if other is arm or _computes_alike(other.config, arm.config):
             without = [run for run in other.without_sync if run and run.step_seconds]
@@ -201,19 +218,20 @@ def _runs_without_sync(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> tuple[list[
 
 
 def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
-    """Whether a replica of both computes the same, on as many cores."""
+    """Whether a replica of both computes the same, on the CPU on as many cores."""
 
     def computed(of: RunConfig) -> tuple[object, ...]:
         workload = of.workload.model_copy(update={"global_batch_size": 1})
         batch = of.workload.global_batch_size / of.topology.num_replicas
-        return (of.framework, workload, batch, of.cluster.device_type, of.topology.threads_per_process)
+        threads = of.topology.threads_per_process if of.cluster.device_type == "cpu" else None
+        return (of.framework, workload, batch, of.cluster.device_type, threads)
 
     return computed(other) == computed(config) and other.cluster.simulated == config.cluster.simulated
 
 
 def _measured_on(config: RunConfig, run: RunResult, collective: str, measured_link: str | None) -> Interconnect:
-    """The cluster that a run was measured on; simulated nodes share the cores of their machine."""
-    cluster, contention = config.cluster, 1.0
+    """The cluster that a run was measured on."""
+    cluster = config.cluster
     link = config.placement.link
     between = Link(name=link, bytes_per_second=rate_of(link, "--link"), payload=TCP_PAYLOAD) if link else NO_LIMIT
     if not cluster.simulated and cluster.num_nodes > 1:
@@ -221,29 +239,40 @@ def _measured_on(config: RunConfig, run: RunResult, collective: str, measured_li
             raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")
         rate = rate_of(measured_link, "--measured-link")
         between = Link(name=measured_link, bytes_per_second=rate, payload=TCP_PAYLOAD)
-    elif cluster.device_type == "cpu":
-        contention = max(1.0, config.topology.num_processes / int(run.settings.get("cores") or 1))
     return Interconnect(
         nodes=cluster.num_nodes - len(config.mode_row.roles),
         ranks_per_node=cluster.devices_per_node,
         between=between,
         within=NO_LIMIT,
         algorithm="fastest" if collective == "nccl" else "ring",
-        contention=contention,
+        contention=contention_of(config, run),
     )
 
 
+def contention_of(config: RunConfig, run: RunResult) -> float:
+    """Processes per core of a run, at least 1: simulated nodes share the cores of their machine."""
+    cluster, cores = config.cluster, run.settings.get("cores")
+    if cluster.device_type != "cpu" or not (cluster.simulated or cluster.num_nodes == 1) or not cores:
+        return 1.0
+    return max(1.0, config.topology.num_processes / int(cores))
+
+
 def family_of(config: RunConfig) -> str:
-    """The same for arms that differ in nothing but their cluster, link and batch."""
+    """The same for arms that differ in nothing but their cluster, link and batch, on devices of one type."""
     workload = config.workload.model_copy(update={"global_batch_size": 1})
     alike = {"workload": workload, "inputs": None, "sync_gradients": True}
-    return config.model_copy(update=alike).model_dump_json(exclude={"cluster", "placement"})
+    rest = config.model_copy(update=alike).model_dump_json(exclude={"cluster", "placement"})
+    return f"{config.cluster.device_type} {rest}"
 
 
 def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
     """The arm of most devices, with the constants that fit all, and with the seconds that no batch makes less."""
-    largest = max(family, key=lambda arm: (arm.config.cluster.num_devices, arm.work.batch_per_device))
-    cells = tuple(cell for arm in family for cell in arm.cells)
+
+    def size(arm: MeasuredArm) -> tuple[float, int, float]:
+        return -arm.contention, arm.config.cluster.num_devices, arm.work.batch_per_device
+
+    largest = max(family, key=size)
+    cells = tuple(cell for arm in [largest, *(arm for arm in family if arm is not largest)] for cell in arm.cells)
     return replace(
         largest,
         cells=cells,

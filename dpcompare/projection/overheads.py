@@ -1,8 +1,11 @@
-"""What a long training loses beside its steps: checkpoints, and the work that failures of nodes undo."""
+"""What a training waits for beside its devices: storage, checkpoints, and the work that failures of nodes undo."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.step import Step, StepWork, predict_step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,3 +36,28 @@ class Overheads:
             lost = (self.restart_seconds + between / 2) * nodes / self.node_mtbf_seconds
             fraction *= max(0.0, 1 - lost)
         return fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """The storage that all nodes read from, and the overheads."""
+
+    storage_bytes_per_second: float | None = None
+    """None: reading keeps up, as it was measured."""
+    overheads: Overheads = field(default_factory=Overheads)
+
+    def training(self, work: StepWork, interconnect: Interconnect) -> tuple[Step, float]:
+        """A step, and the part of the time in which steps are made that count."""
+        step = predict_step(work, interconnect, storage_bytes_per_second=self.storage_bytes_per_second)
+        nodes = interconnect.nodes + work.exchange.servers
+        return step, self.overheads.fraction_training(step.seconds, nodes)
+
+    def images_per_second(self, work: StepWork, interconnect: Interconnect) -> float:
+        """Of all devices, over the whole training."""
+        step, fraction = self.training(work, interconnect)
+        return step.images_per_second * fraction
+
+    def efficiency(self, work: StepWork, interconnect: Interconnect) -> float:
+        """Of the whole training; see `Step.efficiency`."""
+        step, fraction = self.training(work, interconnect)
+        return step.efficiency * fraction

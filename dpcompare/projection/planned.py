@@ -11,6 +11,7 @@ from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.link import Link, link_between_nodes
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, family_of, measured_arms
 from dpcompare.projection.step import predict_step
+from dpcompare.system.devices import available_cores
 
 ASSUMED_LINK = "100gbit"
 """Between machines whose link nobody has named."""
@@ -26,7 +27,8 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[float, s
     Raises:
         RequestError: the study has no such arm, or has measured it on more devices.
     """
-    arms, _ = measured_arms(collection)
+    # Machines whose link nobody has named have the same one in the study as in the plan.
+    arms, _ = measured_arms(collection, measured_link=ASSUMED_LINK)
     arm = next((each for each in arms if family_of(each.config) == family_of(config)), None)
     if arm is None:
         raise RequestError(
@@ -35,11 +37,17 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[float, s
         )
     measured = arm.config.cluster
     if config.cluster.num_devices < measured.num_devices:
-        raise RequestError(f"--study: {arm.name} was measured on {measured.in_words}, which is more than this run has")
+        raise RequestError(
+            f"--study: {arm.name} was measured on {measured.in_words}, expected no more than the "
+            f"{config.cluster.in_words} of this run; make the run, or name a study of a smaller cluster"
+        )
     link = _link_of(config)
-    batch = config.workload.global_batch_size / config.topology.num_replicas
-    step = predict_step(arm.work.with_batch(batch), _interconnect(arm, config, link))
-    over = "" if link is NO_LIMIT else f" over {link.name} between nodes"
+    interconnect = _interconnect(arm, config, link)
+    work = arm.work.with_batch(config.workload.global_batch_size / config.topology.num_replicas)
+    slower = interconnect.contention / arm.contention
+    step = predict_step(replace(work, computing_seconds=work.computing_seconds * slower), interconnect)
+    is_assumed = config.placement.link is None and not config.cluster.simulated
+    over = "" if link is NO_LIMIT else f" over {link.name} between nodes{' (assumed)' if is_assumed else ''}"
     return step.images_per_second, (
         f"predicted, not measured: {step.images_per_second:,.1f} images/s, {step.efficiency:.0%} efficient, "
         f"{1000 * step.seconds:.1f} ms per step of which {1000 * step.exchange:.1f} exchange{over}; from {arm.name}, "
@@ -50,12 +58,13 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[float, s
 def _link_of(config: RunConfig) -> Link:
     if config.placement.link:
         return link_between_nodes(config.placement.link)
-    return NO_LIMIT if config.cluster.simulated else link_between_nodes(ASSUMED_LINK)
+    return NO_LIMIT if config.cluster.simulated or config.cluster.num_nodes == 1 else link_between_nodes(ASSUMED_LINK)
 
 
 def _interconnect(arm: MeasuredArm, config: RunConfig, link: Link) -> Interconnect:
     found = arm.on(config.cluster.num_nodes, config.cluster.devices_per_node, link, NO_LIMIT)
     if not config.cluster.simulated or config.cluster.device_type != "cpu":
         return found
-    cores = sum(node.num_cores for node in config.cluster.nodes)
-    return replace(found, contention=max(1.0, config.topology.num_processes / cores))
+    # Each simulated node has a core at least, so the sum over the nodes can be more than this machine has.
+    contention = max(1.0, config.topology.num_processes / available_cores())
+    return replace(arm.fitted.applied_to(found), contention=contention)

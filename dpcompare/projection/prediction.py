@@ -11,22 +11,24 @@ from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import batch_for_efficiency, link_for_efficiency, nodes_for_throughput
-from dpcompare.projection.link import Link, link_between_nodes
+from dpcompare.projection.link import Link, link_between_nodes, rate_in_words
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
-from dpcompare.projection.overheads import Overheads
-from dpcompare.projection.step import Step, StepWork, predict_step
+from dpcompare.projection.overheads import Surroundings
+from dpcompare.projection.step import Step, StepWork
 from dpcompare.system.words import counted
 
 MOST_NODES = 1024
 """Up to which nodes are doubled where no numbers were asked for."""
 MOST_ASKED_FOR = 1_000_000
-VALIDATED_NODES = 2
-"""Up to which predictions were compared with measurements (docs/projection.md)."""
+VALIDATED_MODES = frozenset({"torch ddp", "torch fsdp", "tensorflow multiworker"})
+VALIDATED_NODES = 4
+VALIDATED_RATE = 500e6 / 8
+"""Bytes per second. Up to these, with one CPU device per node, predictions were compared with measurements
+(docs/projection.md)."""
 PAYS = 0.5
 """Efficiency below which more nodes are called not to pay."""
 OF_CLUSTERS = frozenset({
-    "global batch size", "batch per replica", "sample order", "steps trained", "measured steps", "engine", "link",
-    "cores", "evaluations",
+    "global batch size", "sample order", "steps trained", "measured steps", "engine", "link", "evaluations",
 })  # fmt: skip
 """Knobs, beside those of scaling, in which arms on different clusters differ by nature."""
 
@@ -48,8 +50,7 @@ class ProjectionRequest:
     arms: tuple[str, ...] = ()
     """Names of those to be predicted; empty: all."""
     dollars_per_device_hour: float | None = None
-    storage_bytes_per_second: float | None = None
-    overheads: Overheads = field(default_factory=Overheads)
+    surroundings: Surroundings = field(default_factory=Surroundings)
     target_efficiency: float | None = None
     target_throughput: float | None = None
 
@@ -103,21 +104,33 @@ def _on_several_nodes(
     arms: Sequence[MeasuredArm], request: ProjectionRequest, left_out: dict[str, str]
 ) -> list[MeasuredArm]:
     """The arms that can be on what was asked for; the others are told among those that are left out."""
-    kept = [arm for arm in arms if arm.config.mode_row.multi_node or not request.nodes or 1 in request.nodes]
-    left_out |= {arm.name: f"{arm.config.mode} runs on one node; ask for --nodes 1" for arm in arms if arm not in kept}
+    reasons = {arm.name: _why_not(arm, request) for arm in arms}
+    left_out |= {name: reason for name, reason in reasons.items() if reason}
+    kept = [arm for arm in arms if not reasons[arm.name]]
     if not kept:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise RequestError(f"none of the arms can be projected. {why}")
     return kept
 
 
+def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
+    """Why an arm cannot be on what was asked for."""
+    mode = arm.config.mode
+    if not arm.config.mode_row.multi_node and request.nodes and 1 not in request.nodes:
+        return f"{mode} runs on one node; ask for --nodes 1"
+    if arm.servers and request.devices_per_node not in (None, 1):
+        return f"{mode} has one device on each node; leave out --devices-per-node"
+    return None
+
+
 def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Sheet:
     """The fairness sheet of the arms that are projected; arms that may not be compared are not predicted together."""
     names = {arm.name for arm in arms}
     projected = [arm for arm in collection.arms if arm.name in names]
-    subject = sorted({*collection.subject_of(projected), *OF_SCALING, *OF_CLUSTERS})
+    differing = (OF_SCALING | OF_CLUSTERS) - {"batch per replica"}  # which every device keeps, on any cluster
+    subject = sorted({*collection.subject_of(projected), *differing})
     sheet = fairness.compare([arm.completed[0] for arm in projected], subject=subject)
-    if sheet.reasons:
+    if sheet.reasons and len(projected) > 1:
         raise RequestError(
             f"the arms {', '.join(sorted(names))} are NOT COMPARABLE, so their predictions are not either: "
             f"{'; '.join(sheet.reasons)}; name one with --arm, or what the study is about with --subject"
@@ -131,8 +144,9 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
         "latency, and from the measured spread of processes to none."
     )
     yield (
-        f"Beyond {VALIDATED_NODES} nodes, on GPUs, and on links between real machines the model was never compared "
-        "with a measurement; no accuracy is claimed there."
+        f"The model was compared with measurements of {', '.join(sorted(VALIDATED_MODES))} on up to {VALIDATED_NODES} "
+        f"simulated nodes with one CPU device each, on links of up to {rate_in_words(VALIDATED_RATE)}. Anywhere "
+        "else, on GPUs and between real machines, no accuracy is claimed."
     )
     yield "Each device keeps the batch that was measured, so the global batch grows with the devices."
     if not request.overlap:
@@ -173,16 +187,14 @@ def _assumed_of_links(arm: MeasuredArm, devices_per_node: int, request: Projecti
 def _nodes_of(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
     """On which numbers of nodes an arm is predicted."""
     measured, per_node = arm.config.cluster.num_nodes, request.devices_per_node or arm.config.cluster.devices_per_node
-    if not arm.config.mode_row.multi_node:
-        return [1]
-    nodes = request.nodes
+    nodes = request.nodes if arm.config.mode_row.multi_node else (1,)
     if not nodes:
         doubled = [measured * 2**power for power in range(11)]
         nodes = tuple(count for count in doubled if count <= MOST_NODES)
     if smaller := [count for count in nodes if count * per_node < arm.config.cluster.num_devices]:
         raise RequestError(
-            f"--nodes: received {smaller[0]}, expected at least the {arm.config.cluster.in_words} on which {arm.name} "
-            "was measured: smaller clusters can be measured instead"
+            f"--nodes: received {counted(smaller[0], 'node')} x {counted(per_node, 'device')}, expected at least the "
+            f"{arm.config.cluster.in_words} on which {arm.name} was measured: smaller clusters can be measured instead"
         )
     return sorted(set(nodes))
 
@@ -191,14 +203,15 @@ def _point(
     arm: MeasuredArm, work: StepWork, nodes: int, devices_per_node: int, request: ProjectionRequest
 ) -> PredictedPoint:
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
-    equal = replace(work, spread=0.0)
-    storage = request.storage_bytes_per_second
-    low = predict_step(work, replace(interconnect, latency="high"), storage_bytes_per_second=storage)
-    typical = predict_step(work, interconnect, storage_bytes_per_second=storage)
-    high = predict_step(equal, replace(interconnect, latency="low"), storage_bytes_per_second=storage)
-    fractions = [request.overheads.fraction_training(step.seconds, nodes) for step in (low, typical, high)]
-    speeds = [step.images_per_second * part for step, part in zip((low, typical, high), fractions, strict=True)]
-    shares = [step.efficiency * part for step, part in zip((low, typical, high), fractions, strict=True)]
+    typical = work, interconnect
+    ends = [
+        (work, replace(interconnect, latency="high")),
+        typical,
+        (replace(work, spread=0.0), replace(interconnect, latency="low")),
+    ]
+    speeds = [request.surroundings.images_per_second(*end) for end in ends]
+    shares = [request.surroundings.efficiency(*end) for end in ends]
+    step, _ = request.surroundings.training(*typical)
     devices = nodes * devices_per_node
     price = request.dollars_per_device_hour
     return PredictedPoint(
@@ -206,10 +219,20 @@ def _point(
         devices=devices,
         images_per_second=Range(low=speeds[0], typical=speeds[1], high=speeds[2]),
         efficiency=Range(low=shares[0], typical=shares[1], high=shares[2]),
-        step_ms=1000 * typical.seconds,
-        step_parts_ms=_parts(typical),
+        step_ms=1000 * step.seconds,
+        step_parts_ms=_parts(step),
         dollars_per_million_images=None if price is None or not speeds[1] else devices * price / 3600 / speeds[1] * 1e6,
-        extrapolated=nodes > VALIDATED_NODES or arm.config.cluster.device_type != "cpu",
+        extrapolated=not _was_validated(arm, nodes, devices_per_node, request),
+    )
+
+
+def _was_validated(arm: MeasuredArm, nodes: int, devices_per_node: int, request: ProjectionRequest) -> bool:
+    """Whether predictions of such a cluster were compared with measurements."""
+    return (
+        f"{arm.config.framework} {arm.config.mode}" in VALIDATED_MODES
+        and arm.config.cluster.device_type == "cpu"
+        and (nodes <= VALIDATED_NODES and devices_per_node == 1)
+        and request.between.bytes_per_second <= VALIDATED_RATE
     )
 
 
@@ -228,10 +251,10 @@ def _sentence(name: str, points: Sequence[PredictedPoint]) -> str:
     last = points[-1]
     below = next((point for point in points if point.efficiency.typical < PAYS), None)
     if below is not None:
-        return (
-            f"{name}: predicted to fall below {PAYS:.0%} efficiency at {counted(below.nodes, 'node')} "
-            f"({below.efficiency.low:.0%} to {below.efficiency.high:.0%})."
-        )
+        reached = f"{counted(below.nodes, 'node')} ({below.efficiency.low:.0%} to {below.efficiency.high:.0%})"
+        if below is points[0]:
+            return f"{name}: predicted to be below {PAYS:.0%} efficiency on {reached} already."
+        return f"{name}: predicted to fall below {PAYS:.0%} efficiency at {reached}."
     return (
         f"{name}: predicted to stay at {last.efficiency.low:.0%} to {last.efficiency.high:.0%} efficiency on "
         f"{counted(last.nodes, 'node')}."
@@ -246,10 +269,10 @@ def _goals(
     if (target := request.target_efficiency) is not None:
         goal = f"{target:.0%} efficiency on {counted(nodes, 'node')}"
         if nodes > 1:
-            rate = link_for_efficiency(work, interconnect, target)
-            needs = f"a link of {rate * 8 / 1e9:.3g} gbit" if rate else "no link is fast enough"
+            rate = link_for_efficiency(work, interconnect, target, request.surroundings)
+            needs = f"a link of {rate_in_words(rate)}" if rate else "no link is fast enough"
             yield Goal(goal=f"{goal}: link", value=rate and rate * 8, sentence=f"predicted for {goal}: {needs}")
-        batch = batch_for_efficiency(work, interconnect, target)
+        batch = batch_for_efficiency(work, interconnect, target, request.surroundings)
         needs = f"{counted(batch, 'image')} per device" if batch else "no batch is large enough"
         fixed = "" if work.fixed_seconds else ", where computing grows with the batch in proportion"
         yield Goal(
@@ -258,7 +281,10 @@ def _goals(
             sentence=f"predicted for {goal} over {request.between.name}: {needs}{fixed}",
         )
     if (speed := request.target_throughput) is not None:
-        needed = nodes_for_throughput(work, interconnect, speed) if arm.config.mode_row.multi_node else None
+        measured = -(-arm.config.cluster.num_devices // devices_per_node) - arm.servers
+        needed = None
+        if arm.config.mode_row.multi_node:
+            needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=max(1, measured))
         needed = needed and needed + arm.servers
         goal = f"{speed:g} images per second"
         needs = counted(needed, "node") if needed else "no number of nodes is enough"

@@ -10,6 +10,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.experiments.step_parts import Part, StepParts
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
 from dpcompare.projection.floors import interconnect_of
+from dpcompare.projection.link import rate_in_words, rate_of
 from dpcompare.projection.recorded_exchange import exchange_of
 from dpcompare.projection.step import StepWork
 from dpcompare.projection.what_helps import Change, what_helps
@@ -131,7 +132,7 @@ def _of_model(found: Mapping[Part, float], parts: StepParts, config: RunConfig, 
                 words=improvement.change,
                 speedup=improvement.factor,
                 at_most=False,
-                changes={"link": _twice(link)} if link else {},
+                changes={"link": rate_in_words(2 * rate_of(link, "--link"))} if link else {},
             )
 
 
@@ -145,12 +146,6 @@ def _fitted(cell: MeasuredCell) -> Fitted | None:
         if error <= LARGEST_ERROR and fitted.copying <= PLAUSIBLE_COPYING:
             return fitted
     return None
-
-
-def _twice(rate: str) -> str:
-    """A rate of tc, doubled."""
-    value = rate.rstrip("kmgbit")
-    return f"{2 * float(value):g}{rate.removeprefix(value)}"
 
 
 def _of_computing() -> Remedy:

@@ -25,15 +25,15 @@ def expected_maximum(count: int) -> float:
     return float(((edges[1:] + edges[:-1]) / 2 * np.diff(cumulated)).sum())
 
 
-def slowdown(spread: float, processes: int, measured_processes: int = 1) -> float:
-    """How many times longer the slowest of many processes takes than the slowest of those that were measured.
+def slowdown(spread: float, ranks: int, measured_ranks: int = 1) -> float:
+    """How many times longer the slowest of many ranks takes than the slowest of those that were measured.
 
     Args:
-        spread: standard deviation of a process's step, relative to its mean.
-        processes: in the cluster that is predicted.
-        measured_processes: of which the slowest is known.
+        spread: standard deviation of a rank's step, relative to its mean.
+        ranks: in the cluster that is predicted.
+        measured_ranks: of which the slowest is known.
     """
-    return 1 + spread * max(0.0, expected_maximum(processes) - expected_maximum(measured_processes))
+    return 1 + spread * max(0.0, expected_maximum(ranks) - expected_maximum(measured_ranks))
 
 
 def spread_of(step_seconds: Sequence[Sequence[float]]) -> float:

@@ -3,7 +3,7 @@
 computing = measured, without exchange, at the same batch per device
 slowest   = computing x (1 + spread x (E[max of N] - E[max of those measured]))
 step      = the messages in their order on one link, and computing that waits for those that it needs
-step      = max(step, slowest + all copying), where the CPU copies beside the wire
+step      = max(step, slowest + all copying x processes per core), where the CPU copies beside the wire
 step      = max(step, the time that the storage needs for the images of all devices)
 """
 
@@ -24,7 +24,7 @@ class StepWork:
     """Of the slowest measured process, without exchange."""
     batch_per_device: float
     exchange: Exchange
-    measured_processes: int = 1
+    measured_ranks: int = 1
     """Among which the slowest was measured."""
     spread: float = 0.0
     """Relative standard deviation of a process's step; see `dpcompare.projection.slowest`."""
@@ -87,7 +87,7 @@ def predict_step(work: StepWork, interconnect: Interconnect, *, storage_bytes_pe
     """
     ranks = interconnect.ranks
     is_asynchronous = work.exchange.servers > 0
-    waits = 1.0 if is_asynchronous else slowdown(work.spread, ranks, work.measured_processes)
+    waits = 1.0 if is_asynchronous else slowdown(work.spread, ranks, work.measured_ranks)
     slowest = work.computing_seconds * waits
     with_exchange = seconds_with_exchange(work.exchange, slowest, interconnect)
     images = work.batch_per_device * ranks

@@ -78,7 +78,8 @@ def _cells(row: PartRow) -> tuple[str, ...]:
 
 def _sentences(explanation: Explanation) -> Iterator[str]:
     if explanation.confidence:
-        yield f"Intervals of {explanation.confidence} over {explanation.rounds} rounds, each within its round."
+        intervals = f"Intervals of {explanation.confidence} over {explanation.rounds} rounds"
+        yield f"{intervals}; differences are taken within each round."
     yield from (f"{row.words}: {row.floor}." for row in explanation.parts if row.floor)
     yield from ([explanation.slowest] if explanation.slowest else [])
     if explanation.speedup is not None:

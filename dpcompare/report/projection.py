@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 
 from dpcompare.projection.document import PredictedArm, PredictedPoint, Projection, Range
+from dpcompare.projection.measured import NO_LIMIT
 from dpcompare.report.formats import escaped, figure
-from dpcompare.system.terminal_text import printable
 from dpcompare.system.words import counted
 
 TITLE = "Predicted, not measured"
@@ -18,7 +18,7 @@ def table(arm: PredictedArm) -> list[list[str]]:
     with_price = any(point.dollars_per_million_images is not None for point in arm.points)
     titles = [
         "nodes", "devices", "predicted images/s", "range", "predicted efficiency", "range", "step ms", "exchange ms",
-        "slowest ms",
+        "waiting ms",
     ]  # fmt: skip
     if any(point.step_parts_ms["input"] for point in arm.points):
         titles.append("input ms")
@@ -62,16 +62,19 @@ def notes(arm: PredictedArm) -> Iterator[str]:
 def headline(projection: Projection) -> str:
     """What was asked for, in a line."""
     devices = projection.devices_per_node
-    within = f", {counted(devices, 'device')} per node over {projection.intra_link}" if devices else ""
-    return f"{TITLE}: {counted(len(projection.arms), 'arm')} over {projection.link} between nodes{within}"
+    parts = [f"{counted(len(projection.arms), 'arm')} over {projection.link} between nodes"]
+    parts += [f"{projection.intra_link} within them"] if projection.intra_link != NO_LIMIT.name else []
+    parts += [f"{counted(devices, 'device')} per node"] if devices else []
+    return f"{TITLE}: {', '.join(parts)}"
 
 
 def closing(projection: Projection) -> Iterator[str]:
     """What holds for all arms, the fairness verdict, and what was left out."""
     if any(point.extrapolated for point in _points(projection)):
-        yield "* extrapolated"
+        yield "* extrapolated: beyond what the model was compared with"
     yield from projection.sentences
-    yield f"Fairness: {projection.summary}."
+    if len(projection.arms) > 1:
+        yield f"Fairness: {projection.summary}."
     yield from (f"Left out: {name}: {why}." for name, why in projection.left_out.items())
 
 
@@ -80,20 +83,13 @@ def _points(projection: Projection) -> Iterator[PredictedPoint]:
         yield from arm.points
 
 
-def as_lines(projection: Projection) -> Iterator[str]:
-    """For a terminal."""
-    yield headline(projection)
-    for arm in projection.arms:
-        rows = table(arm)
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        yield ""
-        yield printable(arm.name)
-        for row in rows:
-            cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-            yield "  " + "  ".join(cells).rstrip()
-        yield from (f"  {printable(note)}" for note in notes(arm))
-    yield ""
-    yield from map(printable, closing(projection))
+def aligned(arm: PredictedArm) -> Iterator[str]:
+    """The table for a terminal, a line per row."""
+    rows = table(arm)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  " + "  ".join(cells).rstrip()
 
 
 def as_markdown(projection: Projection) -> str:

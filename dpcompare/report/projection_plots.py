@@ -1,22 +1,22 @@
-"""The plots of a projection: predicted speed and efficiency over the nodes, with their ranges."""
+"""The plots of a projection: predicted speed, efficiency and cost over the nodes, with their ranges."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dpcompare.projection.document import PredictedPoint, Projection
+from dpcompare.projection.document import PredictedPoint, Projection, Range
 from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
 from dpcompare.system.words import counted
 
 
 def projection_plots(projection: Projection) -> list[Plot]:
-    """Speed and efficiency of every arm.
+    """Speed and efficiency of every arm, and the cost of its images where devices have a price.
 
     Raises:
         RequestError: the libraries that draw are not installed.
     """
     alt = load_altair()
-    return [
+    plots = [
         Plot(
             name="predicted-speed",
             title="Predicted speed",
@@ -31,11 +31,27 @@ def projection_plots(projection: Projection) -> list[Plot]:
             chart=_over_nodes(alt, projection, "efficiency", "predicted efficiency", scale="linear"),
         ),
     ]
+    if any(point.dollars_per_million_images is not None for arm in projection.arms for point in arm.points):
+        title = "predicted $ per million images"
+        plots.append(
+            Plot(
+                name="predicted-cost",
+                title="Predicted cost",
+                explanation="Of a million images, by the price of a device per hour; the bands are those of the speed.",
+                chart=_over_nodes(alt, projection, "dollars_per_million_images", title, scale="log"),
+            )
+        )
+    return plots
 
 
 def _over_nodes(alt: Any, projection: Projection, field: str, title: str, *, scale: str) -> Any:
     names = [arm.name for arm in projection.arms]
-    data = [_row(arm.name, point, field) for arm in projection.arms for point in arm.points]
+    data = [
+        _row(arm.name, point, shown, field)
+        for arm in projection.arms
+        for point in arm.points
+        if (shown := _shown(point, field)) is not None
+    ]
     colour = alt.Color(
         "arm:N",
         scale=alt.Scale(domain=names, range=[COLOURS[index % len(COLOURS)] for index in range(len(names))]),
@@ -54,9 +70,22 @@ def _over_nodes(alt: Any, projection: Projection, field: str, title: str, *, sca
     return (band + line + points).properties(width=WIDTH, height=260)
 
 
-def _row(arm: str, point: PredictedPoint, field: str) -> dict[str, Any]:
-    shown = getattr(point, field)
-    form = "{:.0%}" if field == "efficiency" else "{:,.1f}"
+def _shown(point: PredictedPoint, field: str) -> Range | None:
+    """The figure of a point with its range; that of the cost follows from the speed's."""
+    if field != "dollars_per_million_images":
+        found: Range = getattr(point, field)
+        return found
+    speed, cost = point.images_per_second, point.dollars_per_million_images
+    if cost is None or not speed.low:
+        return None
+    return Range(low=cost * speed.typical / speed.high, typical=cost, high=cost * speed.typical / speed.low)
+
+
+_FORMS = {"efficiency": "{:.0%}", "images_per_second": "{:,.1f}", "dollars_per_million_images": "${:,.2f}"}
+
+
+def _row(arm: str, point: PredictedPoint, shown: Range, field: str) -> dict[str, Any]:
+    form = _FORMS[field]
     low, typical, high = (form.format(value) for value in (shown.low, shown.typical, shown.high))
     return {
         "arm": arm,

@@ -24,6 +24,7 @@ from dpcompare.projection.link import (
     duration_of,
     link_between_nodes,
     link_within_nodes,
+    rate_in_words,
     rate_of,
 )
 from dpcompare.projection.overheads import Overheads
@@ -192,6 +193,7 @@ def test_goals_are_reached_by_the_link_the_batch_and_the_nodes_that_are_named():
     batch = batch_for_efficiency(work(), links, 0.9)
     assert predict_step(work().with_batch(batch), links).efficiency >= 0.9
     assert predict_step(work().with_batch(batch - 1), links).efficiency < 0.9
+    assert nodes_for_throughput(work(), links, 1.0, least=4) == 4
     nodes = nodes_for_throughput(work(), links, 2000)
     assert predict_step(work(), links.with_nodes(nodes)).images_per_second >= 2000
     assert predict_step(work(), links.with_nodes(nodes - 1)).images_per_second < 2000
@@ -239,6 +241,12 @@ def test_rates_are_bits_or_bytes(text, bytes_per_second):
 def test_what_is_no_rate_is_refused(text):
     with pytest.raises(RequestError, match="expected a rate such as 100gbit"):
         rate_of(text, "--link")
+
+
+@pytest.mark.parametrize("rate", ["100gbit", "8kbit", "1.5mbit", "1000kbit", "2tbit"])
+def test_a_rate_in_words_can_be_typed(rate):
+    bytes_per_second = rate_of(rate, "--link")
+    assert rate_of(rate_in_words(bytes_per_second), "--link") == pytest.approx(bytes_per_second)
 
 
 def test_links_have_names_and_latencies():
