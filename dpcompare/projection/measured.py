@@ -201,9 +201,10 @@ def _runs_without_sync(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> tuple[list[
     if not arm.config.sync_gradients:
         timed = [(run, path) for run, path in zip(arm.completed, arm.run_dirs, strict=True) if run.step_seconds]
         return [run for run, _ in timed], [path for _, path in timed], arm.config
-    # Those on the same cluster first: elsewhere more processes may share a core.
-    others = sorted(all_arms, key=lambda other: other.config.cluster != arm.config.cluster)
-    others = [arm] if arm.config.mode_row.gradient_sync_separable else others
+    others: Sequence[ArmRuns] = [arm]
+    if not arm.config.mode_row.gradient_sync_separable:
+        # Those on the same cluster first: elsewhere more processes may share a core.
+        others = sorted(all_arms, key=lambda other: other.config.cluster != arm.config.cluster)
     for other in others:
         if other is arm or _computes_alike(other.config, arm.config):
             without = [run for run in other.without_sync if run and run.step_seconds]
