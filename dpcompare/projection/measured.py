@@ -100,9 +100,9 @@ def measured_arms(
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise RequestError(f"none of the arms can be projected. {why}")
     projected = [_together(family) for family in found.values()]
-    for arm, family in zip(projected, found.values(), strict=True):
-        only_fits = f"it differs from {arm.name} in its cluster, link or batch alone, and only fits its constants"
-        left_out |= {each.name: only_fits for each in family if each.name != arm.name}
+    for largest, family in zip(projected, found.values(), strict=True):
+        only_fits = f"it differs from {largest.name} in its cluster, link or batch alone, and only fits its constants"
+        left_out |= {each.name: only_fits for each in family if each.name != largest.name}
     return projected, left_out
 
 
