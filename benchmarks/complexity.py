@@ -254,10 +254,11 @@ def main() -> None:
     for num_runs in arguments.runs:
         judged, written = report_seconds(num_runs)
         lines.append(f"| {num_runs:,} | {judged:.2f} | {written:.2f} |")
-    lines += ["", "| arms that are projected | s of the whole command |", "|--:|--:|"]
-    with tempfile.TemporaryDirectory() as folder:
-        study = measured_study(Path(folder))
-        lines += [f"| {num_arms:,} | {projection_seconds(num_arms, study):.2f} |" for num_arms in arguments.arms]
+    if arguments.arms:
+        lines += ["", "| arms that are projected | s of the whole command |", "|--:|--:|"]
+        with tempfile.TemporaryDirectory() as folder:
+            study = measured_study(Path(folder))
+            lines += [f"| {num_arms:,} | {projection_seconds(num_arms, study):.2f} |" for num_arms in arguments.arms]
     lines += ["", "| steps of a run | us per step | MiB that the process grew | MiB of events | s to read them |"]
     lines += ["|--:|--:|--:|--:|--:|"]
     for num_steps in arguments.steps:

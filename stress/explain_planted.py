@@ -182,7 +182,7 @@ def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tupl
             continue
         cause = named(explanation)
         right = cause == case.part
-        start = f"| {name} | {found[name].step_milliseconds:.3g} | {cause or 'nothing stands out'} |"
+        start = f"| {name} | {found[name].step_milliseconds:.3g} | {cause or 'nothing claimed'} |"
         if case.beside is None:
             yield f"{start} | | |", right
             continue

@@ -12,7 +12,7 @@ from dpcompare.projection.step import StepWork
 FASTEST_LINK = 1e13
 """Bytes per second: where a faster link does not help, latency or the slowest process is what is left."""
 LARGEST_BATCH_FACTOR = 4096
-MOST_NODES = 1_000_000
+MOST_ASKED_FOR = 1_000_000
 
 ALONE = Surroundings()
 
@@ -69,9 +69,9 @@ def nodes_for_throughput(
 
     low, high = least - 1, least
     while speed(high) < target:
-        if high >= MOST_NODES:
+        if high >= MOST_ASKED_FOR:
             return None
-        low, high = high, min(MOST_NODES, high * 2)
+        low, high = high, min(MOST_ASKED_FOR, high * 2)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if speed(middle) >= target else (middle, high)

@@ -101,7 +101,7 @@ def measured_arms(
         raise RequestError(f"none of the arms can be projected. {why}")
     projected = [_together(family) for family in found.values()]
     for largest, family in zip(projected, found.values(), strict=True):
-        only_fits = f"it differs from {largest.name} in its cluster, link or batch alone, and only fits its constants"
+        only_fits = f"it differs from {largest.name} only in its cluster, link or batch, and helps to fit its constants"
         left_out |= {each.name: only_fits for each in family if each.name != largest.name}
     return projected, left_out
 

@@ -10,7 +10,7 @@ from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
-from dpcompare.projection.goal import batch_for_efficiency, link_for_efficiency, nodes_for_throughput
+from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
 from dpcompare.projection.link import Link, link_between_nodes, rate_in_words
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
 from dpcompare.projection.overheads import Surroundings
@@ -19,7 +19,6 @@ from dpcompare.system.words import counted
 
 MOST_NODES = 1024
 """Up to which nodes are doubled where no numbers were asked for."""
-MOST_ASKED_FOR = 1_000_000
 VALIDATED_MODES = frozenset({"torch ddp", "torch fsdp", "tensorflow multiworker"})
 VALIDATED_NODES = 4
 VALIDATED_RATE = 500e6 / 8
@@ -119,7 +118,7 @@ def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
     if not arm.config.mode_row.multi_node and request.nodes and 1 not in request.nodes:
         return f"{mode} runs on one node; ask for --nodes 1"
     if arm.servers and request.devices_per_node not in (None, 1):
-        return f"{mode} has one device on each node; leave out --devices-per-node"
+        return f"{mode} has one device per node; leave out --devices-per-node"
     return None
 
 

@@ -123,7 +123,7 @@ def test_arms_on_several_clusters_fit_one_machine():
     assert arm.measured_nodes == 2  # four processes shared two cores
     assert arm.refitted_step_ms == pytest.approx(arm.measured_step_ms, rel=0.1)
     assert arm.copying_ns_per_byte > 0
-    assert document.left_out["torch ddp 4x1"].endswith("and only fits its constants")
+    assert document.left_out["torch ddp 4x1"].endswith("and helps to fit its constants")
     (alone,) = predicted(four, nodes=(4, 8)).arms
     assert "its 4 processes shared 2 cores" in alone.assumed[0]
 
@@ -133,7 +133,7 @@ def test_an_arm_of_servers_has_one_device_per_node():
     computing = arm_of(config_of("tensorflow", "multiworker"), gradients=ONE_PACK)
     servers = arm_of(workers, gradients=ONE_PACK)
     assert predicted(servers, computing, arms=(servers.name,), nodes=(4, 8)).arms[0].points[-1].devices == 8
-    with pytest.raises(RequestError, match="has one device on each node; leave out --devices-per-node"):
+    with pytest.raises(RequestError, match="has one device per node; leave out --devices-per-node"):
         predicted(servers, computing, arms=(servers.name,), nodes=(4, 8), devices_per_node=2)
 
 
