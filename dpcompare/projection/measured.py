@@ -153,7 +153,8 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
             "its step was measured to be faster with exchange than without, so its exchange is taken to cost nothing"
         )
     if contention > 1:
-        shared = f"its {config.topology.num_processes} processes shared {without[0].settings['cores']} cores"
+        processes, cores = config.topology.num_processes, without[0].settings["cores"]
+        shared = f"its {counted(processes, 'process')} shared {counted(cores, 'core')}"
         assumed.append(f"{shared}, so it computes more slowly than where each has cores of its own")
     if basis is not config and basis.mode != config.mode:
         assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")

@@ -116,7 +116,7 @@ def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
     """Why an arm cannot be on what was asked for."""
     mode = arm.config.mode
     if not arm.config.mode_row.multi_node and request.nodes and 1 not in request.nodes:
-        return f"{mode} runs on one node; ask for --nodes 1"
+        return f"{mode} cannot span nodes; ask for --nodes 1"
     if arm.servers and request.devices_per_node not in (None, 1):
         return f"{mode} has one device per node; leave out --devices-per-node"
     return None
