@@ -67,7 +67,7 @@ class Case:
     workload: Mapping[str, Any] = field(default_factory=lambda: COMPUTES)
     nodes: int = 2
     num_cores: int | None = None
-    """Of the machine; None: all. Operations as short as those of tiny batches take on several what their threads wait."""
+    """Of the machine; None: all. On several cores, threads take longer to meet than such tiny operations to compute."""
     fault: tuple[str, str] | None = None
     """The module that is broken, and how; see `stress.injection`."""
     placement: Placement = field(default_factory=Placement)

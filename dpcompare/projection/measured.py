@@ -20,6 +20,7 @@ from dpcompare.projection.slowest import spread_of
 from dpcompare.projection.step import StepWork
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
+from dpcompare.system.words import counted
 
 NO_LIMIT = Link(name="no limit")
 HOW_TO_MEASURE = (
