@@ -104,7 +104,7 @@ def _predicted(config: RunConfig, study: Path) -> dict[str, Any]:
     from dpcompare.projection.planned import predicted_speed
 
     speed, sentence = predicted_speed(collect([study]), config)
-    return {"images_per_second": speed, "sentence": sentence}
+    return {"images_per_second": speed.model_dump(), "sentence": sentence}
 
 
 def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str, predicted: dict[str, Any] | None) -> None:

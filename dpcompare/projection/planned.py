@@ -8,16 +8,17 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import Collection
 from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.document import Range
 from dpcompare.projection.link import Link, link_between_nodes
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, family_of, measured_arms
-from dpcompare.projection.step import predict_step
+from dpcompare.projection.step import band, predict_step
 from dpcompare.system.devices import available_cores
 
 ASSUMED_LINK = "100gbit"
 """Between machines whose link nobody has named."""
 
 
-def predicted_speed(collection: Collection, config: RunConfig) -> tuple[float, str]:
+def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, str]:
     """Predicted images per second of a planned run, and a sentence that says so.
 
     Args:
@@ -45,13 +46,15 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[float, s
     interconnect = _interconnect(arm, config, link)
     work = arm.work.with_batch(config.workload.global_batch_size / config.topology.num_replicas)
     slower = interconnect.contention / arm.contention
-    step = predict_step(replace(work, computing_seconds=work.computing_seconds * slower), interconnect)
+    work = replace(work, computing_seconds=work.computing_seconds * slower)
+    steps = {end: predict_step(*of) for end, of in band(work, interconnect).items()}
+    speed, step = Range(**{end: each.images_per_second for end, each in steps.items()}), steps["typical"]
     is_assumed = config.placement.link is None and not config.cluster.simulated
     over = "" if link is NO_LIMIT else f" over {link.name} between nodes{' (assumed)' if is_assumed else ''}"
-    return step.images_per_second, (
-        f"predicted, not measured: {step.images_per_second:,.1f} images/s, {step.efficiency:.0%} efficient, "
-        f"{1000 * step.seconds:.1f} ms per step of which {1000 * step.exchange:.1f} exchange{over}; from {arm.name}, "
-        f"measured on {measured.in_words}"
+    return speed, (
+        f"predicted, not measured: {speed.typical:,.1f} images/s ({speed.low:,.1f} to {speed.high:,.1f}), "
+        f"{step.efficiency:.0%} efficient, {1000 * step.seconds:.1f} ms per step of which "
+        f"{1000 * step.exchange:.1f} exchange{over}; from {arm.name}, measured on {measured.in_words}"
     )
 
 

@@ -14,7 +14,7 @@ from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link
 from dpcompare.projection.link import Link, link_between_nodes, rate_in_words
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
 from dpcompare.projection.overheads import Surroundings
-from dpcompare.projection.step import Step, StepWork
+from dpcompare.projection.step import Step, StepWork, band
 from dpcompare.system.words import counted
 
 MOST_NODES = 1024
@@ -202,25 +202,22 @@ def _point(
     arm: MeasuredArm, work: StepWork, nodes: int, devices_per_node: int, request: ProjectionRequest
 ) -> PredictedPoint:
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
-    typical = work, interconnect
-    ends = [
-        (work, replace(interconnect, latency="high")),
-        typical,
-        (replace(work, spread=0.0), replace(interconnect, latency="low")),
-    ]
-    speeds = [request.surroundings.images_per_second(*end) for end in ends]
-    shares = [request.surroundings.efficiency(*end) for end in ends]
-    step, _ = request.surroundings.training(*typical)
+    ends = band(work, interconnect)
+    speed = Range(**{end: request.surroundings.images_per_second(*of) for end, of in ends.items()})
+    efficiency = Range(**{end: request.surroundings.efficiency(*of) for end, of in ends.items()})
+    step, _ = request.surroundings.training(work, interconnect)
     devices = nodes * devices_per_node
     price = request.dollars_per_device_hour
     return PredictedPoint(
         nodes=nodes,
         devices=devices,
-        images_per_second=Range(low=speeds[0], typical=speeds[1], high=speeds[2]),
-        efficiency=Range(low=shares[0], typical=shares[1], high=shares[2]),
+        images_per_second=speed,
+        efficiency=efficiency,
         step_ms=1000 * step.seconds,
         step_parts_ms=_parts(step),
-        dollars_per_million_images=None if price is None or not speeds[1] else devices * price / 3600 / speeds[1] * 1e6,
+        dollars_per_million_images=(
+            None if price is None or not speed.typical else devices * price / 3600 / speed.typical * 1e6
+        ),
         extrapolated=not _was_validated(arm, nodes, devices_per_node, request),
     )
 

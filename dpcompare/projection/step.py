@@ -77,6 +77,23 @@ class Step:
         return self.computing / self.seconds
 
 
+def band(work: StepWork, interconnect: Interconnect) -> dict[str, tuple[StepWork, Interconnect]]:
+    """What the ends of a predicted range are computed from: the latency, and how unlike each other processes are.
+
+    Args:
+        work: of each device, as measured.
+        interconnect: the nodes, and what connects them.
+
+    Returns:
+        `low` (of speeds), `typical` and `high`, each as `predict_step` takes it.
+    """
+    return {
+        "low": (work, replace(interconnect, latency="high")),
+        "typical": (work, interconnect),
+        "high": (replace(work, spread=0.0), replace(interconnect, latency="low")),
+    }
+
+
 def predict_step(work: StepWork, interconnect: Interconnect, *, storage_bytes_per_second: float | None = None) -> Step:
     """One step of a training on a cluster.
 
