@@ -55,9 +55,11 @@ def inject(module):
     module.TorchBackend.train_step = slow
 """
 
-COMPUTES = {"model": "toy-bn", "image_size": 128, "global_batch_size": 256, "steps": 65, "warmup_steps": 5}
+HEALTHY = {"model": "efficientnet-b0", "image_size": 96, "global_batch_size": 64, "steps": 13, "warmup_steps": 3}
+"""Of which little but computing can be found on the CPU; in steps of tiny models gradients and images count."""
+COMPUTES = {"model": "toy-bn", "image_size": 64, "global_batch_size": 256, "steps": 25, "warmup_steps": 5}
 EXCHANGES = {"model": "mlp", "image_size": 16, "global_batch_size": 64, "steps": 25, "warmup_steps": 5}
-TINY = COMPUTES | {"image_size": 64, "global_batch_size": 4, "steps": 2005}
+TINY = COMPUTES | {"global_batch_size": 4, "steps": 1005}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +84,15 @@ class Case:
 
 
 CASES = {
-    "healthy": Case(),
-    "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", beside="healthy"),
+    "healthy": Case(workload=HEALTHY),
+    "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", beside="no fault"),
     "slow process": Case(
         fault=("dpcompare.backends.torch.backend", SLOW_PROCESS),
         part="waiting",
-        beside="healthy",
+        beside="no fault",
         seconds=PROCESS_SECONDS,
     ),
+    "no fault": Case(variants=("as it is", "no input", "no exchange", "computing alone")),
     f"link of {LINK}": Case(
         workload=EXCHANGES, placement=Placement(engine="namespaces", link=LINK), part="exchange", beside="free link"
     ),
