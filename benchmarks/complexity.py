@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
 from dpcompare.backends.base import Backend
 from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
@@ -249,7 +249,7 @@ def main() -> None:
     if arguments.only_images:
         print(json.dumps(prepared(arguments.only_images)))
         return
-    lines = [f"`python -m benchmarks.complexity {' '.join(sys.argv[1:])}` at {commit()}:", ""]
+    lines = [f"{typed('benchmarks.complexity')} at {commit()}:", ""]
     lines += ["| runs of two arms | s to judge | s to write the page |", "|--:|--:|--:|"]
     for num_runs in arguments.runs:
         judged, written = report_seconds(num_runs)

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.overhead import HEAD, Contestants, bare, compared, ours
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare.system.devices import installed_gpus, visible_gpus
 
 PROFILES = {"plain": "strict", "channels_last": "strict", "bfloat16": "native", "compiled": "native"}
@@ -55,7 +55,7 @@ def main() -> None:
     options = ["--model", "efficientnet-b2", "--image-size", str(arguments.image_size), "--warmup-steps", "20"]
     options += ["--global-batch-size", str(arguments.global_batch_size), "--steps", str(arguments.steps)]
     generator = random.Random(0)
-    lines = [f"`python -m benchmarks.gpu {' '.join(sys.argv[1:])}` at {commit()}:", "", ARITHMETIC, "", *HEAD]
+    lines = [f"{typed('benchmarks.gpu')} at {commit()}:", "", ARITHMETIC, "", *HEAD]
     for mode in ("single", "ddp"):
         lines += compared(f"torch {mode}", contestants(mode, options), arguments.rounds, generator)
     print("\n".join(lines))

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
 from dpcompare.config.placement import Placement
 from dpcompare.models.architectures import MODELS
@@ -139,7 +139,7 @@ def main() -> None:
     )
     steps = measured(workload, arguments.link, arguments.rounds, random.Random(arguments.seed))
     lines = [
-        f"`python -m benchmarks.links {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
+        f"{typed('benchmarks.links')} at {commit()}, {arguments.rounds} rounds:",
         "",
         *table(workload, steps, arguments.link),
     ]

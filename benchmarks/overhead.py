@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.launch.plan import INHERITED_TO_DROP, KEPT_MEMORY
 from dpcompare.system.ports import free_ports
@@ -202,7 +202,7 @@ def main() -> None:
     if unknown := set(arguments.without) - loops:
         parser.error(f"--without: received {', '.join(unknown)}; expected some of {', '.join(sorted(loops))}")
     lines = [
-        f"`python -m benchmarks.overhead {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds:",
+        f"{typed('benchmarks.overhead')} at {commit()}, {arguments.rounds} rounds:",
         "",
         *HEAD,
     ]

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.overhead import devices_of
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import trace_path
 
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=10)
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the tables")
     arguments = parser.parse_args()
-    lines = [f"`python -m benchmarks.profile_step {' '.join(sys.argv[1:])}` at {commit()}:", ""]
+    lines = [f"{typed('benchmarks.profile_step')} at {commit()}:", ""]
     for name in arguments.mode or ("torch:single", "tensorflow:single"):
         framework, mode = name.split(":")
         lines += profiled(framework, mode, arguments.profile, arguments.image_size, arguments.top)

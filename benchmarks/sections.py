@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +17,15 @@ def commit() -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + (" (changed)" if git("status", "--porcelain", "-uno") else "")
+
+
+def typed(module: str) -> str:
+    """The command that runs this process, as it is typed, in Markdown.
+
+    Args:
+        module: of the script, as `python -m` takes it.
+    """
+    return f"`{shlex.join(['python', '-m', module, *sys.argv[1:]])}`"
 
 
 def write_section(path: Path, name: str, lines: Sequence[str]) -> None:

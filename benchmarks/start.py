@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.overhead import devices_of
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, num_ports, plan
@@ -116,7 +116,7 @@ def main() -> None:
     helped = [seconds_of([sys.executable, "-m", "dpcompare", "--help"]) for _ in range(2 * arguments.rounds)]
     nothing = [seconds_of([sys.executable, "-c", ""]) for _ in range(2 * arguments.rounds)]
     lines = [
-        f"`python -m benchmarks.start {' '.join(sys.argv[1:])}` at {commit()}, {arguments.rounds} rounds. "
+        f"{typed('benchmarks.start')} at {commit()}, {arguments.rounds} rounds. "
         f"`dpcompare --help`: {_spread(helped)} s; a Python that does nothing: {_spread(nothing)} s.",
         "",
         *table_of(modes, arguments.rounds, random.Random(arguments.seed)),

@@ -31,7 +31,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from benchmarks.collectives import SIZES, latency_per_step, measured
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
@@ -321,8 +321,7 @@ def main() -> int:
     else:
         measure(campaign, cells)
         lines, passed = judged(campaign, predictions)
-    options = " ".join(sys.argv[1:])
-    lines = [f"`python -m stress.check_projection {options}` at {commit()}, {arguments.rounds} rounds:", "", *lines]
+    lines = [f"{typed('stress.check_projection')} at {commit()}, {arguments.rounds} rounds:", "", *lines]
     print("\n".join(lines))
     if arguments.write:
         write_section(arguments.write, "validation", lines)

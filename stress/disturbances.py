@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.results.events import Event, Started, StepsTrained
 from dpcompare.results.remarks import RemarkKind
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
     lines = [
-        f"`{' '.join(['python -m stress.disturbances', *sys.argv[1:]])}` at {commit()}:",
+        f"{typed('stress.disturbances')} at {commit()}:",
         "",
         "| planted | told as it must be | what was said |",
         "|---|---|---|",

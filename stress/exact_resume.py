@@ -25,7 +25,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare.config.modes import modes_by_default
 from dpcompare.results.checkpoint import decode
 from dpcompare.results.run_dir import checkpoint_paths
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
     if arguments.across_frameworks:
-        lines = [f"`python -m stress.exact_resume {' '.join(sys.argv[1:])}` at {commit()}:", ""]
+        lines = [f"{typed('stress.exact_resume')} at {commit()}:", ""]
         lines += across_frameworks(arguments.steps)
         print("\n".join(lines))
         if arguments.write:
@@ -196,8 +196,7 @@ def every_step(arguments: argparse.Namespace) -> tuple[list[str], int]:
         sha256 = expected["sha256 of weights and optimizer"][:12]
         lines.append(f"| {framework} {mode} | {' | '.join(cells)} | {sha256} |")
     lines = [
-        f"`python -m stress.exact_resume {' '.join(sys.argv[1:])}` at {commit()}: "
-        f"{kills} kills of the command, {failed} runs with a problem.",
+        f"{typed('stress.exact_resume')} at {commit()}: {kills} kills of the command, {failed} runs with a problem.",
         "",
         *lines,
     ]

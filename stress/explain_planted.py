@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.placement import Placement
 from dpcompare.experiments.step_parts import JUDGED, Part, StepParts
@@ -220,7 +220,7 @@ def main() -> None:
             print(f"{name}: {verdict} Step {each.step_milliseconds:.1f} ms: {sizes_of}", file=sys.stderr)
         judged = list(rows(cases, found))
     lines = [
-        f"`{' '.join(['python -m stress.explain_planted', *sys.argv[1:]])}` at {commit()}:",
+        f"{typed('stress.explain_planted')} at {commit()}:",
         "",
         "| planted | step, ms | named | true size | found | error |",
         "|---|--:|---|--:|--:|--:|",

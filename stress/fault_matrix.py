@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare.config.modes import modes_by_default
 from stress.faults import FAULTS
 from stress.outer_faults import OUTER_FAULTS
@@ -199,7 +199,7 @@ def main() -> None:
         print("ended early", file=sys.stderr)
     made_all, num_failed = series.made, sum(bool(each.problems) for each in series.made)
     lines = [
-        f"`python -m stress.fault_matrix {' '.join(sys.argv[1:])}` at "
+        f"{typed('stress.fault_matrix')} at "
         f"{', '.join(dict.fromkeys(each.commit for each in made_all))}: {len(made_all)} of {len(order)} trials, "
         f"{num_failed} failed; {sum(each.resumed for each in made_all)} runs were resumed, bit for bit. "
         f"{visible_deaths(made_all)}",

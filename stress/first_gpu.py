@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.feed import feed, split_of
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.system.devices import installed_gpus, visible_gpus
 
@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
     lines = [
-        f"`python -m stress.first_gpu {' '.join(sys.argv[1:])}` at {commit()}, driver {driver_version() or 'none'}, "
+        f"{typed('stress.first_gpu')} at {commit()}, driver {driver_version() or 'none'}, "
         f"Python {sys.version.split()[0]}:",
         "",
         "| check | verdict | figures |",

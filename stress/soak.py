@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from benchmarks.sections import commit, write_section
+from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, resume, run
 from dpcompare.config.modes import MODES, modes_by_default
 from dpcompare.results.checkpoint import load_checkpoint, training_id
@@ -250,7 +250,7 @@ def main() -> None:
     happened = Counter(each.happened for each in soaked)
     curves = ", ".join(f"{name} {'/'.join(f'{each:+,}' for each in values)}" for name, values in grown.items())
     lines = [
-        f"`python -m stress.soak {' '.join(sys.argv[1:])}` at {commit()}: {len(soaked)} runs in "
+        f"{typed('stress.soak')} at {commit()}: {len(soaked)} runs in "
         f"{len({each.parent for each in soaked})} parents over {len(modes_by_default())} modes, "
         f"{happened['killed']} with a process killed, {happened['interrupted']} interrupted, "
         f"{sum(each.resumed for each in soaked)} resumed. "
