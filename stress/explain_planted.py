@@ -55,8 +55,8 @@ def inject(module):
     module.TorchBackend.train_step = slow
 """
 
-HEALTHY = {"model": "efficientnet-b0", "image_size": 96, "global_batch_size": 128, "steps": 11, "warmup_steps": 3}
-"""Of which little but computing can be found on the CPU; in steps of tiny models gradients and images count."""
+HEALTHY = {"model": "toy-cnn", "image_size": 64, "global_batch_size": 1024, "steps": 23, "warmup_steps": 3}
+"""Of which little but computing can be found on the CPU: it computes much for each pixel that is read and each weight."""
 COMPUTES = {"model": "toy-bn", "image_size": 64, "global_batch_size": 256, "steps": 25, "warmup_steps": 5}
 EXCHANGES = {"model": "mlp", "image_size": 16, "global_batch_size": 64, "steps": 25, "warmup_steps": 5}
 TINY = COMPUTES | {"global_batch_size": 4, "steps": 1005}
