@@ -11,11 +11,14 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
-from dpcompare.experiments.study import Arm, Study
+from dpcompare.experiments.study import Arm, Study, ablated
+from dpcompare.models.gradients import Gradients
 from dpcompare.results.run_dir import checkpoint_path
 from tests.support.recorded import aggregated, events, record
 
 REPOSITORY = Path(__file__).parents[2]
+
+GRADIENTS = Gradients(num_bytes=30, messages=(10, 20), ready=((10, 0.5), (30, 0.9)), backward_ends=0.95)
 
 # Python's own code is imported and compiled; what would be the stranger's is told by name.
 WATCHED = """
@@ -72,7 +75,8 @@ def fill(run_dir, config):
     run_dir.mkdir(parents=True)
     config.save(run_dir / "config.json")
     for rank in range(2):
-        record(rank, settings={"<script>": "\x1b[31m"}, host="$(touch F)").save(run_dir)
+        recorded = {"settings": {"<script>": "\x1b[31m"}, "host": "$(touch F)", "gradients": GRADIENTS}
+        record(rank, **recorded).save(run_dir)
     aggregated(config, run_dir, events(0) + events(1)).save(run_dir)
     (run_dir / "checkpoints").mkdir()
     checkpoint_path(run_dir, 4).write_bytes(b"\x80\x04cposix\nsystem\n(S'touch executed'\ntR.")
@@ -95,6 +99,10 @@ def hostile(tmp_path):
     for arm in study.arms:
         fill(study.run_dir(folder / "study", 1, arm), config)
     study.save(folder / "study")
+    projected = Study(arms=(arm, ablated(arm)), repeats=1)
+    for each in projected.arms:
+        fill(projected.run_dir(folder / "projected", 1, each), each.config)
+    projected.save(folder / "projected")
     return folder
 
 
@@ -105,7 +113,7 @@ def listing(folder):
 def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hostile, tmp_path):
     allowed = tmp_path / "allowed"
     allowed.mkdir()
-    study, run_dir = str(hostile / "study"), str(hostile / "run")
+    study, run_dir, projected = (str(hostile / name) for name in ("study", "run", "projected"))
     formats = [
         *("--html", f"{allowed}/page.html", "--markdown", f"{allowed}/page.md", "--csv", f"{allowed}/rounds.csv"),
         *("--plots", f"{allowed}/plots", "--tensorboard", f"{allowed}/events", "--json", f"{allowed}/all.json"),
@@ -117,6 +125,12 @@ def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hosti
         (["report", run_dir, study], 0),
         (["report", run_dir, "--fail-if", "images_per_second<1"], 0),
         (["watch", study], 0),
+        (["project", projected, "--html", f"{allowed}/more.html", "--plots", f"{allowed}/plots"], 0),
+        (["project", projected, "--json"], 0),
+        (["project", study], 2),
+        (["plan", *named, "--study", projected], 2),
+        (["explain", run_dir], 2),
+        (["explain", study], 2),
         (["run", "--resume", run_dir], 2),
         (["run", "--resume", study], 2),
         (["compare", "--resume", study], 2),
@@ -146,4 +160,4 @@ def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hosti
     assert "Traceback" not in process.stderr
     assert not set("\x1b\x07") & set(process.stdout + process.stderr)
     assert {path.parent for path in allowed.rglob("*.svg")} == {allowed / "plots"}
-    assert "<script>alert" not in Path(allowed, "page.html").read_text()
+    assert not any("<script>alert" in Path(allowed, page).read_text() for page in ("page.html", "more.html"))
