@@ -55,8 +55,8 @@ def inject(module):
     module.TorchBackend.train_step = slow
 """
 
-HEALTHY = {"model": "toy-cnn", "image_size": 64, "global_batch_size": 1024, "steps": 23, "warmup_steps": 3}
-"""Of which little but computing can be found on the CPU: it computes much per pixel that is read, and per weight."""
+HEALTHY = {"model": "efficientnet-b0", "image_size": 96, "global_batch_size": 128, "steps": 11, "warmup_steps": 3}
+"""Of which little but computing can be found on the CPU; in steps of tiny models images and gradients count."""
 COMPUTES = {"model": "toy-bn", "image_size": 64, "global_batch_size": 256, "steps": 25, "warmup_steps": 5}
 EXCHANGES = {"model": "mlp", "image_size": 16, "global_batch_size": 64, "steps": 25, "warmup_steps": 5}
 TINY = COMPUTES | {"global_batch_size": 4, "steps": 1005}
@@ -84,7 +84,8 @@ class Case:
 
 
 CASES = {
-    "healthy": Case(workload=HEALTHY),
+    "healthy": Case(workload=HEALTHY, nodes=1),
+    "healthy, 2 nodes": Case(workload=HEALTHY),
     "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", beside="no fault"),
     "slow process": Case(
         fault=("dpcompare.backends.torch.backend", SLOW_PROCESS),
