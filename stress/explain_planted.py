@@ -191,7 +191,7 @@ def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tupl
         is_clear = explanation.verdict.startswith("Nothing stands out")
         right = is_clear if case.part is None else cause == case.part
         said = cause or ("nothing stands out" if is_clear else "nothing claimed")
-        start = f"| {name} | {found[name].step_milliseconds:.3g} | {said} |"
+        start = f"| {name} | {float(f'{found[name].step_milliseconds:.3g}'):g} | {said} |"
         if case.beside is None:
             yield f"{start} | | |", right
             continue
