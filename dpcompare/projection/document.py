@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
+from dpcompare.system.terminal_text import printable
 
 
 class _Shown(BaseModel):
+    """Names in it are those of the studies, which may be a stranger's: none of its texts has control characters."""
+
     model_config = ConfigDict(frozen=True)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _printable(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return printable(value)
+        if isinstance(value, list):
+            return [cls._printable(each) for each in value]
+        if isinstance(value, dict):
+            return {printable(name): cls._printable(each) for name, each in value.items()}
+        return value
 
 
 class Range(_Shown):

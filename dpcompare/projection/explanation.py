@@ -216,7 +216,8 @@ def _verdict(rows: Sequence[PartRow], rounds: int) -> str:
         )
     if not found:
         computing = next((row.share for row in rows if row.part == "computing"), None)
-        rest = "" if computing is None else f" {computing:.0%} of a step is computing."
+        # Parts are differences of runs, so that noise can make one of them more than the whole.
+        rest = "" if computing is None else f" {min(1.0, computing):.0%} of a step is computing."
         return (
             f"Nothing stands out: no part beside computing is shown to take {STANDS_OUT:.0%} of a step or more.{rest}"
         )

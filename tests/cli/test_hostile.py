@@ -151,6 +151,7 @@ def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hosti
         text=True,
         timeout=300,
     )
+    assert process.returncode == 0, process.stderr[-3000:]
     codes, seen = json.loads(process.stdout.splitlines()[-1])
     assert seen == [], seen
     assert dict(zip(range(len(codes)), codes, strict=True)) == dict(enumerate(code for _, code in expected)), (
