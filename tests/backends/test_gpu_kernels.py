@@ -130,7 +130,7 @@ def test_an_evaluation_in_parts_holds_fewer_rows_and_finds_the_same(toy_bn):
     assert None not in operations.values()
 
 
-@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
 def test_pixels_are_looked_up_on_the_gpu_and_never_go_back_over_the_bus(precision):
     """TensorFlow's int32 kernels "for GPUs" compute on the host."""
     operations = traced("lookup", precision)["operations"]

@@ -71,6 +71,7 @@ assert "timm" in sys.modules and "wandb" not in sys.modules
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_layers_one_after_the_other_are_the_model():
     names = ["toy-cnn", "toy-bn", "mlp", "efficientnet-b2"]
     done = subprocess.run([sys.executable, "-c", LAYERS, *names], capture_output=True, text=True)

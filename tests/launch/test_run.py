@@ -129,7 +129,7 @@ def test_of_spawned_processes_the_one_that_raised_is_named(tmp_path, monkeypatch
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("mode", "nodes"), [pytest.param("single", 1, marks=pytest.mark.slow), ("ddp", 2)])
+@pytest.mark.parametrize(("mode", "nodes"), [("single", 1), pytest.param("ddp", 2, marks=pytest.mark.slow)])
 def test_a_crash_in_native_code_is_told_with_its_signal_and_its_place(tmp_path, mode, nodes):
     """As of a prepared store that is cut short while it is read."""
     pids = {}
@@ -174,6 +174,7 @@ def test_a_run_can_be_started_outside_the_main_thread(tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_another_interpreter_can_hold_the_framework(tmp_path):
     """An environment of its own, made by a link to this one's packages."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "env"], check=True)

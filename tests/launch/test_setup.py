@@ -115,6 +115,7 @@ def test_uv_makes_it_where_it_is_installed(environments, index):
     assert interpreters(()) == {"torch": str(environments / "torch" / "bin" / "python")}
 
 
+@pytest.mark.slow
 def test_pip_makes_it_elsewhere(environments, index, monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     done = invoke("setup", "--frameworks", "torch", "--device", "cpu")
