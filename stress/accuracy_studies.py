@@ -86,9 +86,9 @@ STUDIES: dict[str, Question] = {
         ],
     ),
     "planted": Question(
-        question="Is an arm found that trains 80% of the steps?",
+        question="Is an arm found that trains 80% of the steps, while accuracy still rises?",
         arguments=[
-            *_arms("torch:single,steps=500", "torch:single,steps=400"),
+            *_arms("torch:single,steps=60", "torch:single,steps=48"),
             *(*PHOTOS, *_about("sample order", "steps trained", "measured steps")),
         ],
         is_true=True,
