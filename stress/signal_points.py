@@ -1,6 +1,6 @@
 """The points of a launch at which a signal may come: one is delivered at a bytecode, and another run has the next.
 
-    python -m stress.signal_points [--points 10000] [--seed 0] [--seconds 3600]
+    python -m stress.signal_points [--points 10000] [--seed 0] [--seconds 3600] [--jobs 4] [--write FILE]
 
 The command `dpcompare run` is made in a process of its own per point, with a node process that trains nothing: one that
 ends by itself, or one that has to be stopped. From the start of the attempt until its result is written each bytecode
@@ -22,11 +22,15 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from benchmarks.sections import commit, typed, write_section
 from dpcompare.cli import main as command_line
 from dpcompare.cli import progress, report
 from dpcompare.config.run import Inputs, RunConfig
@@ -46,7 +50,6 @@ FIRST_STEP_SECONDS = "0.15"
 LONGEST_SECONDS = 20.0
 """A trial that takes longer hangs; an undisturbed one takes half a second."""
 TRACED = ("dpcompare/launch", "dpcompare/system", "dpcompare/results", "/subprocess.py", "/contextlib.py")
-ATTEMPT = "_attempt"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -72,12 +75,12 @@ class Tracer:
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Tracer | None:
         if event == "call":
-            if frame.f_code.co_name == ATTEMPT:
+            if frame.f_code is attempt.make_attempt.__code__:
                 self._depth += 1
             if not any(part in frame.f_code.co_filename for part in TRACED):
                 return None
             frame.f_trace_opcodes = bool(self._depth)
-        elif event == "return" and frame.f_code.co_name == ATTEMPT:
+        elif event == "return" and frame.f_code is attempt.make_attempt.__code__:
             self._depth -= 1
             os.write(self._pipe, str(self._passed).encode())
         elif event == "opcode" and self._depth:
@@ -191,36 +194,67 @@ def points(lengths: dict[str, int], count: int, seed: int) -> Iterator[Point]:
     yield from chosen
 
 
+def adopt_orphans() -> None:
+    """Be the parent of what a command leaves, so that `_left` finds it."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def trial_until(point: Point, folder: Path, deadline: float) -> tuple[int, list[str]] | None:
+    """A trial in a folder of this process, unless it is too late for one (CLOCK_MONOTONIC is one for all processes)."""
+    if time.monotonic() > deadline:
+        return None
+    own = folder / f"{os.getpid()}"
+    own.mkdir(exist_ok=True)
+    return trial(point, own)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=3600.0, help="no trial starts after that")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at the same time: most of one is waiting")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    began = time.monotonic()
+    adopt_orphans()
+    deadline = time.monotonic() + arguments.seconds
     made: Counter[str] = Counter()
     failed: Counter[str] = Counter()
     late = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        ProcessPoolExecutor(arguments.jobs, get_context("fork"), adopt_orphans) as pool,
+    ):
         lengths = {}
         for node in NODES:
-            lengths[node], problems = trial(Point(node=node, number=signal.SIGINT, index=0), Path(folder))
+            lengths[node], problems = trial(Point(node=node, number=signal.SIGINT, index=0), Path(temporary))
             assert not problems, f"undisturbed, {node}: {'; '.join(problems)}"
-        for point in points(lengths, arguments.points, arguments.seed):
-            if time.monotonic() - began > arguments.seconds:
-                break
-            passed, problems = trial(point, Path(folder))
+            assert lengths[node], f"no bytecode of {attempt.make_attempt.__qualname__} was seen"
+        chosen = list(points(lengths, arguments.points, arguments.seed))
+        outcomes = pool.map(trial_until, chosen, repeat(Path(temporary)), repeat(deadline))
+        for point, outcome in zip(chosen, outcomes, strict=True):
+            if outcome is None:
+                continue
+            passed, problems = outcome
             late += bool(passed)  # it polled less often than the undisturbed one, and had ended before
             kind = f"{point.number.name}, a node that {point.node}"
             made[kind] += 1
             failed[kind] += bool(problems)
             if problems:
                 print(f"{kind}, bytecode {point.index} of {lengths[point.node]}: {'; '.join(problems)}", flush=True)
-    print("| signal | points | failed |\n|---|--:|--:|")
-    for kind, count in sorted(made.items()):
-        print(f"| {kind} | {count} | {failed[kind]} |")
-    print(f"{made.total()} points of {lengths}, {late} of them after the end; {failed.total()} failed")
+    table = [f"| {kind} | {count:,} | {failed[kind]} |" for kind, count in sorted(made.items())]
+    bytecodes = ", ".join(f"{count:,} for a node that {node}" for node, count in lengths.items())
+    lines = [
+        f"{typed('stress.signal_points')} at {commit()}: {made.total():,} points, {failed.total()} failed. "
+        f"An undisturbed launch has {bytecodes}; {late} points were after the end of a launch that polled less often.",
+        "",
+        "| signal | points | failed |",
+        "|---|--:|--:|",
+        *table,
+    ]
+    print("\n".join(lines))
+    if arguments.write:
+        write_section(arguments.write, "signal points", lines)
     sys.exit(3 if failed.total() else 0)
 
 
