@@ -1,39 +1,48 @@
 """The matrix of faults: seeded trials with real processes and real signals, every one counted, none repeated.
 
     python -m stress.fault_matrix [--trials 300] [--seed 0] [--fault NAME ...] [--mode FRAMEWORK:MODE ...]
-                                  [--out DIR [--seconds 3600]] [--write FILE]
+                                  [--jobs 3] [--out DIR [--seconds 3600]] [--write FILE]
 
 Each trial starts `dpcompare run` with a tiny model, lets one fault act, and measures how long it takes until the
 command and all its processes are gone, what it says, what is left, and whether the run resumes exactly. A fault that
-did not act is a failed trial. With --out trials are kept, and the same command goes on with those that were not made
-yet: with --seconds, after which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3
-when any trial failed.
+did not act is a failed trial. With --jobs several are made at the same time, since most of a trial is waiting; each has
+a network, shared memory and mounts of its own then (needs root), but for one in ten, which is made alone on the machine
+as it is. With --out trials are kept, and the same command goes
+on with those that were not made yet: with --seconds, after which no trial begins, a thousand are made in pieces. Prints
+a table in Markdown; exit code 3 when any trial failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import random
 import re
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.sections import commit, typed, write_section
-from dpcompare.config.modes import modes_by_default
+from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.system.network_namespace import leave_the_network
+from dpcompare.system.processes import die_with_parent
 from stress.faults import FAULTS
 from stress.outer_faults import OUTER_FAULTS
-from stress.trials import resume_trial, trial_of
+from stress.trials import Fault, keep_references, resume_trial, trial_of
 
 ALL_FAULTS = FAULTS | OUTER_FAULTS
 VISIBLE = 5
@@ -128,6 +137,7 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fault", action="append", choices=ALL_FAULTS, help="only these")
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
     parser.add_argument("--resume-every", type=int, default=4, metavar="N", help="resume every N-th trial that can be")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at the same time (needs root)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps the trials, and goes on with them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no trial begins after that")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
@@ -148,12 +158,47 @@ def order_of_trials(arguments: argparse.Namespace, generator: random.Random) -> 
     return order
 
 
-def try_once(number: int, name: str, framework: str, mode: str, generator: random.Random, resumes: bool) -> Made:
-    """One trial; resumed afterwards where the fault allows it, always if it acts only then."""
-    fault, resumed = ALL_FAULTS[name], False
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A trial that is to be made."""
+
+    number: int
+    fault: str
+    framework: str
+    mode: str
+    resumes: bool
+    """Afterwards, where the fault allows it; always if it acts only then."""
+    alone: bool
+    """Without another trial meanwhile, and on the machine as it is."""
+    seed: str
+
+
+_CLONE_NEWNS, _CLONE_NEWIPC = 0x00020000, 0x08000000  # sched.h
+
+
+def take_a_machine_of_its_own() -> None:
+    """Have ports and shared memory of this process and its children apart from those of other trials."""
+    die_with_parent()
+    leave_the_network()
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS | _CLONE_NEWIPC) != 0:
+        raise OSError(ctypes.get_errno(), "unshare")
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/shm"], check=True)
+
+
+def try_once(task: Task, deadline: float) -> Made | None:
+    """One trial, unless it is too late for one."""
+    if time.monotonic() > deadline:
+        return None
+    print(f"[{task.number}] {task.fault}, {task.framework} {task.mode}", file=sys.stderr, flush=True)
+    return _try(task, ALL_FAULTS[task.fault])
+
+
+def _try(task: Task, fault: Fault) -> Made:
+    resumed = False
     try:
-        with trial_of(fault, framework, mode, generator) as trial:
-            wanted = fault.before_resuming is not None or resumes
+        with trial_of(fault, task.framework, task.mode, random.Random(task.seed)) as trial:
+            wanted = fault.before_resuming is not None or task.resumes
             if fault.resumable and fault.code != 0 and not trial.problems and wanted:
                 trial.problems += resume_trial(trial, fault)
                 resumed = not trial.problems
@@ -161,12 +206,13 @@ def try_once(number: int, name: str, framework: str, mode: str, generator: rando
     except Exception:  # of this script: the trial has failed, and the series continues
         seconds, problems, said = math.nan, [traceback.format_exc()], ""
     if problems:
-        print(f"FAILED {name}, {framework} {mode}: {' '.join(problems)}\n{said[-1500:]}", file=sys.stderr)
+        what = f"{task.fault}, {task.framework} {task.mode}"
+        print(f"FAILED {what}: {' '.join(problems)}\n{said[-1500:]}", file=sys.stderr)
     return Made(
-        number=number,
-        fault=name,
-        framework=framework,
-        mode=mode,
+        number=task.number,
+        fault=task.fault,
+        framework=task.framework,
+        mode=task.mode,
         seconds=seconds,
         problems=problems,
         resumed=resumed,
@@ -175,32 +221,73 @@ def try_once(number: int, name: str, framework: str, mode: str, generator: rando
     )
 
 
+def make(tasks: Sequence[Task], series: Series, jobs: int, deadline: float) -> None:
+    """Make trials, that many at the same time, and keep what was made also when it is interrupted.
+
+    Raises:
+        BrokenProcessPool: a process that makes trials was killed; nobody knows what came of its trial.
+    """
+    prepare = take_a_machine_of_its_own if jobs > 1 else die_with_parent
+    with ProcessPoolExecutor(jobs, get_context("fork"), prepare) as pool:
+        trials = [pool.submit(try_once, task, deadline) for task in tasks]
+        try:
+            for trial in as_completed(trials):
+                _keep(trial, series)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            for trial in trials:
+                if not trial.cancelled():
+                    _keep(trial, series)
+            raise
+
+
+def _keep(trial: Future[Made | None], series: Series) -> None:
+    made = trial.result()
+    if made and made not in series.made:
+        series.add(made)
+        print(f"    [{made.number}] {made.seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def tasks_of(arguments: argparse.Namespace, there: set[int]) -> list[Task]:
+    """The trials that were not made yet."""
+    order = order_of_trials(arguments, random.Random(arguments.seed))
+    return [
+        Task(
+            number=number,
+            fault=name,
+            framework=framework,
+            mode=mode,
+            resumes=number % arguments.resume_every == 0,
+            alone=ALL_FAULTS[name].alone or number % 10 == 0,
+            seed=f"{arguments.seed} {number}",
+        )
+        for number, (name, framework, mode) in enumerate(order, start=1)
+        if number not in there
+    ]
+
+
 def main() -> None:
     arguments = arguments_of()
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT is ignored in the background of a shell
         signal.signal(number, signal.default_int_handler)
-    order = order_of_trials(arguments, random.Random(arguments.seed))
+    if left_out := [name for name in ALL_FAULTS if not any(ALL_FAULTS[name].applies(*mode) for mode in MODES)]:
+        print(f"LEFT OUT, for want of root or programs: {', '.join(left_out)}", file=sys.stderr)
     asked = {name: getattr(arguments, name) for name in ("trials", "seed", "fault", "mode", "resume_every")}
     series = Series(arguments.out, asked)
-    there = {each.number for each in series.made}
-    began = time.monotonic()
-    try:
-        for number, (name, framework, mode) in enumerate(order, start=1):
-            if number in there:
-                continue
-            if time.monotonic() - began > arguments.seconds:
-                break
-            print(f"[{number}/{len(order)}] {name}, {framework} {mode}", file=sys.stderr, flush=True)
-            generator = random.Random(f"{arguments.seed} {number}")
-            made = try_once(number, name, framework, mode, generator, number % arguments.resume_every == 0)
-            series.add(made)
-            print(f"    {made.seconds:.1f} s", file=sys.stderr, flush=True)
-    except KeyboardInterrupt:
-        print("ended early", file=sys.stderr)
-    made_all, num_failed = series.made, sum(bool(each.problems) for each in series.made)
+    tasks = tasks_of(arguments, {each.number for each in series.made})
+    deadline = time.monotonic() + arguments.seconds
+    with tempfile.TemporaryDirectory(prefix="dpcompare-references-") as temporary:
+        keep_references((arguments.out or Path(temporary)).resolve() / f"references-{commit()}")
+        try:
+            make([task for task in tasks if task.alone], series, 1, deadline)
+            make([task for task in tasks if not task.alone], series, arguments.jobs, deadline)
+        except KeyboardInterrupt:
+            print("ended early", file=sys.stderr)
+    made_all = sorted(series.made, key=lambda each: each.number)
+    num_failed = sum(bool(each.problems) for each in made_all)
     lines = [
         f"{typed('stress.fault_matrix')} at "
-        f"{', '.join(dict.fromkeys(each.commit for each in made_all))}: {len(made_all)} of {len(order)} trials, "
+        f"{', '.join(dict.fromkeys(each.commit for each in made_all))}: {len(made_all)} of {arguments.trials} trials, "
         f"{num_failed} failed; {sum(each.resumed for each in made_all)} runs were resumed, bit for bit. "
         f"{visible_deaths(made_all)}",
         "",

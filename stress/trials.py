@@ -23,6 +23,7 @@ from typing import Any
 from dpcompare.config.modes import MODES
 from dpcompare.results.events import EventTail, Started
 from dpcompare.results.run_dir import LOGS_DIR, checkpoint_paths
+from dpcompare.system.locks import in_turn
 from stress.injection import write_sitecustomize
 
 LONGEST = 90.0
@@ -140,6 +141,8 @@ class Fault:
     """Of the command; FOLDER in them is that of the trial."""
     modes: Callable[[str, str], bool] = lambda framework, mode: True
     needs_root: bool = False
+    alone: bool = False
+    """Whether no other trial may be made meanwhile: it acts on what all processes of the machine see."""
     needs: tuple[str, ...] = ()
     """Programs."""
     needs_modules: tuple[str, ...] = ()
@@ -249,7 +252,8 @@ def _follow(trial: Trial, fault: Fault, began_at: float) -> None:
             _kill(trial)
             trial.problems.append("HANG")
             return
-        time.sleep(0.001)
+        # A checkpoint that is being written is there for a few milliseconds; imports take seconds.
+        time.sleep(0.001 if trial.pids else 0.01)
     if trial.acted_at is None and (trial.folder / "acted").exists():
         trial.acted_at = time.monotonic()  # it ended before it was looked for
 
@@ -338,8 +342,30 @@ def reference_losses(framework: str, mode: str, steps: int) -> list[float]:
     return _losses_alone(framework, mode, next(length for length in REFERENCE_STEPS if length >= steps))
 
 
+_kept_in: Path | None = None
+"""Where references are kept, for other processes and other pieces of a series; None: each process makes its own."""
+
+
+def keep_references(folder: Path) -> None:
+    """Have this process, and those forked from it, make a reference once; `folder` is of one commit."""
+    global _kept_in
+    folder.mkdir(parents=True, exist_ok=True)
+    _kept_in = folder
+
+
 @cache
 def _losses_alone(framework: str, mode: str, steps: int) -> list[float]:
+    if _kept_in is None:
+        return _train_alone(framework, mode, steps)
+    kept = _kept_in / f"{framework}-{mode}-{steps}.json"
+    with in_turn(kept.with_suffix(".lock")):
+        if not kept.exists():
+            kept.write_text(json.dumps(_train_alone(framework, mode, steps)))
+        losses: list[float] = json.loads(kept.read_text())
+    return losses
+
+
+def _train_alone(framework: str, mode: str, steps: int) -> list[float]:
     with tempfile.TemporaryDirectory(prefix="dpcompare-reference-") as folder:
         # One checkpoint instead of thousands: they do not change a loss.
         length = str(steps)

@@ -93,8 +93,12 @@ def _call(name: str, *arguments: int) -> None:
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
-def _make() -> None:
-    """Leave the network of the machine; as root, or as the only user of a user namespace."""
+def leave_the_network() -> None:
+    """Have this process in a namespace with loopback alone; as root, or as the only user of a user namespace.
+
+    Raises:
+        OSError: this machine does not permit it.
+    """
     uid, gid = os.getuid(), os.getgid()
     try:
         _call("unshare", _CLONE_NEWNET)
@@ -113,7 +117,7 @@ def _make() -> None:
 
 if __name__ == "__main__":
     try:
-        _make()
+        leave_the_network()
     except OSError as failure:
         print(failure.strerror)
         sys.exit(1)

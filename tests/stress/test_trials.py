@@ -1,12 +1,18 @@
 """The trials of faults themselves: each kind of failure must fail a trial."""
 
 import random
+import socket
+import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 
 from stress import trials
-from stress.trials import Fault, trial_of
+from stress.fault_matrix import take_a_machine_of_its_own
+from stress.trials import Fault, ports_listening, shared_memory, trial_of
 
 ACTED = "import pathlib; pathlib.Path({folder!r}, 'acted').touch()"
 RESULT = (
@@ -59,3 +65,41 @@ def test_a_command_that_does_not_end_is_a_hang(monkeypatch):
     monkeypatch.setattr(trials, "LONGEST", 1.0)
     found = problems(monkeypatch, ACTED, RESULT, "import time; time.sleep(60)", within=0.1)
     assert "HANG" in found
+
+
+def listen_and_share(listening, looked):
+    """In one process: be what a trial leaves, until another has looked."""
+    with socket.create_server(("127.0.0.1", 0)), Path("/dev/shm/dpcompare-test").open("w"):
+        assert len(ports_listening()) == len(shared_memory()) == 1
+        listening.set()
+        assert looked.wait(60)
+
+
+def look(listening, looked):
+    assert listening.wait(60)
+    seen = ports_listening() | shared_memory()
+    looked.set()
+    return seen
+
+
+@pytest.mark.root
+def test_trials_side_by_side_do_not_see_what_others_leave():
+    with get_context("fork").Manager() as manager:
+        events = manager.Event(), manager.Event()
+        with ProcessPoolExecutor(2, get_context("fork"), take_a_machine_of_its_own) as pool:
+            left = pool.submit(listen_and_share, *events)
+            assert pool.submit(look, *events).result(timeout=90) == set()
+            left.result(timeout=90)
+    assert not Path("/dev/shm/dpcompare-test").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.root
+def test_trials_are_kept_and_not_made_again(tmp_path):
+    command = [sys.executable, "-m", "stress.fault_matrix", "--fault", "SIGINT", "--mode", "torch:ddp"]
+    command += ["--trials", "2", "--jobs", "2", "--out", str(tmp_path)]
+    for _ in range(2):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 of 2 trials, 0 failed" in done.stdout
+    assert "[1]" not in done.stderr
