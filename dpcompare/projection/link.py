@@ -57,7 +57,8 @@ class Link:
 
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt])(bit|B)(?:/s)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)((?i:[kmgt]))((?i:bit)|b|B)(?:/s|ps)?")
+"""A lowercase b is a bit, an uppercase B a byte; of the rest the case does not matter."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -81,7 +82,7 @@ ALIASES = {"nvlink": "nvlink-a100", "pcie": "pcie4"}
 
 
 def rate_of(text: str, option: str) -> float:
-    """Bytes per second of a rate such as 100gbit (bits) or 12.5GB/s (bytes).
+    """Bytes per second of a rate such as 100gbit or 100Gb/s (bits), or 12.5GB/s (bytes).
 
     Raises:
         RequestError: it is none.
@@ -90,7 +91,7 @@ def rate_of(text: str, option: str) -> float:
     value = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
     if not found or value == 0 or math.isinf(value):
         raise RequestError(f"{option}: received {text!r}, expected a rate such as 100gbit or 12.5GB/s")
-    return value / 8 if found[3].lower() == "bit" else value
+    return value if found[3] == "B" else value / 8
 
 
 def rate_in_words(bytes_per_second: float) -> str:
