@@ -276,12 +276,11 @@ def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
 
     largest = max(family, key=size)
     cells = tuple(cell for arm in [largest, *(arm for arm in family if arm is not largest)] for cell in arm.cells)
-    return replace(
-        largest,
-        cells=cells,
-        fitted=fit(cells),
-        work=replace(largest.work, fixed_seconds=_fixed_seconds(largest, family)),
-    )
+    work = replace(largest.work, fixed_seconds=_fixed_seconds(largest, family))
+    assumed = largest.assumed
+    if work.fixed_seconds == work.computing_seconds:
+        assumed += ("its larger batch took no longer than its smaller one, so no batch is taken to compute longer",)
+    return replace(largest, cells=cells, fitted=fit(cells), work=work, assumed=assumed)
 
 
 def _fixed_seconds(largest: MeasuredArm, family: Sequence[MeasuredArm]) -> float:
@@ -292,4 +291,5 @@ def _fixed_seconds(largest: MeasuredArm, family: Sequence[MeasuredArm]) -> float
         return 0.0
     seconds, batch = largest.work.computing_seconds, largest.work.batch_per_device
     slope = (seconds - smallest.computing_seconds) / (batch - smallest.batch_per_device)
-    return min(max(0.0, seconds - slope * batch), smallest.computing_seconds)
+    # Where the larger batch took no longer, all of it is fixed, and no more than all of it.
+    return min(max(0.0, seconds - slope * batch), seconds, smallest.computing_seconds)

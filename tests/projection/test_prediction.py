@@ -160,6 +160,15 @@ def test_two_batches_tell_what_does_not_grow_with_them():
     assert "in proportion" in next(goal.sentence for goal in alone.goals if "batch" in goal.goal)
 
 
+def test_a_larger_batch_that_took_no_longer_leaves_computing_as_it_is():
+    small = arm_of(config_of(), 0.40, 0.34, name="small")
+    large = arm_of(config_of(global_batch_size=64), 0.36, 0.30, name="large")
+    (arm,) = predicted(small, large, target_efficiency=0.9).arms
+    assert "its larger batch took no longer than its smaller one" in " ".join(arm.assumed)
+    planned, _ = predicted_speed(Collection(arms=[small, large], repeats=1), config_of(global_batch_size=4))
+    assert 0 < planned.typical < 4 / 0.30
+
+
 def test_the_spread_of_recorded_steps_makes_the_band(tmp_path):
     arm = arm_of(config_of())
     no_sync = arm.config.model_copy(update={"sync_gradients": False})
