@@ -114,18 +114,25 @@ def duration_of(text: str, option: str) -> float:
     return seconds
 
 
-def link_between_nodes(rate: str, latency: str | None = None, *, option: str = "--link") -> Link:
+def tcp_link(rate: str, latency: Latency = NO_LATENCY, *, option: str = "--link") -> Link:
+    """The link of each node to the others, over TCP, as fast as a rate that `option` was given.
+
+    Raises:
+        RequestError: it is none.
+    """
+    return Link(name=rate, bytes_per_second=rate_of(rate, option), payload=TCP_PAYLOAD, latency=latency)
+
+
+def link_between_nodes(rate: str, latency: str | None = None) -> Link:
     """The link of each node to the others, from what was typed: a rate and a latency.
 
     Raises:
         RequestError: one of them is none.
     """
-    bytes_per_second = rate_of(rate, option)
-    found = NETWORK_LATENCY if latency is None else Latency.about(duration_of(latency, "--latency"))
-    return Link(name=rate, bytes_per_second=bytes_per_second, payload=TCP_PAYLOAD, latency=found)
+    return tcp_link(rate, NETWORK_LATENCY if latency is None else Latency.about(duration_of(latency, "--latency")))
 
 
-def link_within_nodes(text: str, *, option: str = "--intra-link") -> Link:
+def link_within_nodes(text: str) -> Link:
     """The link between the devices of a node, from what was typed: a name of WITHIN_NODES, or a rate.
 
     Raises:
@@ -137,7 +144,7 @@ def link_within_nodes(text: str, *, option: str = "--intra-link") -> Link:
     if not _RATE.fullmatch(text.strip()):
         names = (*ALIASES, *WITHIN_NODES)
         raise RequestError(
-            f"{option}: received {text!r}, expected one of {', '.join(names)}, or a rate such as 200GB/s."
+            f"--intra-link: received {text!r}, expected one of {', '.join(names)}, or a rate such as 200GB/s."
             f"{did_you_mean(text, names)}"
         )
-    return Link(name=text, bytes_per_second=rate_of(text, option), latency=PCIE_LATENCY)
+    return Link(name=text, bytes_per_second=rate_of(text, "--intra-link"), latency=PCIE_LATENCY)

@@ -13,8 +13,9 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
-from dpcompare.projection.collectives import Algorithm, Interconnect
-from dpcompare.projection.link import TCP_PAYLOAD, Link, rate_of
+from dpcompare.projection.cluster import interconnect_of_run, processes_per_core
+from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.link import Link, tcp_link
 from dpcompare.projection.recorded_exchange import NotProjectableError, exchange_of
 from dpcompare.projection.slowest import spread_of
 from dpcompare.projection.step import StepWork
@@ -51,21 +52,10 @@ class MeasuredArm:
         """Nodes that hold no replica."""
         return len(self.config.mode_row.roles)
 
-    @property
-    def algorithm(self) -> Algorithm:
-        """NCCL chooses; the others have rings."""
-        return "fastest" if self.collective == "nccl" else "ring"
-
     def on(self, nodes: int, devices_per_node: int, between: Link, within: Link) -> Interconnect:
-        """This arm's collective on a cluster of machines of its own kind, each with cores of its own."""
-        return Interconnect(
-            nodes=nodes - self.servers,
-            ranks_per_node=devices_per_node,
-            between=between,
-            within=within,
-            algorithm=self.algorithm,
-            copying=self.fitted.copying,
-        )
+        """This arm's collective on a cluster of machines of its own kind, where each process has a core of its own."""
+        found = interconnect_of_run(self.config, collective=self.collective, between=between, within=within, cores=None)
+        return replace(found, nodes=nodes - self.servers, ranks_per_node=devices_per_node, copying=self.fitted.copying)
 
 
 def measured_arms(
@@ -124,7 +114,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     if not without:
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     computing = median(run.step_seconds.median for run in without if run.step_seconds)
-    contention = contention_of(config, without[0])
+    contention = processes_per_core(config, without[0].settings.get("cores"))
     with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]
     exchange = exchange_of(
         config, [run.gradients for run in (*with_sync, *without) if run.gradients], without[0].gradients
@@ -145,7 +135,13 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     if seconds is None:
         assumed.append("the cost of copying is not known and left out, since there is no run with gradient sync")
     else:
-        interconnect = _measured_on(config, without[0], collective, measured_link)
+        interconnect = interconnect_of_run(
+            config,
+            collective=collective,
+            between=_link_measured_on(config, measured_link),
+            within=NO_LIMIT,
+            cores=without[0].settings.get("cores"),
+        )
         cells = (
             MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=seconds, interconnect=interconnect),
         )
@@ -232,32 +228,13 @@ def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
     return computed(other) == computed(config) and other.cluster.simulated == config.cluster.simulated
 
 
-def _measured_on(config: RunConfig, run: RunResult, collective: str, measured_link: str | None) -> Interconnect:
-    """The cluster that a run was measured on."""
-    cluster = config.cluster
-    link = config.placement.link
-    between = Link(name=link, bytes_per_second=rate_of(link, "--link"), payload=TCP_PAYLOAD) if link else NO_LIMIT
-    if not cluster.simulated and cluster.num_nodes > 1:
-        if measured_link is None:
-            raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")
-        rate = rate_of(measured_link, "--measured-link")
-        between = Link(name=measured_link, bytes_per_second=rate, payload=TCP_PAYLOAD)
-    return Interconnect(
-        nodes=cluster.num_nodes - len(config.mode_row.roles),
-        ranks_per_node=cluster.devices_per_node,
-        between=between,
-        within=NO_LIMIT,
-        algorithm="fastest" if collective == "nccl" else "ring",
-        contention=contention_of(config, run),
-    )
-
-
-def contention_of(config: RunConfig, run: RunResult) -> float:
-    """Processes per core of a run, at least 1: simulated nodes share the cores of their machine."""
-    cluster, cores = config.cluster, run.settings.get("cores")
-    if cluster.device_type != "cpu" or not (cluster.simulated or cluster.num_nodes == 1) or not cores:
-        return 1.0
-    return max(1.0, config.topology.num_processes / int(cores))
+def _link_measured_on(config: RunConfig, measured_link: str | None) -> Link:
+    """Between the nodes that a run was measured on."""
+    if config.cluster.simulated or config.cluster.num_nodes == 1:
+        return tcp_link(config.placement.link) if config.placement.link else NO_LIMIT
+    if measured_link is None:
+        raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")
+    return tcp_link(measured_link, option="--measured-link")
 
 
 def family_of(config: RunConfig) -> str:

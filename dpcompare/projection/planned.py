@@ -7,6 +7,7 @@ from dataclasses import replace
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import Collection
+from dpcompare.projection.cluster import processes_per_core
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.document import Range
 from dpcompare.projection.link import Link, link_between_nodes
@@ -68,6 +69,4 @@ def _interconnect(arm: MeasuredArm, config: RunConfig, link: Link) -> Interconne
     found = arm.on(config.cluster.num_nodes, config.cluster.devices_per_node, link, NO_LIMIT)
     if not config.cluster.simulated or config.cluster.device_type != "cpu":
         return found
-    # Each simulated node has a core at least, so the sum over the nodes can be more than this machine has.
-    contention = max(1.0, config.topology.num_processes / available_cores())
-    return replace(arm.fitted.applied_to(found), contention=contention)
+    return replace(arm.fitted.applied_to(found), contention=processes_per_core(config, available_cores()))

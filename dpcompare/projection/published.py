@@ -14,7 +14,7 @@ from dpcompare.projection.exchange import (
     in_one_pack,
     ready_shares,
 )
-from dpcompare.projection.link import NETWORK_LATENCY, TCP_PAYLOAD, WITHIN_NODES, Link
+from dpcompare.projection.link import NETWORK_LATENCY, WITHIN_NODES, tcp_link
 from dpcompare.projection.step import StepWork, predict_step
 
 MB = 1e6
@@ -49,7 +49,7 @@ def _evenly(gradient_bytes: float) -> Exchange:
 
 
 def _cluster(nodes: int, gpus: int, gbit: float, within: str, algorithm: Algorithm = "ring") -> Interconnect:
-    between = Link(name=f"{gbit:g}gbit", bytes_per_second=gbit * 1e9 / 8, payload=TCP_PAYLOAD, latency=NETWORK_LATENCY)
+    between = tcp_link(f"{gbit:g}gbit", NETWORK_LATENCY)
     return Interconnect(
         nodes=nodes, ranks_per_node=gpus, between=between, within=WITHIN_NODES[within], algorithm=algorithm
     )
