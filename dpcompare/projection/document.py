@@ -45,7 +45,7 @@ class PredictedPoint(_Shown):
     devices: int
     images_per_second: Range
     efficiency: Range
-    """Images per second over those of as many devices that exchange nothing and wait for nobody."""
+    """Images per second over those of as many devices that all train, exchange nothing and wait for nobody."""
     step_ms: float
     step_parts_ms: dict[str, float]
     """Computing, waiting for the slowest, exchange that computing does not hide, and input."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -13,7 +14,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
-from dpcompare.projection.cluster import interconnect_of_run, processes_per_core
+from dpcompare.projection.cluster import cores_per_replica, interconnect_of_run, times_as_long
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.link import Link, tcp_link
 from dpcompare.projection.recorded_exchange import NotProjectableError, exchange_of
@@ -21,7 +22,6 @@ from dpcompare.projection.slowest import spread_of
 from dpcompare.projection.step import StepWork
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
-from dpcompare.system.words import counted
 
 NO_LIMIT = Link(name="no limit")
 HOW_TO_MEASURE = (
@@ -40,22 +40,33 @@ class MeasuredArm:
     cells: tuple[MeasuredCell, ...]
     """Clusters on which its step was measured with and without exchange: this arm's, and those of others like it."""
     fitted: Fitted
-    contention: float
-    """Processes per core of the machine that it was measured on, at least 1."""
+    cores_per_replica: float
+    """On which its computing was measured; below 1 where replicas shared a core."""
     seconds: float | None
     """Of its measured step with exchange; None of a run without."""
     assumed: tuple[str, ...]
     """Sentences on what was not measured."""
 
     @property
-    def servers(self) -> int:
+    def nodes_without_replica(self) -> int:
         """Nodes that hold no replica."""
         return len(self.config.mode_row.roles)
+
+    def work_on(self, cores_per_replica: float = math.inf) -> StepWork:
+        """Its work where each replica has that many cores; by default as many as it can use."""
+        slower, work = times_as_long(self.cores_per_replica, cores_per_replica), self.work
+        computing, fixed = work.computing_seconds * slower, work.fixed_seconds * slower
+        return replace(work, computing_seconds=computing, fixed_seconds=fixed)
 
     def on(self, nodes: int, devices_per_node: int, between: Link, within: Link) -> Interconnect:
         """This arm's collective on a cluster of machines of its own kind, where each process has a core of its own."""
         found = interconnect_of_run(self.config, collective=self.collective, between=between, within=within, cores=None)
-        return replace(found, nodes=nodes - self.servers, ranks_per_node=devices_per_node, copying=self.fitted.copying)
+        return replace(
+            found,
+            nodes=nodes - self.nodes_without_replica,
+            ranks_per_node=devices_per_node,
+            copying=self.fitted.copying,
+        )
 
 
 def measured_arms(
@@ -87,14 +98,23 @@ def measured_arms(
             left_out[arm.name] = str(reason)
         else:
             found.setdefault(family_of(one.config), []).append(one)
-    if not found:
-        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise RequestError(f"none of the arms can be projected. {why}")
+    refuse_unless_any(found, left_out)
     projected = [_together(family) for family in found.values()]
     for largest, family in zip(projected, found.values(), strict=True):
         only_fits = f"it differs from {largest.name} only in its cluster, link or batch, and helps to fit its constants"
         left_out |= {each.name: only_fits for each in family if each.name != largest.name}
     return projected, left_out
+
+
+def refuse_unless_any(found: Sized, left_out: Mapping[str, str]) -> None:
+    """Nothing is projected of a study of which nothing is left.
+
+    Raises:
+        RequestError: nothing was found; says why each arm is left out.
+    """
+    if not found:
+        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+        raise RequestError(f"none of the arms can be projected. {why}")
 
 
 def _refuse_other_versions(collection: Collection) -> None:
@@ -114,7 +134,8 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     if not without:
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     computing = median(run.step_seconds.median for run in without if run.step_seconds)
-    contention = processes_per_core(config, without[0].settings.get("cores"))
+    cores = without[0].settings.get("cores")
+    per_replica = cores_per_replica(basis, cores)
     with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]
     exchange = exchange_of(
         config, [run.gradients for run in (*with_sync, *without) if run.gradients], without[0].gradients
@@ -140,19 +161,17 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
             collective=collective,
             between=_link_measured_on(config, measured_link),
             within=NO_LIMIT,
-            cores=without[0].settings.get("cores"),
+            cores=cores,
         )
-        cells = (
-            MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=seconds, interconnect=interconnect),
-        )
+        here = computing * times_as_long(per_replica, cores_per_replica(config, cores))
+        cells = (MeasuredCell(exchange=exchange, computing_seconds=here, seconds=seconds, interconnect=interconnect),)
     if seconds is not None and seconds < computing:
         assumed.append(
             "its step was measured to be faster with exchange than without, so its exchange is taken to cost nothing"
         )
-    if contention > 1:
-        processes, cores = config.topology.num_processes, without[0].settings["cores"]
-        shared = f"its {counted(processes, 'process')} shared {counted(cores, 'core')}"
-        assumed.append(f"{shared}, so it computes more slowly than where each has cores of its own")
+    if per_replica < 1:
+        faster = f"computing is taken to be {1 / per_replica:.2g} times as fast with a whole one for each"
+        assumed.append(f"its replicas had {per_replica:.2g} of a core each; {faster}")
     if basis is not config and basis.mode != config.mode:
         assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")
     if any(run.disturbed_by for run in without):
@@ -168,7 +187,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         work=work,
         cells=cells,
         fitted=Fitted(),  # by `_together`, with those of other arms
-        contention=contention,
+        cores_per_replica=per_replica,
         seconds=seconds,
         assumed=tuple(assumed),
     )
@@ -249,7 +268,7 @@ def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
     """The arm of most devices, with the constants that fit all, and with the seconds that no batch makes less."""
 
     def size(arm: MeasuredArm) -> tuple[float, int, float]:
-        return -arm.contention, arm.config.cluster.num_devices, arm.work.batch_per_device
+        return min(1.0, arm.cores_per_replica), arm.config.cluster.num_devices, arm.work.batch_per_device
 
     largest = max(family, key=size)
     cells = tuple(cell for arm in [largest, *(arm for arm in family if arm is not largest)] for cell in arm.cells)

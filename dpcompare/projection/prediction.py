@@ -12,7 +12,7 @@ from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
 from dpcompare.projection.link import Link, link_between_nodes, rate_in_words
-from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
 from dpcompare.projection.overheads import Surroundings
 from dpcompare.projection.step import Step, StepWork, band
 from dpcompare.system.words import counted
@@ -106,9 +106,7 @@ def _on_several_nodes(
     reasons = {arm.name: _why_not(arm, request) for arm in arms}
     left_out |= {name: reason for name, reason in reasons.items() if reason}
     kept = [arm for arm in arms if not reasons[arm.name]]
-    if not kept:
-        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise RequestError(f"none of the arms can be projected. {why}")
+    refuse_unless_any(kept, left_out)
     return kept
 
 
@@ -117,7 +115,7 @@ def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
     mode = arm.config.mode
     if not arm.config.mode_row.multi_node and request.nodes and 1 not in request.nodes:
         return f"{mode} cannot span nodes; ask for --nodes 1"
-    if arm.servers and request.devices_per_node not in (None, 1):
+    if arm.nodes_without_replica and request.devices_per_node not in (None, 1):
         return f"{mode} has one device per node; leave out --devices-per-node"
     return None
 
@@ -155,7 +153,8 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
 def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
     cluster = arm.config.cluster
     devices_per_node = request.devices_per_node or cluster.devices_per_node
-    work = arm.work if request.overlap else replace(arm.work, exchange=arm.work.exchange.without_overlap())
+    work = arm.work_on()
+    work = work if request.overlap else replace(work, exchange=work.exchange.without_overlap())
     points = [_point(arm, work, nodes, devices_per_node, request) for nodes in _nodes_of(arm, request)]
     refitted = arm.cells[0].predicted(arm.fitted) if arm.cells else None
     return PredictedArm(
@@ -165,7 +164,7 @@ def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
         measured_nodes=cluster.num_nodes,
         measured_devices_per_node=cluster.devices_per_node,
         batch_per_device=work.batch_per_device,
-        computing_ms=1000 * work.computing_seconds,
+        computing_ms=1000 * arm.work.computing_seconds,
         measured_step_ms=None if arm.seconds is None else 1000 * arm.seconds,
         refitted_step_ms=None if refitted is None else 1000 * refitted,
         spread=work.spread,
@@ -277,11 +276,11 @@ def _goals(
             sentence=f"predicted for {goal} over {request.between.name}: {needs}{fixed}",
         )
     if (speed := request.target_throughput) is not None:
-        measured = -(-arm.config.cluster.num_devices // devices_per_node) - arm.servers
+        measured = -(-arm.config.cluster.num_devices // devices_per_node) - arm.nodes_without_replica
         needed = None
         if arm.config.mode_row.multi_node:
             needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=max(1, measured))
-        needed = needed and needed + arm.servers
+        needed = needed and needed + arm.nodes_without_replica
         goal = f"{speed:g} images per second"
         needs = counted(needed, "node") if needed else "no number of nodes is enough"
         yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
@@ -126,14 +127,24 @@ def test_arms_on_several_clusters_fit_one_machine():
     assert arm.copying_ns_per_byte > 0
     assert document.left_out["torch ddp 4x1"].endswith("and helps to fit its constants")
     (alone,) = predicted(four, nodes=(4, 8)).arms
-    assert "its 4 processes shared 2 cores" in alone.assumed[0]
+    assert alone.assumed[0].startswith("its replicas had 0.5 of a core each; computing is taken to be 2 times as fast")
+    assert (alone.computing_ms, alone.points[0].step_parts_ms["computing"]) == pytest.approx((450, 225))
 
 
 def test_an_arm_of_servers_has_one_device_per_node():
     workers = config_of("tensorflow", "parameter-server", nodes=4)
     computing = arm_of(config_of("tensorflow", "multiworker"), gradients=ONE_PACK)
     servers = arm_of(workers, gradients=ONE_PACK)
-    assert predicted(servers, computing, arms=(servers.name,), nodes=(4, 8)).arms[0].points[-1].devices == 8
+    (arm,) = predicted(servers, computing, arms=(servers.name,), nodes=(4, 8), link="100gbit").arms
+    assert [point.devices for point in arm.points] == [4, 8]
+    assert arm.points[0].efficiency.high <= 2 / 4  # the chief and the server hold no replica
+    failing = Overheads(checkpoint_every=1, node_mtbf_seconds=1e6, restart_seconds=1e4)
+    (lossy,) = predicted(
+        servers, computing, arms=(servers.name,), nodes=(4,), link="100gbit",
+        surroundings=Surroundings(overheads=failing),
+    ).arms  # fmt: skip
+    lost = lossy.points[0].images_per_second.typical / arm.points[0].images_per_second.typical
+    assert lost == pytest.approx(1 - 4 * 1e4 / 1e6, rel=1e-4)  # which of the four fails makes no difference
     with pytest.raises(RequestError, match="has one device per node; leave out --devices-per-node"):
         predicted(servers, computing, arms=(servers.name,), nodes=(4, 8), devices_per_node=2)
 
@@ -294,6 +305,35 @@ def test_the_command_predicts_from_a_study_on_disk(tmp_path):
         assert "Predicted, not measured" in file.read_text()
         assert "no accuracy is claimed" in file.read_text()
     assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg", ".png"}
+
+
+def on_machines(config):
+    cluster = Cluster.of_machines(config.cluster.num_nodes, 1, device_type="cpu", num_cores=2)
+    return config.model_copy(update={"cluster": cluster, "placement": Placement(engine="slurm")})
+
+
+def test_a_plan_and_a_projection_of_the_same_machines_agree():
+    """Four processes shared two cores, and have a core each on four machines."""
+    study = arm_of(config_of(nodes=4), 0.60, 0.48)
+    (arm,) = predicted(study, nodes=(4,), between=link_between_nodes("100gbit")).arms
+    speed, sentence = predicted_speed(Collection(arms=[study], repeats=1), on_machines(config_of(nodes=4)))
+    assert speed.typical == pytest.approx(arm.points[0].images_per_second.typical)
+    assert arm.points[0].step_parts_ms["computing"] == pytest.approx(240)
+    assert "computing is taken to be 0.5 times as long" in sentence
+
+
+def test_a_plan_with_fewer_threads_per_process_computes_longer(monkeypatch):
+    monkeypatch.setattr("dpcompare.projection.planned.available_cores", lambda: 16)
+    two, sixteen = (
+        config_of(global_batch_size=16 * nodes).model_copy(
+            update={"cluster": Cluster.partition(nodes, 1, device="cpu", num_cores=16)}
+        )
+        for nodes in (2, 16)
+    )
+    study = Collection(arms=[arm_of(two, 0.24, 0.24, settings={"cores": 16})], repeats=1)
+    speed, sentence = predicted_speed(study, sixteen)
+    assert speed.typical == pytest.approx(16 * 16 / (8 * 0.24), rel=1e-3)
+    assert "with 1 instead of 8 cores per replica, computing is taken to be 8 times as long" in sentence
 
 
 def test_a_plan_says_what_a_study_predicts_of_it(tmp_path):
