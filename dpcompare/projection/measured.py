@@ -70,7 +70,7 @@ class MeasuredArm:
 
 
 def measured_arms(
-    collection: Collection, *, names: Sequence[str] = (), measured_link: str | None = None
+    collection: Collection, *, names: Sequence[str] = (), measured_link: str | None = None, within: Link = NO_LIMIT
 ) -> tuple[list[MeasuredArm], dict[str, str]]:
     """Every arm of which something can be predicted, and of the others why not.
 
@@ -81,6 +81,7 @@ def measured_arms(
         collection: of a study, or of one run without gradient sync.
         names: of the arms; empty: all of them.
         measured_link: the rate of the link between machines, where the runs were made on several.
+        within: the link between the devices of a node, so that its time is not fitted as copying too.
 
     Raises:
         RequestError: another version made the runs, a name is none of an arm, or none of them can be projected.
@@ -93,7 +94,7 @@ def measured_arms(
     left_out: dict[str, str] = {}
     for arm in (arm for arm in collection.arms if not names or arm.name in names):
         try:
-            one = _measured_arm(arm, collection.arms, measured_link)
+            one = _measured_arm(arm, collection.arms, measured_link, within)
         except NotProjectableError as reason:
             left_out[arm.name] = str(reason)
         else:
@@ -127,7 +128,7 @@ def _refuse_other_versions(collection: Collection) -> None:
         )
 
 
-def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str | None) -> MeasuredArm:
+def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str | None, within: Link) -> MeasuredArm:
     config = arm.config
     _refuse_unsuitable(arm)
     without, directories, basis = _runs_without_sync(arm, all_arms)
@@ -160,7 +161,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
             config,
             collective=collective,
             between=_link_measured_on(config, measured_link),
-            within=NO_LIMIT,
+            within=within,
             cores=cores,
         )
         here = computing * times_as_long(per_replica, cores_per_replica(config, cores))

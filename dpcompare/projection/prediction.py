@@ -82,13 +82,14 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
         RequestError: nothing can be predicted of any arm, the arms may not be compared, or a cluster is smaller than
             the measured one.
     """
-    arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link)
+    within = request.within or NO_LIMIT
+    arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link, within=within)
     arms = _on_several_nodes(arms, request, left_out)
     sheet = _sheet(arms, collection)
     predicted = [_predicted(arm, request) for arm in arms]
     return Projection(
         link=request.between.name,
-        intra_link=(request.within or NO_LIMIT).name,
+        intra_link=within.name,
         devices_per_node=request.devices_per_node,
         overlap="measured" if request.overlap else "none",
         verdict=sheet.verdict,

@@ -13,7 +13,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.study import Arm, Study, ablated
 from dpcompare.models.gradients import Gradients
-from dpcompare.projection.link import link_between_nodes
+from dpcompare.projection.link import link_between_nodes, link_within_nodes
 from dpcompare.projection.overheads import Overheads, Surroundings
 from dpcompare.projection.planned import predicted_speed
 from dpcompare.projection.prediction import ProjectionRequest, project
@@ -107,6 +107,13 @@ def test_modes_have_their_own_exchange():
     assert buckets.points[0].step_parts_ms["exchange"] < pack.points[0].step_parts_ms["exchange"]
     (late,) = predicted(arm_of(config_of()), overlap=False).arms
     assert buckets.points[0].step_ms < late.points[0].step_ms
+
+
+def test_the_link_within_a_node_is_not_counted_again_as_copying():
+    """Of the 60 ms that are exchanged, a link of 1 GB/s is busy for 31."""
+    mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
+    (arm,) = predicted(mirrored, nodes=(1,), within=link_within_nodes("1GB/s")).arms
+    assert arm.points[0].step_ms == pytest.approx(300, rel=1e-3)
 
 
 def test_a_mode_without_a_step_of_its_own_computes_as_another():
