@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
 from dpcompare.projection.cluster import cores_per_replica, interconnect_of_run, times_as_long
 from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.family import settings_of_a_step
 from dpcompare.projection.link import Link, tcp_link
 from dpcompare.projection.recorded_exchange import NotProjectableError, exchange_of
 from dpcompare.projection.slowest import spread_of
@@ -74,8 +76,8 @@ def measured_arms(
 ) -> tuple[list[MeasuredArm], dict[str, str]]:
     """Every arm of which something can be predicted, and of the others why not.
 
-    Arms that differ in their cluster, link or batch alone are one: that of most devices is projected, of those whose
-    processes had cores of their own, and all of them fit its constants.
+    Arms whose steps differ in their cluster, link or batch alone are one (see `settings_of_a_step`): that of most
+    devices is projected, of those whose replicas had cores of their own, and all of them fit its constants.
 
     Args:
         collection: of a study, or of one run without gradient sync.
@@ -98,11 +100,12 @@ def measured_arms(
         except NotProjectableError as reason:
             left_out[arm.name] = str(reason)
         else:
-            found.setdefault(family_of(one.config), []).append(one)
+            family = json.dumps(settings_of_a_step(one.config), sort_keys=True)
+            found.setdefault(family, []).append(one)
     refuse_unless_any(found, left_out)
     projected = [_together(family) for family in found.values()]
     for largest, family in zip(projected, found.values(), strict=True):
-        only_fits = f"it differs from {largest.name} only in its cluster, link or batch, and helps to fit its constants"
+        only_fits = f"its step differs from that of {largest.name} only in cluster, link or batch; it helps to fit it"
         left_out |= {each.name: only_fits for each in family if each.name != largest.name}
     return projected, left_out
 
@@ -255,14 +258,6 @@ def _link_measured_on(config: RunConfig, measured_link: str | None) -> Link:
     if measured_link is None:
         raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")
     return tcp_link(measured_link, option="--measured-link")
-
-
-def family_of(config: RunConfig) -> str:
-    """The same for arms that differ in nothing but their cluster, link and batch, on devices of one type."""
-    workload = config.workload.model_copy(update={"global_batch_size": 1})
-    alike = {"workload": workload, "inputs": None, "sync_gradients": True}
-    rest = config.model_copy(update=alike).model_dump_json(exclude={"cluster", "placement"})
-    return f"{config.cluster.device_type} {rest}"
 
 
 def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:

@@ -10,8 +10,9 @@ from dpcompare.experiments.collection import Collection
 from dpcompare.projection.cluster import cores_per_replica, processes_per_core, times_as_long
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.document import Range
+from dpcompare.projection.family import differing_settings
 from dpcompare.projection.link import Link, link_between_nodes
-from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, family_of, measured_arms
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
 from dpcompare.projection.step import band, predict_step
 from dpcompare.system.devices import available_cores
 
@@ -31,11 +32,13 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, s
     """
     # Machines whose link nobody has named have the same one in the study as in the plan.
     arms, _ = measured_arms(collection, measured_link=ASSUMED_LINK)
-    arm = next((each for each in arms if family_of(each.config) == family_of(config)), None)
-    if arm is None:
+    differing = {each.name: differing_settings(config, each.config) for each in arms}
+    arm = min(arms, key=lambda each: len(differing[each.name]))
+    if differing[arm.name]:
         raise RequestError(
-            f"--study: received one of {', '.join(each.name for each in arms)}, expected one with an arm that differs "
-            f"from this run of {config.framework} {config.mode} in its cluster, link and batch alone"
+            f"--study: no arm matches the planned run of {config.framework} {config.mode} (arms: "
+            f"{', '.join(differing)}). Only nodes, link, batch and what does not change a step may differ; it also "
+            f"differs from {arm.name} in: {', '.join(differing[arm.name])}"
         )
     measured = arm.config.cluster
     if config.cluster.num_devices < measured.num_devices:

@@ -13,6 +13,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.study import Arm, Study, ablated
 from dpcompare.models.gradients import Gradients
+from dpcompare.projection.family import NOT_OF_A_STEP, NOT_OF_A_STEP_OF_WORKLOADS
 from dpcompare.projection.link import link_between_nodes, link_within_nodes
 from dpcompare.projection.overheads import Overheads, Surroundings
 from dpcompare.projection.planned import predicted_speed
@@ -132,7 +133,7 @@ def test_arms_on_several_clusters_fit_one_machine():
     assert arm.measured_nodes == 2  # four processes shared two cores
     assert arm.refitted_step_ms == pytest.approx(arm.measured_step_ms, rel=0.1)
     assert arm.copying_ns_per_byte > 0
-    assert document.left_out["torch ddp 4x1"].endswith("and helps to fit its constants")
+    assert document.left_out["torch ddp 4x1"].endswith("it helps to fit it")
     (alone,) = predicted(four, nodes=(4, 8)).arms
     assert alone.assumed[0].startswith("its replicas had 0.5 of a core each; computing is taken to be 2 times as fast")
     assert (alone.computing_ms, alone.points[0].step_parts_ms["computing"]) == pytest.approx((450, 225))
@@ -355,7 +356,16 @@ def test_a_plan_says_what_a_study_predicts_of_it(tmp_path):
     assert told.stdout.startswith("predicted, not measured: ")
     other = invoke(*run, "--nodes", "4", "--optimizer", "sgd")
     assert other.code == 2
-    assert "expected one with an arm that differs from this run" in other.stderr
+    assert "it also differs from torch ddp 2x1 in: optimizer" in " ".join(other.stderr.split())
+    longer = ("--epochs", "3", "--checkpoint-every", "10", "--seed", "7", "--learning-rate", "0.1")
+    real = ("plan", "torch:ddp", "--device", "cpu", "--dataset", "synthetic", *longer, "--study", study)
+    done = invoke(*real, "--nodes", "4", "--global-batch-size", "64", "--json")
+    assert done.code == 0, done.stderr
+
+
+def test_settings_that_do_not_change_a_step_are_settings():
+    assert RunConfig.model_fields.keys() >= NOT_OF_A_STEP
+    assert Workload.model_fields.keys() >= NOT_OF_A_STEP_OF_WORKLOADS
 
 
 @pytest.mark.parametrize(
