@@ -27,7 +27,11 @@ HOUR = 3600.0
     metavar="STUDY_DIR|RUN_DIR",
     shell_complete=completed_values.runs_and_studies,
 )
-@click.option("--nodes", metavar="N,...", help="Numbers of nodes.  [default: those measured on, doubled up to 1,024]")
+@click.option(
+    "--nodes",
+    metavar="N,...",
+    help="Numbers of nodes.  [default: the fewest with as many devices as were measured, doubled up to 1,024]",
+)
 @click.option("--devices-per-node", type=int, metavar="N", help="Default: as many as were measured.")
 @click.option(
     "--link",

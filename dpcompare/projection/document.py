@@ -80,11 +80,14 @@ class PredictedArm(_Shown):
     """What the model gives for that cluster."""
     spread: float
     """Measured: relative standard deviation of a process's step."""
-    gradient_bytes: float
+    exchanged_bytes: float
+    """Of all messages of a step: where parameters are gathered too, more than those of the gradients."""
     copying_ns_per_byte: float
     points: list[PredictedPoint]
     goals: list[Goal]
     assumed: list[str]
+    left_out: list[str]
+    """On which numbers of nodes that were asked for nothing is predicted, and why."""
     sentence: str
 
 

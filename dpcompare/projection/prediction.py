@@ -11,7 +11,7 @@ from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
-from dpcompare.projection.link import Link, link_between_nodes, rate_in_words
+from dpcompare.projection.link import NETWORK_LATENCY, Link, link_between_nodes, rate_in_words
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
 from dpcompare.projection.overheads import Surroundings
 from dpcompare.projection.step import Step, StepWork, band
@@ -22,8 +22,10 @@ MOST_NODES = 1024
 VALIDATED_MODES = frozenset({"torch ddp", "torch fsdp", "tensorflow multiworker"})
 VALIDATED_NODES = 4
 VALIDATED_RATE = 500e6 / 8
-"""Bytes per second. Up to these, with one CPU device per node, predictions were compared with measurements
-(docs/projection.md)."""
+"""Bytes per second."""
+VALIDATED_LATENCY = NETWORK_LATENCY.high
+"""Seconds: that of TCP sockets, on links without a delay. Up to all of these, with one CPU device per node, predictions
+were compared with measurements (docs/projection.md)."""
 PAYS = 0.5
 """Efficiency below which more nodes are called not to pay."""
 OF_CLUSTERS = frozenset({
@@ -112,13 +114,10 @@ def _on_several_nodes(
 
 
 def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
-    """Why an arm cannot be on what was asked for."""
-    mode = arm.config.mode
-    if not arm.config.mode_row.multi_node and request.nodes and 1 not in request.nodes:
-        return f"{mode} cannot span nodes; ask for --nodes 1"
+    """Why an arm cannot be on anything that was asked for."""
     if arm.nodes_without_replica and request.devices_per_node not in (None, 1):
-        return f"{mode} has one device per node; leave out --devices-per-node"
-    return None
+        return f"{arm.config.mode} has one device per node; leave out --devices-per-node"
+    return None if _nodes_of(arm, request) else "; ".join(_not_predicted(arm, request))
 
 
 def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Sheet:
@@ -143,8 +142,8 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
     )
     yield (
         f"The model was compared with measurements of {', '.join(sorted(VALIDATED_MODES))} on up to {VALIDATED_NODES} "
-        f"simulated nodes with one CPU device each, on links of up to {rate_in_words(VALIDATED_RATE)}. Anywhere "
-        "else, on GPUs and between real machines, no accuracy is claimed."
+        f"simulated nodes with one CPU device each, on links of up to {rate_in_words(VALIDATED_RATE)} without a "
+        "delay. Anywhere else, on GPUs and between real machines, no accuracy is claimed."
     )
     yield "Each device keeps the batch that was measured, so the global batch grows with the devices."
     if not request.overlap:
@@ -169,11 +168,12 @@ def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
         measured_step_ms=None if arm.seconds is None else 1000 * arm.seconds,
         refitted_step_ms=None if refitted is None else 1000 * refitted,
         spread=work.spread,
-        gradient_bytes=work.exchange.num_bytes,
+        exchanged_bytes=work.exchange.num_bytes,
         copying_ns_per_byte=1e9 * arm.fitted.copying,
         points=points,
         goals=list(_goals(arm, work, points[-1].nodes, devices_per_node, request)),
         assumed=[*arm.assumed, *_assumed_of_links(arm, devices_per_node, request)],
+        left_out=list(_not_predicted(arm, request)),
         sentence=_sentence(arm.name, points),
     )
 
@@ -183,19 +183,46 @@ def _assumed_of_links(arm: MeasuredArm, devices_per_node: int, request: Projecti
         yield "the links within a node cost what was measured and have no limit of their own; --intra-link names them"
 
 
+def _asked_for(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
+    """Numbers of nodes; where none were named, the fewest with as many devices as were measured, doubled."""
+    if request.nodes:
+        return sorted(set(request.nodes))
+    if not arm.config.mode_row.multi_node:
+        return [1]
+    least = _least_nodes(arm, request)
+    return [count for power in range(11) if (count := least * 2**power) <= MOST_NODES] or [least]
+
+
+def _least_nodes(arm: MeasuredArm, request: ProjectionRequest) -> int:
+    """That have as many devices as were measured."""
+    cluster = arm.config.cluster
+    return -(-cluster.num_devices // (request.devices_per_node or cluster.devices_per_node))
+
+
 def _nodes_of(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
-    """On which numbers of nodes an arm is predicted."""
-    measured, per_node = arm.config.cluster.num_nodes, request.devices_per_node or arm.config.cluster.devices_per_node
-    nodes = request.nodes if arm.config.mode_row.multi_node else (1,)
-    if not nodes:
-        doubled = [measured * 2**power for power in range(11)]
-        nodes = tuple(count for count in doubled if count <= MOST_NODES)
-    if smaller := [count for count in nodes if count * per_node < arm.config.cluster.num_devices]:
-        raise RequestError(
-            f"--nodes: received {counted(smaller[0], 'node')} x {counted(per_node, 'device')}, expected at least the "
-            f"{arm.config.cluster.in_words} on which {arm.name} was measured: smaller clusters can be measured instead"
+    """On which numbers of nodes an arm is predicted; empty: it cannot be on any that was asked for."""
+    most = MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
+    return [count for count in _asked_for(arm, request) if _least_nodes(arm, request) <= count <= most]
+
+
+def _not_predicted(arm: MeasuredArm, request: ProjectionRequest) -> Iterator[str]:
+    """Which of the numbers of nodes that were asked for an arm is not predicted on, and why."""
+    cluster, asked = arm.config.cluster, _asked_for(arm, request)
+    several = [] if arm.config.mode_row.multi_node else [count for count in asked if count > 1]
+    if several:
+        yield f"received {_all_of(several)}, but {arm.config.mode} cannot span nodes: ask for --nodes 1"
+    if smaller := [count for count in asked if count < _least_nodes(arm, request) and count not in several]:
+        per_node = counted(request.devices_per_node or cluster.devices_per_node, "device")
+        yield (
+            f"received {_all_of(smaller)} x {per_node}, expected at least the {cluster.in_words} on which it was "
+            "measured: smaller clusters can be measured instead"
         )
-    return sorted(set(nodes))
+
+
+def _all_of(counts: Sequence[int]) -> str:
+    """`1 node`, or `1, 2 nodes`."""
+    *others, last = counts
+    return ", ".join([*(f"{count:,}" for count in others), counted(last, "node")])
 
 
 def _point(
@@ -229,6 +256,7 @@ def _was_validated(arm: MeasuredArm, nodes: int, devices_per_node: int, request:
         and arm.config.cluster.device_type == "cpu"
         and (nodes <= VALIDATED_NODES and devices_per_node == 1)
         and request.between.bytes_per_second <= VALIDATED_RATE
+        and request.between.latency.typical <= VALIDATED_LATENCY
     )
 
 
@@ -263,7 +291,7 @@ def _goals(
     """What the goals need, on the largest cluster that was asked for."""
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
     if (target := request.target_efficiency) is not None:
-        goal = f"{target:.0%} efficiency on {counted(nodes, 'node')}"
+        goal = f"{100 * target:.12g}% efficiency on {counted(nodes, 'node')}"
         if nodes > 1:
             rate = link_for_efficiency(work, interconnect, target, request.surroundings)
             needs = f"a link of {rate_in_words(rate)}" if rate else "no link is fast enough"
@@ -277,11 +305,11 @@ def _goals(
             sentence=f"predicted for {goal} over {request.between.name}: {needs}{fixed}",
         )
     if (speed := request.target_throughput) is not None:
-        measured = -(-arm.config.cluster.num_devices // devices_per_node) - arm.nodes_without_replica
-        needed = None
-        if arm.config.mode_row.multi_node:
-            needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=max(1, measured))
-        needed = needed and needed + arm.nodes_without_replica
-        goal = f"{speed:g} images per second"
-        needs = counted(needed, "node") if needed else "no number of nodes is enough"
+        others, most = arm.nodes_without_replica, MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
+        least = _least_nodes(arm, request) - others
+        needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=least, most=most)
+        needed = needed and needed + others
+        goal = f"{speed:,.12g} images per second"
+        not_enough = "no number of nodes is enough" if most > 1 else "one node is not enough, and it cannot span more"
+        needs = counted(needed, "node") if needed else not_enough
         yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

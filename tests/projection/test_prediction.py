@@ -231,7 +231,7 @@ def test_overheads_and_prices_are_of_all_devices():
         ([arm_of(config_of(), without=None)], {}, "no completed run without gradient sync; `dpcompare compare"),
         ([arm_of(config_of(mode="dp", nodes=1, devices=2))], {}, "dp is emulated on the cpu"),
         ([arm_of(config_of(mode="single", nodes=1))], {}, "one device exchanges nothing"),
-        ([arm_of(config_of())], {"nodes": (1, 2)}, "--nodes: received 1 node x 1 device, expected at least the"),
+        ([arm_of(config_of(nodes=4))], {"nodes": (1, 2)}, "received 1, 2 nodes x 1 device, expected at least the"),
         ([arm_of(config_of())], {"nodes": (0,)}, "--nodes: received 0"),
         ([arm_of(config_of(), dpcompare_version="0.0.9")], {}, "received results of dpcompare 0.0.9"),
         ([arm_of(config_of())], {"arms": ("torch dp",)}, "--arm: received torch dp, expected some of torch ddp 2x1"),
@@ -257,9 +257,51 @@ def test_arms_without_a_model_are_left_out_by_name():
     }
 
 
+def test_clusters_that_an_arm_cannot_be_on_are_left_out_of_it_alone():
+    mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
+    ddp = arm_of(config_of())
+    document = predicted(mirrored, ddp, nodes=(1, 2, 4), devices_per_node=2)
+    assert [[point.nodes for point in arm.points] for arm in document.arms] == [[1], [1, 2, 4]]
+    assert document.arms[0].left_out == ["received 2, 4 nodes, but mirrored cannot span nodes: ask for --nodes 1"]
+    assert any("Left out: received 2, 4 nodes" in line for line in shown.notes(document.arms[0]))
+    (larger,) = predicted(mirrored, ddp, nodes=(1, 2, 4), devices_per_node=1).arms
+    assert [point.nodes for point in larger.points] == [2, 4]
+    assert larger.left_out[0].startswith("received 1 node x 1 device, expected at least the 2 nodes x 1 CPU device")
+
+
+def test_by_default_there_are_as_many_devices_as_were_measured():
+    one_node = arm_of(config_of(nodes=1, devices=2))
+    (arm,) = predicted(one_node, nodes=(), devices_per_node=1).arms
+    assert (arm.points[0].nodes, arm.points[-1].nodes) == (2, 1024)
+    (arm,) = predicted(one_node, nodes=()).arms
+    assert (arm.points[0].nodes, arm.points[-1].nodes) == (1, 1024)
+
+
+def test_a_goal_of_one_node_is_reached_or_not():
+    mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
+    reached, missed = (
+        predicted(mirrored, nodes=(), target_throughput=target).arms[0].goals[0] for target in (1.0, 2e6)
+    )
+    assert (reached.value, reached.sentence.endswith(": 1 node")) == (1, True)
+    assert missed.value is None
+    assert "2,000,000 images per second" in missed.sentence
+    assert missed.sentence.endswith("one node is not enough, and it cannot span more")
+    goal = predicted(arm_of(config_of()), target_efficiency=0.999).arms[0].goals[0]
+    assert goal.goal.startswith("99.9% efficiency")
+
+
+def test_what_was_not_compared_with_measurements_is_extrapolated():
+    def extrapolated(latency):
+        (arm,) = predicted(arm_of(config_of()), between=link_between_nodes("100mbit", latency), nodes=(2, 8)).arms
+        return [point.extrapolated for point in arm.points]
+
+    assert extrapolated(None) == [False, True]
+    assert extrapolated("5ms") == [True, True]
+
+
 def test_old_results_are_read_by_stated_assumptions():
     (arm,) = predicted(arm_of(config_of(), gradients=None, observed=None)).arms
-    assert arm.gradient_bytes == pytest.approx(30.9e6, rel=0.01)
+    assert arm.exchanged_bytes == pytest.approx(30.9e6, rel=0.01)
     assert sum("recorded" in sentence for sentence in arm.assumed) == 2
 
 
