@@ -68,6 +68,7 @@ PCIE_LATENCY = Latency(low=1e-6, typical=5.7e-6, high=12e-6)
 WITHIN_NODES: dict[str, Link] = {
     link.name: link
     for link in (
+        Link(name="nvlink-p100", bytes_per_second=80e9, payload=0.78, latency=NVLINK_LATENCY),
         Link(name="nvlink-v100", bytes_per_second=150e9, payload=0.78, latency=NVLINK_LATENCY),
         Link(name="nvlink-a100", bytes_per_second=300e9, payload=0.78, latency=NVLINK_LATENCY),
         Link(name="nvlink-h100", bytes_per_second=450e9, payload=0.78, latency=NVLINK_LATENCY),

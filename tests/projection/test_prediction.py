@@ -453,14 +453,13 @@ def test_studies_that_cannot_be_projected_are_refused(tmp_path, config, changes,
 
 
 def test_published_figures_are_met_where_the_exchange_is_what_is_lost():
-    """The Horovod and Facebook figures within 8 points; NVIDIA's EfficientNet loses to its input, which no model of the
-    exchange can tell."""
+    """Within 6 points; what no model of the exchange can tell, such as slow input, is said where the model misses."""
     for each in PUBLISHED:
         difference = each.predicted() - each.efficiency
-        if "input" in each.remark:
-            assert difference > -0.08, each.name
+        if each.loses_elsewhere:
+            assert difference > 0.06, each.name
         else:
-            assert abs(difference) < 0.08, each.name
+            assert abs(difference) < 0.06, each.name
 
 
 def test_the_documentation_has_the_table_that_the_model_gives():
