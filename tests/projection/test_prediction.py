@@ -47,6 +47,17 @@ def config_of(framework="torch", mode="ddp", *, nodes=2, devices=1, **changes):
     return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, inputs=inputs)
 
 
+def on_machines(config):
+    cluster = Cluster.of_machines(config.cluster.num_nodes, 1, device_type="cpu", num_cores=2)
+    return config.model_copy(update={"cluster": cluster, "placement": Placement(engine="slurm")})
+
+
+def on_gpus(config):
+    nodes, devices = config.cluster.num_nodes, config.cluster.devices_per_node
+    gpus = [str(index) for index in range(nodes * devices)]
+    return config.model_copy(update={"cluster": Cluster.partition(nodes, devices, gpus=gpus, num_cores=2)})
+
+
 def run_of(config, seconds, gradients=None, **changes):
     step = StepSeconds(median=seconds, p95=seconds, mean=seconds, mad=0.0)
     shape = {
@@ -108,6 +119,40 @@ def test_modes_have_their_own_exchange():
     assert buckets.points[0].step_parts_ms["exchange"] < pack.points[0].step_parts_ms["exchange"]
     (late,) = predicted(arm_of(config_of()), overlap=False).arms
     assert buckets.points[0].step_ms < late.points[0].step_ms
+
+
+def test_dp_on_gpus_sends_all_through_the_links_of_the_first():
+    """Parameters out and gradients back, each (n - 1) / n of the bytes: 1.5 times as long on four GPUs as on two."""
+    ddp = arm_of(on_gpus(config_of(nodes=1, devices=2)), collective="nccl")
+    config = on_gpus(config_of(mode="dp", nodes=1, devices=2))
+    dp = arm_of(config, gradients=Gradients(num_bytes=sum(BUCKETS)), collective="nccl")
+    (arm,) = predicted(dp, ddp, arms=(dp.name,), nodes=(1,), devices_per_node=4, within=link_within_nodes("1GB/s")).arms
+    assert arm.exchanged_bytes == 2 * sum(BUCKETS)
+    assert arm.points[0].step_parts_ms["exchange"] == pytest.approx(1.5 * 60, rel=0.01)
+
+
+def test_fsdp_on_gpus_gathers_layers_while_it_computes():
+    """Three layers of 10 MB, gathered twice and scattered: the link is busy for 376 ms, which a CPU waits for."""
+    layers = Gradients(num_bytes=3 * 10**7, messages=(10**7,) * 3)
+    found = []
+    for place in (on_gpus, lambda config: config):
+        ddp, fsdp = (
+            arm_of(place(config_of(mode=mode)), 0.24, gradients=gradients)
+            for mode, gradients in (("ddp", EXCHANGED), ("fsdp", layers))
+        )
+        found += predicted(ddp, fsdp, arms=(fsdp.name,), nodes=(2,)).arms
+    on_gpu, on_cpu = (arm.points[0].step_ms for arm in found)
+    assert {arm.exchanged_bytes for arm in found} == {9 * 10**7}
+    assert 376 < on_gpu < 240 + 376 < on_cpu
+
+
+def test_a_study_on_machines_needs_the_name_of_their_link():
+    measured = arm_of(on_machines(config_of()))
+    (arm,) = predicted(measured, nodes=(2,), link="10gbit", measured_link="10gbit").arms
+    assert arm.points[0].step_ms == pytest.approx(300, rel=1e-3)
+    assert arm.points[0].extrapolated
+    with pytest.raises(RequestError, match="say how they are linked: --measured-link"):
+        predicted(measured)
 
 
 def test_the_link_within_a_node_is_not_counted_again_as_copying():
@@ -355,11 +400,6 @@ def test_the_command_predicts_from_a_study_on_disk(tmp_path):
         assert "Predicted, not measured" in file.read_text()
         assert "no accuracy is claimed" in file.read_text()
     assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg", ".png"}
-
-
-def on_machines(config):
-    cluster = Cluster.of_machines(config.cluster.num_nodes, 1, device_type="cpu", num_cores=2)
-    return config.model_copy(update={"cluster": cluster, "placement": Placement(engine="slurm")})
 
 
 def test_a_plan_and_a_projection_of_the_same_machines_agree():
