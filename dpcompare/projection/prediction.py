@@ -137,17 +137,18 @@ def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Shee
 
 def _sentences(request: ProjectionRequest) -> Iterator[str]:
     yield (
-        "All figures are predicted, not measured: images per second in ranges from the high to the low end of the "
-        "latency, and from the measured spread of processes to none."
+        "All figures are predicted, not measured. The low end of each range assumes high latency and the measured "
+        "spread between processes; the high end assumes low latency and equally fast processes. It is not a confidence "
+        "interval."
     )
     yield (
         f"The model was compared with measurements of {', '.join(sorted(VALIDATED_MODES))} on up to {VALIDATED_NODES} "
         f"simulated nodes with one CPU device each, on links of up to {rate_in_words(VALIDATED_RATE)} without a "
         "delay. Anywhere else, on GPUs and between real machines, no accuracy is claimed."
     )
-    yield "Each device keeps the batch that was measured, so the global batch grows with the devices."
+    yield "Each device keeps its measured batch, so the global batch grows with the number of devices."
     if not request.overlap:
-        yield "Nothing overlaps, as was asked for: all gradients wait for the end of the backward pass."
+        yield "As requested, nothing overlaps: all gradients wait for the end of the backward pass."
 
 
 def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
@@ -180,7 +181,7 @@ def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
 
 def _assumed_of_links(arm: MeasuredArm, devices_per_node: int, request: ProjectionRequest) -> Iterator[str]:
     if arm.config.cluster.device_type == "gpu" and devices_per_node > 1 and request.within is None:
-        yield "the links within a node cost what was measured and have no limit of their own; --intra-link names them"
+        yield "the links within a node take the measured time and have no limit of their own; --intra-link sets one"
 
 
 def _asked_for(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
@@ -277,7 +278,7 @@ def _sentence(name: str, points: Sequence[PredictedPoint]) -> str:
     if below is not None:
         reached = f"{counted(below.nodes, 'node')} ({below.efficiency.low:.0%} to {below.efficiency.high:.0%})"
         if below is points[0]:
-            return f"{name}: predicted to be below {PAYS:.0%} efficiency on {reached} already."
+            return f"{name}: predicted to be already below {PAYS:.0%} efficiency on {reached}."
         return f"{name}: predicted to fall below {PAYS:.0%} efficiency at {reached}."
     return (
         f"{name}: predicted to stay at {last.efficiency.low:.0%} to {last.efficiency.high:.0%} efficiency on "

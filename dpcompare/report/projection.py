@@ -72,7 +72,7 @@ def headline(projection: Projection) -> str:
 def closing(projection: Projection) -> Iterator[str]:
     """What holds for all arms, the fairness verdict, and what was left out."""
     if any(point.extrapolated for point in _points(projection)):
-        yield "* extrapolated: beyond what the model was compared with"
+        yield "* extrapolated: beyond the measurements with which the model was compared"
     yield from projection.sentences
     if len(projection.arms) > 1:
         yield f"Fairness: {projection.summary}."
