@@ -100,12 +100,12 @@ def measured_arms(
         except NotProjectableError as reason:
             left_out[arm.name] = str(reason)
         else:
-            family = json.dumps(settings_of_a_step(one.config), sort_keys=True)
-            found.setdefault(family, []).append(one)
+            settings = json.dumps(settings_of_a_step(one.config), sort_keys=True)
+            found.setdefault(settings, []).append(one)
     refuse_unless_any(found, left_out)
     projected = [_together(family) for family in found.values()]
     for largest, family in zip(projected, found.values(), strict=True):
-        only_fits = f"its step differs from that of {largest.name} only in cluster, link or batch; it helps to fit it"
+        only_fits = f"its step is that of {largest.name} but for cluster, link or batch, and helps to fit the constants"
         left_out |= {each.name: only_fits for each in family if each.name != largest.name}
     return projected, left_out
 

@@ -178,7 +178,7 @@ def test_arms_on_several_clusters_fit_one_machine():
     assert arm.measured_nodes == 2  # four processes shared two cores
     assert arm.refitted_step_ms == pytest.approx(arm.measured_step_ms, rel=0.1)
     assert arm.copying_ns_per_byte > 0
-    assert document.left_out["torch ddp 4x1"].endswith("it helps to fit it")
+    assert document.left_out["torch ddp 4x1"].endswith("and helps to fit the constants")
     (alone,) = predicted(four, nodes=(4, 8)).arms
     assert alone.assumed[0].startswith("its replicas had 0.5 of a core each; computing is taken to be 2 times as fast")
     assert (alone.computing_ms, alone.points[0].step_parts_ms["computing"]) == pytest.approx((450, 225))
