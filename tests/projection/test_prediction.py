@@ -101,7 +101,7 @@ def test_a_slower_link_and_more_nodes_are_predicted_to_be_less_efficient():
     assert [point.extrapolated for point in slow.points] == [False, False, True]
     assert fast.refitted_step_ms == pytest.approx(300, rel=1e-3)
     assert fast.assumed == ["the spread of its steps is not known, so all processes are taken to be equally fast"]
-    assert slow.sentence.startswith("torch ddp 2x1: predicted to be below 50% efficiency on 2 nodes (")
+    assert slow.sentence.startswith("torch ddp 2x1: predicted to be already below 50% efficiency on 2 nodes (")
 
 
 def test_the_measured_cluster_on_the_measured_link_is_what_was_measured():
