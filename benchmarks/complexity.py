@@ -89,13 +89,12 @@ def measured_study(folder: Path) -> Path:
 
 
 def _other(arm: Arm, number: int) -> Arm:
-    """The same arm under another name, and with more planned steps, so that it is projected by itself."""
-    workload = arm.config.workload.model_copy(update={"steps": 45 + number})
+    """The same arm under another name, and with more threads that read, so that it is projected by itself."""
     names = {
         "name": f"{arm.name} {number}",
         "ablation_of": f"{arm.ablation_of} {number}" if arm.ablation_of else None,
     }
-    return arm.model_copy(update=names | {"config": arm.config.model_copy(update={"workload": workload})})
+    return arm.model_copy(update=names | {"config": arm.config.model_copy(update={"input_threads": number})})
 
 
 def projection_seconds(num_arms: int, measured: Path) -> float:

@@ -37,9 +37,10 @@ from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
 from dpcompare.models.gradients import Gradients
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
+from dpcompare.projection.cluster import interconnect_of_run
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.exchange import Exchange
-from dpcompare.projection.link import TCP_PAYLOAD, Latency, Link, rate_of
+from dpcompare.projection.link import Latency, tcp_link
 from dpcompare.projection.measured import NO_LIMIT
 from dpcompare.projection.recorded_exchange import exchange_of
 from dpcompare.results.timing import measured_seconds
@@ -116,14 +117,21 @@ def without_exchange(mode: str) -> str:
     return COMPUTES_AS.get(mode, mode)
 
 
+def collective_of(mode: str) -> str:
+    """What carries its gradients between CPUs."""
+    return MODES[tuple(mode.split(":"))].collective["cpu"]
+
+
 def interconnect(campaign: Campaign, mode: str, nodes: int, link: str, latency: float) -> Interconnect:
     """Simulated nodes, linked by tc, which share the cores of this machine."""
     seconds = Latency(low=latency, typical=latency, high=latency)
-    between = replace(NO_LIMIT, latency=seconds)
-    if link != FREE:
-        between = Link(name=link, bytes_per_second=rate_of(link, "--link"), payload=TCP_PAYLOAD, latency=seconds)
-    cores = campaign.rows("fit", without_exchange(mode), FITTED_NODES, NO_SYNC)[0]["cores"]
-    return Interconnect(nodes=nodes, between=between, within=NO_LIMIT, contention=max(1.0, nodes / cores))
+    return interconnect_of_run(
+        campaign.config(mode, nodes),
+        collective=collective_of(mode),
+        between=replace(NO_LIMIT, latency=seconds) if link == FREE else tcp_link(link, seconds),
+        within=NO_LIMIT,
+        cores=campaign.rows("fit", without_exchange(mode), FITTED_NODES, NO_SYNC)[0]["cores"],
+    )
 
 
 def exchange(campaign: Campaign, mode: str) -> Exchange:
@@ -276,7 +284,7 @@ def latencies_of(campaign: Campaign, modes: Sequence[str], counts: Sequence[int]
     path = campaign.folder / "latencies.json"
     if path.exists():
         return dict(json.loads(path.read_text()))
-    collectives = {mode: MODES[tuple(mode.split(":"))].collective["cpu"] for mode in modes}
+    collectives = {mode: collective_of(mode) for mode in modes}
     of_collective = {
         (name, count): latency_per_step(measured(name, count, FREE, SIZES[:1]), count)
         for name, count in product(dict.fromkeys(collectives.values()), counts)

@@ -27,7 +27,11 @@ HOUR = 3600.0
     metavar="STUDY_DIR|RUN_DIR",
     shell_complete=completed_values.runs_and_studies,
 )
-@click.option("--nodes", metavar="N,...", help="Numbers of nodes.  [default: those measured on, doubled up to 1,024]")
+@click.option(
+    "--nodes",
+    metavar="N,...",
+    help="Numbers of nodes.  [default: the fewest with as many devices as were measured, doubled up to 1,024]",
+)
 @click.option("--devices-per-node", type=int, metavar="N", help="Default: as many as were measured.")
 @click.option(
     "--link",
@@ -42,7 +46,7 @@ HOUR = 3600.0
 @click.option(
     "--intra-link", metavar="NAME|RATE", help="Link between the devices of a node: nvlink, pcie4, 200GB/s, ..."
 )
-@click.option("--measured-link", metavar="RATE", help="Link of the machines that were measured, if there were several.")
+@click.option("--measured-link", metavar="RATE", help="Link between the measured machines, if there were several.")
 @click.option(
     "--overlap",
     type=click.Choice(["measured", "none"]),
@@ -51,14 +55,14 @@ HOUR = 3600.0
     help="none: all gradients wait for the end of the backward pass.",
 )
 @click.option(
-    "--arm", "arms", multiple=True, metavar="NAME", help="Only the arms with these names, as the report shows them."
+    "--arm", "arms", multiple=True, metavar="NAME", help="Only this arm, as reports name it; can be repeated."
 )
-@click.option("--subject", multiple=True, metavar="SETTING", help="A setting in which the arms may differ.")
+@click.option("--subject", multiple=True, metavar="SETTING", help="A setting in which arms may differ.")
 @click.option(
     "--target-efficiency",
     type=float,
     metavar="SHARE",
-    help="Find the link or batch that reaches this efficiency, such as 0.9.",
+    help="Find the link or batch that this efficiency needs, such as 0.9.",
 )
 @click.option("--target-throughput", type=float, metavar="IMAGES/S", help="Find how many nodes reach this throughput.")
 @click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="Price of a device per hour.")
@@ -90,14 +94,14 @@ HOUR = 3600.0
 @json_file
 @plots_dir
 def project(path: Path, **values: Any) -> None:
-    """Predict how fast the arms of a study would be on more nodes; every figure is predicted, none is measured.
+    """Predict how fast the arms of a study would train on more nodes. All figures are predicted, none is measured.
 
     \b
     dpcompare compare --arm torch:ddp --nodes 2 --ablate --out studies/ddp
     dpcompare project studies/ddp --nodes 2,16,128 --link 25gbit
 
-    The study needs runs without gradient sync (--ablate). docs/projection.md says what the model is, what it was
-    compared with, and where it is known to be wrong.
+    The study needs runs without gradient sync (--ablate). docs/projection.md describes the model, the measurements
+    with which it was compared, and where it is known to be wrong.
     """
     from dpcompare.experiments.collection import collect
     from dpcompare.projection.prediction import project as predicted

@@ -24,6 +24,9 @@ class Interconnect:
     """The nodes of a cluster and what connects them, as a collective sees it."""
 
     nodes: int
+    """That hold replicas."""
+    nodes_without_replica: int = 0
+    """Such as a parameter server and its chief."""
     ranks_per_node: int = 1
     """Processes or GPUs of a node that take part."""
     between: Link
@@ -46,8 +49,13 @@ class Interconnect:
         """That take part in all."""
         return self.nodes * self.ranks_per_node
 
+    @property
+    def all_nodes(self) -> int:
+        """Those without a replica included."""
+        return self.nodes + self.nodes_without_replica
+
     def with_nodes(self, nodes: int) -> Interconnect:
-        """The same links with another number of nodes."""
+        """The same links with another number of nodes that hold replicas."""
         return replace(self, nodes=nodes)
 
     def latency_of(self, link: Link) -> float:

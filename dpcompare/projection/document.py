@@ -45,7 +45,7 @@ class PredictedPoint(_Shown):
     devices: int
     images_per_second: Range
     efficiency: Range
-    """Images per second over those of as many devices that exchange nothing and wait for nobody."""
+    """Images per second over those of as many devices that all train, exchange nothing and wait for nobody."""
     step_ms: float
     step_parts_ms: dict[str, float]
     """Computing, waiting for the slowest, exchange that computing does not hide, and input."""
@@ -80,11 +80,14 @@ class PredictedArm(_Shown):
     """What the model gives for that cluster."""
     spread: float
     """Measured: relative standard deviation of a process's step."""
-    gradient_bytes: float
+    exchanged_bytes: float
+    """Of all messages of a step: where parameters are gathered too, more than those of the gradients."""
     copying_ns_per_byte: float
     points: list[PredictedPoint]
     goals: list[Goal]
     assumed: list[str]
+    left_out: list[str]
+    """On which numbers of nodes that were asked for nothing is predicted, and why."""
     sentence: str
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.step_parts import Part
 from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.projection.cluster import interconnect_of_run
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.link import WITHIN_NODES, Link, link_between_nodes
-from dpcompare.projection.measured import contention_of
 from dpcompare.results.result import RunResult
 
 LANES = 16
@@ -48,12 +48,12 @@ def interconnect_of(config: RunConfig, result: RunResult) -> Interconnect | None
         return None
     if cluster.num_nodes == 1 and (_bus(result) is None or _has_nvlink(result)):
         return None
-    return Interconnect(
-        nodes=cluster.num_nodes,
-        ranks_per_node=config.topology.num_replicas // cluster.num_nodes,
+    return interconnect_of_run(
+        config,
+        collective=result.collective or "gloo",
         between=between or within,
         within=within,
-        contention=contention_of(config, result),
+        cores=result.settings.get("cores"),
     )
 
 

@@ -52,7 +52,13 @@ def batch_for_efficiency(
 
 
 def nodes_for_throughput(
-    work: StepWork, interconnect: Interconnect, target: float, surroundings: Surroundings = ALONE, *, least: int = 1
+    work: StepWork,
+    interconnect: Interconnect,
+    target: float,
+    surroundings: Surroundings = ALONE,
+    *,
+    least: int = 1,
+    most: int = MOST_ASKED_FOR,
 ) -> int | None:
     """Nodes with which all devices together make so many images per second; None where no number is enough.
 
@@ -62,6 +68,7 @@ def nodes_for_throughput(
         target: images per second.
         surroundings: storage, checkpoints and failures.
         least: nodes, below which nothing is predicted.
+        most: nodes, beyond which nothing is predicted.
     """
 
     def speed(nodes: int) -> float:
@@ -69,9 +76,9 @@ def nodes_for_throughput(
 
     low, high = least - 1, least
     while speed(high) < target:
-        if high >= MOST_ASKED_FOR:
+        if high >= most:
             return None
-        low, high = high, min(MOST_ASKED_FOR, high * 2)
+        low, high = high, min(most, high * 2)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if speed(middle) >= target else (middle, high)

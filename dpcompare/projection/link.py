@@ -57,7 +57,8 @@ class Link:
 
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt])(bit|B)(?:/s)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?)((?i:[kmgt]))((?i:bit)|b|B)(?:/s|ps)?")
+"""A lowercase b is a bit, an uppercase B a byte; of the rest the case does not matter."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -67,6 +68,7 @@ PCIE_LATENCY = Latency(low=1e-6, typical=5.7e-6, high=12e-6)
 WITHIN_NODES: dict[str, Link] = {
     link.name: link
     for link in (
+        Link(name="nvlink-p100", bytes_per_second=80e9, payload=0.78, latency=NVLINK_LATENCY),
         Link(name="nvlink-v100", bytes_per_second=150e9, payload=0.78, latency=NVLINK_LATENCY),
         Link(name="nvlink-a100", bytes_per_second=300e9, payload=0.78, latency=NVLINK_LATENCY),
         Link(name="nvlink-h100", bytes_per_second=450e9, payload=0.78, latency=NVLINK_LATENCY),
@@ -81,7 +83,7 @@ ALIASES = {"nvlink": "nvlink-a100", "pcie": "pcie4"}
 
 
 def rate_of(text: str, option: str) -> float:
-    """Bytes per second of a rate such as 100gbit (bits) or 12.5GB/s (bytes).
+    """Bytes per second of a rate such as 100gbit or 100Gb/s (bits), or 12.5GB/s (bytes).
 
     Raises:
         RequestError: it is none.
@@ -90,7 +92,7 @@ def rate_of(text: str, option: str) -> float:
     value = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
     if not found or value == 0 or math.isinf(value):
         raise RequestError(f"{option}: received {text!r}, expected a rate such as 100gbit or 12.5GB/s")
-    return value / 8 if found[3].lower() == "bit" else value
+    return value if found[3] == "B" else value / 8
 
 
 def rate_in_words(bytes_per_second: float) -> str:
@@ -113,18 +115,25 @@ def duration_of(text: str, option: str) -> float:
     return seconds
 
 
-def link_between_nodes(rate: str, latency: str | None = None, *, option: str = "--link") -> Link:
+def tcp_link(rate: str, latency: Latency = NO_LATENCY, *, option: str = "--link") -> Link:
+    """The link of each node to the others, over TCP, as fast as a rate that `option` was given.
+
+    Raises:
+        RequestError: it is none.
+    """
+    return Link(name=rate, bytes_per_second=rate_of(rate, option), payload=TCP_PAYLOAD, latency=latency)
+
+
+def link_between_nodes(rate: str, latency: str | None = None) -> Link:
     """The link of each node to the others, from what was typed: a rate and a latency.
 
     Raises:
         RequestError: one of them is none.
     """
-    bytes_per_second = rate_of(rate, option)
-    found = NETWORK_LATENCY if latency is None else Latency.about(duration_of(latency, "--latency"))
-    return Link(name=rate, bytes_per_second=bytes_per_second, payload=TCP_PAYLOAD, latency=found)
+    return tcp_link(rate, NETWORK_LATENCY if latency is None else Latency.about(duration_of(latency, "--latency")))
 
 
-def link_within_nodes(text: str, *, option: str = "--intra-link") -> Link:
+def link_within_nodes(text: str) -> Link:
     """The link between the devices of a node, from what was typed: a name of WITHIN_NODES, or a rate.
 
     Raises:
@@ -136,7 +145,7 @@ def link_within_nodes(text: str, *, option: str = "--intra-link") -> Link:
     if not _RATE.fullmatch(text.strip()):
         names = (*ALIASES, *WITHIN_NODES)
         raise RequestError(
-            f"{option}: received {text!r}, expected one of {', '.join(names)}, or a rate such as 200GB/s."
+            f"--intra-link: received {text!r}, expected one of {', '.join(names)}, or a rate such as 200GB/s."
             f"{did_you_mean(text, names)}"
         )
-    return Link(name=text, bytes_per_second=rate_of(text, option), latency=PCIE_LATENCY)
+    return Link(name=text, bytes_per_second=rate_of(text, "--intra-link"), latency=PCIE_LATENCY)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -13,14 +15,15 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
-from dpcompare.projection.collectives import Algorithm, Interconnect
-from dpcompare.projection.link import TCP_PAYLOAD, Link, rate_of
+from dpcompare.projection.cluster import cores_per_replica, interconnect_of_run, times_as_long
+from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.family import settings_of_a_step
+from dpcompare.projection.link import Link, tcp_link
 from dpcompare.projection.recorded_exchange import NotProjectableError, exchange_of
 from dpcompare.projection.slowest import spread_of
 from dpcompare.projection.step import StepWork
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
-from dpcompare.system.words import counted
 
 NO_LIMIT = Link(name="no limit")
 HOW_TO_MEASURE = (
@@ -39,47 +42,48 @@ class MeasuredArm:
     cells: tuple[MeasuredCell, ...]
     """Clusters on which its step was measured with and without exchange: this arm's, and those of others like it."""
     fitted: Fitted
-    contention: float
-    """Processes per core of the machine that it was measured on, at least 1."""
+    cores_per_replica: float
+    """On which its computing was measured; below 1 where replicas shared a core."""
     seconds: float | None
     """Of its measured step with exchange; None of a run without."""
     assumed: tuple[str, ...]
     """Sentences on what was not measured."""
 
     @property
-    def servers(self) -> int:
+    def nodes_without_replica(self) -> int:
         """Nodes that hold no replica."""
         return len(self.config.mode_row.roles)
 
-    @property
-    def algorithm(self) -> Algorithm:
-        """NCCL chooses; the others have rings."""
-        return "fastest" if self.collective == "nccl" else "ring"
+    def work_on(self, cores_per_replica: float = math.inf) -> StepWork:
+        """Its work where each replica has that many cores; by default as many as it can use."""
+        slower, work = times_as_long(self.cores_per_replica, cores_per_replica), self.work
+        computing, fixed = work.computing_seconds * slower, work.fixed_seconds * slower
+        return replace(work, computing_seconds=computing, fixed_seconds=fixed)
 
     def on(self, nodes: int, devices_per_node: int, between: Link, within: Link) -> Interconnect:
-        """This arm's collective on a cluster of machines of its own kind, each with cores of its own."""
-        return Interconnect(
-            nodes=nodes - self.servers,
+        """This arm's collective on a cluster of machines of its own kind, where each process has a core of its own."""
+        found = interconnect_of_run(self.config, collective=self.collective, between=between, within=within, cores=None)
+        return replace(
+            found,
+            nodes=nodes - self.nodes_without_replica,
             ranks_per_node=devices_per_node,
-            between=between,
-            within=within,
-            algorithm=self.algorithm,
             copying=self.fitted.copying,
         )
 
 
 def measured_arms(
-    collection: Collection, *, names: Sequence[str] = (), measured_link: str | None = None
+    collection: Collection, *, names: Sequence[str] = (), measured_link: str | None = None, within: Link = NO_LIMIT
 ) -> tuple[list[MeasuredArm], dict[str, str]]:
     """Every arm of which something can be predicted, and of the others why not.
 
-    Arms that differ in their cluster, link or batch alone are one: that of most devices is projected, of those whose
-    processes had cores of their own, and all of them fit its constants.
+    Arms whose steps differ in their cluster, link or batch alone are one (see `settings_of_a_step`): that of most
+    devices is projected, of those whose replicas had cores of their own, and all of them fit its constants.
 
     Args:
         collection: of a study, or of one run without gradient sync.
         names: of the arms; empty: all of them.
         measured_link: the rate of the link between machines, where the runs were made on several.
+        within: the link between the devices of a node, so that its time is not fitted as copying too.
 
     Raises:
         RequestError: another version made the runs, a name is none of an arm, or none of them can be projected.
@@ -92,19 +96,29 @@ def measured_arms(
     left_out: dict[str, str] = {}
     for arm in (arm for arm in collection.arms if not names or arm.name in names):
         try:
-            one = _measured_arm(arm, collection.arms, measured_link)
+            one = _measured_arm(arm, collection.arms, measured_link, within)
         except NotProjectableError as reason:
             left_out[arm.name] = str(reason)
         else:
-            found.setdefault(family_of(one.config), []).append(one)
+            settings = json.dumps(settings_of_a_step(one.config), sort_keys=True)
+            found.setdefault(settings, []).append(one)
+    refuse_unless_any(found, left_out)
+    projected = [_together(family) for family in found.values()]
+    for largest, family in zip(projected, found.values(), strict=True):
+        only_fits = f"its step is that of {largest.name} but for cluster, link or batch, and helps to fit the constants"
+        left_out |= {each.name: only_fits for each in family if each.name != largest.name}
+    return projected, left_out
+
+
+def refuse_unless_any(found: Sized, left_out: Mapping[str, str]) -> None:
+    """Nothing is projected of a study of which nothing is left.
+
+    Raises:
+        RequestError: nothing was found; says why each arm is left out.
+    """
     if not found:
         why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise RequestError(f"none of the arms can be projected. {why}")
-    projected = [_together(family) for family in found.values()]
-    for largest, family in zip(projected, found.values(), strict=True):
-        only_fits = f"it differs from {largest.name} only in its cluster, link or batch, and helps to fit its constants"
-        left_out |= {each.name: only_fits for each in family if each.name != largest.name}
-    return projected, left_out
 
 
 def _refuse_other_versions(collection: Collection) -> None:
@@ -117,14 +131,15 @@ def _refuse_other_versions(collection: Collection) -> None:
         )
 
 
-def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str | None) -> MeasuredArm:
+def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str | None, within: Link) -> MeasuredArm:
     config = arm.config
     _refuse_unsuitable(arm)
     without, directories, basis = _runs_without_sync(arm, all_arms)
     if not without:
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     computing = median(run.step_seconds.median for run in without if run.step_seconds)
-    contention = contention_of(config, without[0])
+    cores = without[0].settings.get("cores")
+    per_replica = cores_per_replica(basis, cores)
     with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]
     exchange = exchange_of(
         config, [run.gradients for run in (*with_sync, *without) if run.gradients], without[0].gradients
@@ -145,18 +160,22 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     if seconds is None:
         assumed.append("the cost of copying is not known and left out, since there is no run with gradient sync")
     else:
-        interconnect = _measured_on(config, without[0], collective, measured_link)
-        cells = (
-            MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=seconds, interconnect=interconnect),
+        interconnect = interconnect_of_run(
+            config,
+            collective=collective,
+            between=_link_measured_on(config, measured_link),
+            within=within,
+            cores=cores,
         )
+        here = computing * times_as_long(per_replica, cores_per_replica(config, cores))
+        cells = (MeasuredCell(exchange=exchange, computing_seconds=here, seconds=seconds, interconnect=interconnect),)
     if seconds is not None and seconds < computing:
         assumed.append(
             "its step was measured to be faster with exchange than without, so its exchange is taken to cost nothing"
         )
-    if contention > 1:
-        processes, cores = config.topology.num_processes, without[0].settings["cores"]
-        shared = f"its {counted(processes, 'process')} shared {counted(cores, 'core')}"
-        assumed.append(f"{shared}, so it computes more slowly than where each has cores of its own")
+    if per_replica < 1:
+        faster = f"computing is taken to be {1 / per_replica:.2g} times as fast with a whole one for each"
+        assumed.append(f"its replicas had {per_replica:.2g} of a core each; {faster}")
     if basis is not config and basis.mode != config.mode:
         assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")
     if any(run.disturbed_by for run in without):
@@ -172,7 +191,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         work=work,
         cells=cells,
         fitted=Fitted(),  # by `_together`, with those of other arms
-        contention=contention,
+        cores_per_replica=per_replica,
         seconds=seconds,
         assumed=tuple(assumed),
     )
@@ -232,56 +251,28 @@ def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
     return computed(other) == computed(config) and other.cluster.simulated == config.cluster.simulated
 
 
-def _measured_on(config: RunConfig, run: RunResult, collective: str, measured_link: str | None) -> Interconnect:
-    """The cluster that a run was measured on."""
-    cluster = config.cluster
-    link = config.placement.link
-    between = Link(name=link, bytes_per_second=rate_of(link, "--link"), payload=TCP_PAYLOAD) if link else NO_LIMIT
-    if not cluster.simulated and cluster.num_nodes > 1:
-        if measured_link is None:
-            raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")
-        rate = rate_of(measured_link, "--measured-link")
-        between = Link(name=measured_link, bytes_per_second=rate, payload=TCP_PAYLOAD)
-    return Interconnect(
-        nodes=cluster.num_nodes - len(config.mode_row.roles),
-        ranks_per_node=cluster.devices_per_node,
-        between=between,
-        within=NO_LIMIT,
-        algorithm="fastest" if collective == "nccl" else "ring",
-        contention=contention_of(config, run),
-    )
-
-
-def contention_of(config: RunConfig, run: RunResult) -> float:
-    """Processes per core of a run, at least 1: simulated nodes share the cores of their machine."""
-    cluster, cores = config.cluster, run.settings.get("cores")
-    if cluster.device_type != "cpu" or not (cluster.simulated or cluster.num_nodes == 1) or not cores:
-        return 1.0
-    return max(1.0, config.topology.num_processes / int(cores))
-
-
-def family_of(config: RunConfig) -> str:
-    """The same for arms that differ in nothing but their cluster, link and batch, on devices of one type."""
-    workload = config.workload.model_copy(update={"global_batch_size": 1})
-    alike = {"workload": workload, "inputs": None, "sync_gradients": True}
-    rest = config.model_copy(update=alike).model_dump_json(exclude={"cluster", "placement"})
-    return f"{config.cluster.device_type} {rest}"
+def _link_measured_on(config: RunConfig, measured_link: str | None) -> Link:
+    """Between the nodes that a run was measured on."""
+    if config.cluster.simulated or config.cluster.num_nodes == 1:
+        return tcp_link(config.placement.link) if config.placement.link else NO_LIMIT
+    if measured_link is None:
+        raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")
+    return tcp_link(measured_link, option="--measured-link")
 
 
 def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
     """The arm of most devices, with the constants that fit all, and with the seconds that no batch makes less."""
 
     def size(arm: MeasuredArm) -> tuple[float, int, float]:
-        return -arm.contention, arm.config.cluster.num_devices, arm.work.batch_per_device
+        return min(1.0, arm.cores_per_replica), arm.config.cluster.num_devices, arm.work.batch_per_device
 
     largest = max(family, key=size)
     cells = tuple(cell for arm in [largest, *(arm for arm in family if arm is not largest)] for cell in arm.cells)
-    return replace(
-        largest,
-        cells=cells,
-        fitted=fit(cells),
-        work=replace(largest.work, fixed_seconds=_fixed_seconds(largest, family)),
-    )
+    work = replace(largest.work, fixed_seconds=_fixed_seconds(largest, family))
+    assumed = largest.assumed
+    if work.fixed_seconds == work.computing_seconds:
+        assumed += ("its larger batch took no longer than its smaller one, so no batch is taken to compute longer",)
+    return replace(largest, cells=cells, fitted=fit(cells), work=work, assumed=assumed)
 
 
 def _fixed_seconds(largest: MeasuredArm, family: Sequence[MeasuredArm]) -> float:
@@ -292,4 +283,5 @@ def _fixed_seconds(largest: MeasuredArm, family: Sequence[MeasuredArm]) -> float
         return 0.0
     seconds, batch = largest.work.computing_seconds, largest.work.batch_per_device
     slope = (seconds - smallest.computing_seconds) / (batch - smallest.batch_per_device)
-    return min(max(0.0, seconds - slope * batch), smallest.computing_seconds)
+    # Where the larger batch took no longer, all of it is fixed, and no more than all of it.
+    return min(max(0.0, seconds - slope * batch), seconds, smallest.computing_seconds)

@@ -49,8 +49,7 @@ class Surroundings:
     def training(self, work: StepWork, interconnect: Interconnect) -> tuple[Step, float]:
         """A step, and the part of the time in which steps are made that count."""
         step = predict_step(work, interconnect, storage_bytes_per_second=self.storage_bytes_per_second)
-        nodes = interconnect.nodes + work.exchange.servers
-        return step, self.overheads.fraction_training(step.seconds, nodes)
+        return step, self.overheads.fraction_training(step.seconds, interconnect.all_nodes)
 
     def images_per_second(self, work: StepWork, interconnect: Interconnect) -> float:
         """Of all devices, over the whole training."""

@@ -7,10 +7,12 @@ from dataclasses import replace
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import Collection
+from dpcompare.projection.cluster import cores_per_replica, processes_per_core, times_as_long
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.document import Range
+from dpcompare.projection.family import differing_settings
 from dpcompare.projection.link import Link, link_between_nodes
-from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, family_of, measured_arms
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
 from dpcompare.projection.step import band, predict_step
 from dpcompare.system.devices import available_cores
 
@@ -30,11 +32,13 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, s
     """
     # Machines whose link nobody has named have the same one in the study as in the plan.
     arms, _ = measured_arms(collection, measured_link=ASSUMED_LINK)
-    arm = next((each for each in arms if family_of(each.config) == family_of(config)), None)
-    if arm is None:
+    differing = {each.name: differing_settings(config, each.config) for each in arms}
+    arm = min(arms, key=lambda each: len(differing[each.name]))
+    if differing[arm.name]:
         raise RequestError(
-            f"--study: received one of {', '.join(each.name for each in arms)}, expected one with an arm that differs "
-            f"from this run of {config.framework} {config.mode} in its cluster, link and batch alone"
+            f"--study: no arm matches the planned run of {config.framework} {config.mode} (arms: "
+            f"{', '.join(differing)}). Only nodes, link, batch and what does not change a step may differ; it also "
+            f"differs from {arm.name} in: {', '.join(differing[arm.name])}"
         )
     measured = arm.config.cluster
     if config.cluster.num_devices < measured.num_devices:
@@ -43,10 +47,11 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, s
             f"{config.cluster.in_words} of this run; make the run, or name a study of a smaller cluster"
         )
     link = _link_of(config)
-    interconnect = _interconnect(arm, config, link)
-    work = arm.work.with_batch(config.workload.global_batch_size / config.topology.num_replicas)
-    slower = interconnect.contention / arm.contention
-    work = replace(work, computing_seconds=work.computing_seconds * slower)
+    cores = available_cores() if config.cluster.simulated else config.cluster.nodes[0].num_cores
+    interconnect = _interconnect(arm, config, link, cores)
+    per_replica = cores_per_replica(config, cores)
+    batch = config.workload.global_batch_size / config.topology.num_replicas
+    work = arm.work_on(per_replica).with_batch(batch)
     steps = {end: predict_step(*of) for end, of in band(work, interconnect).items()}
     speed, step = Range(**{end: each.images_per_second for end, each in steps.items()}), steps["typical"]
     is_assumed = config.placement.link is None and not config.cluster.simulated
@@ -55,7 +60,15 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, s
         f"predicted, not measured: {speed.typical:,.1f} images/s ({speed.low:,.1f} to {speed.high:,.1f}), "
         f"{step.efficiency:.0%} efficient, {1000 * step.seconds:.1f} ms per step of which "
         f"{1000 * step.exchange:.1f} exchange{over}; from {arm.name}, measured on {measured.in_words}"
+        f"{_of_cores(arm, per_replica)}"
     )
+
+
+def _of_cores(arm: MeasuredArm, per_replica: float) -> str:
+    if (slower := times_as_long(arm.cores_per_replica, per_replica)) == 1:
+        return ""
+    cores = f"{per_replica:.2g} instead of {arm.cores_per_replica:.2g} cores per replica"
+    return f"; with {cores}, computing is taken to be {slower:.2g} times as long"
 
 
 def _link_of(config: RunConfig) -> Link:
@@ -64,10 +77,8 @@ def _link_of(config: RunConfig) -> Link:
     return NO_LIMIT if config.cluster.simulated or config.cluster.num_nodes == 1 else link_between_nodes(ASSUMED_LINK)
 
 
-def _interconnect(arm: MeasuredArm, config: RunConfig, link: Link) -> Interconnect:
+def _interconnect(arm: MeasuredArm, config: RunConfig, link: Link, cores: int) -> Interconnect:
     found = arm.on(config.cluster.num_nodes, config.cluster.devices_per_node, link, NO_LIMIT)
     if not config.cluster.simulated or config.cluster.device_type != "cpu":
         return found
-    # Each simulated node has a core at least, so the sum over the nodes can be more than this machine has.
-    contention = max(1.0, config.topology.num_processes / available_cores())
-    return replace(arm.fitted.applied_to(found), contention=contention)
+    return replace(arm.fitted.applied_to(found), contention=processes_per_core(config, cores))

@@ -11,8 +11,8 @@ from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
-from dpcompare.projection.link import Link, link_between_nodes, rate_in_words
-from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
+from dpcompare.projection.link import NETWORK_LATENCY, Link, link_between_nodes, rate_in_words
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
 from dpcompare.projection.overheads import Surroundings
 from dpcompare.projection.step import Step, StepWork, band
 from dpcompare.system.words import counted
@@ -22,8 +22,10 @@ MOST_NODES = 1024
 VALIDATED_MODES = frozenset({"torch ddp", "torch fsdp", "tensorflow multiworker"})
 VALIDATED_NODES = 4
 VALIDATED_RATE = 500e6 / 8
-"""Bytes per second. Up to these, with one CPU device per node, predictions were compared with measurements
-(docs/projection.md)."""
+"""Bytes per second."""
+VALIDATED_LATENCY = NETWORK_LATENCY.high
+"""Seconds: that of TCP sockets, on links without a delay. Up to all of these, with one CPU device per node, predictions
+were compared with measurements (docs/projection.md)."""
 PAYS = 0.5
 """Efficiency below which more nodes are called not to pay."""
 OF_CLUSTERS = frozenset({
@@ -82,13 +84,14 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
         RequestError: nothing can be predicted of any arm, the arms may not be compared, or a cluster is smaller than
             the measured one.
     """
-    arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link)
+    within = request.within or NO_LIMIT
+    arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link, within=within)
     arms = _on_several_nodes(arms, request, left_out)
     sheet = _sheet(arms, collection)
     predicted = [_predicted(arm, request) for arm in arms]
     return Projection(
         link=request.between.name,
-        intra_link=(request.within or NO_LIMIT).name,
+        intra_link=within.name,
         devices_per_node=request.devices_per_node,
         overlap="measured" if request.overlap else "none",
         verdict=sheet.verdict,
@@ -106,20 +109,15 @@ def _on_several_nodes(
     reasons = {arm.name: _why_not(arm, request) for arm in arms}
     left_out |= {name: reason for name, reason in reasons.items() if reason}
     kept = [arm for arm in arms if not reasons[arm.name]]
-    if not kept:
-        why = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-        raise RequestError(f"none of the arms can be projected. {why}")
+    refuse_unless_any(kept, left_out)
     return kept
 
 
 def _why_not(arm: MeasuredArm, request: ProjectionRequest) -> str | None:
-    """Why an arm cannot be on what was asked for."""
-    mode = arm.config.mode
-    if not arm.config.mode_row.multi_node and request.nodes and 1 not in request.nodes:
-        return f"{mode} cannot span nodes; ask for --nodes 1"
-    if arm.servers and request.devices_per_node not in (None, 1):
-        return f"{mode} has one device per node; leave out --devices-per-node"
-    return None
+    """Why an arm cannot be on anything that was asked for."""
+    if arm.nodes_without_replica and request.devices_per_node not in (None, 1):
+        return f"{arm.config.mode} has one device per node; leave out --devices-per-node"
+    return None if _nodes_of(arm, request) else "; ".join(_not_predicted(arm, request))
 
 
 def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Sheet:
@@ -139,23 +137,25 @@ def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Shee
 
 def _sentences(request: ProjectionRequest) -> Iterator[str]:
     yield (
-        "All figures are predicted, not measured: images per second in ranges from the high to the low end of the "
-        "latency, and from the measured spread of processes to none."
+        "All figures are predicted, not measured. The low end of each range assumes high latency and the measured "
+        "spread between processes; the high end assumes low latency and equally fast processes. It is not a confidence "
+        "interval."
     )
     yield (
         f"The model was compared with measurements of {', '.join(sorted(VALIDATED_MODES))} on up to {VALIDATED_NODES} "
-        f"simulated nodes with one CPU device each, on links of up to {rate_in_words(VALIDATED_RATE)}. Anywhere "
-        "else, on GPUs and between real machines, no accuracy is claimed."
+        f"simulated nodes with one CPU device each, on links of up to {rate_in_words(VALIDATED_RATE)} without a "
+        "delay. Anywhere else, on GPUs and between real machines, no accuracy is claimed."
     )
-    yield "Each device keeps the batch that was measured, so the global batch grows with the devices."
+    yield "Each device keeps its measured batch, so the global batch grows with the number of devices."
     if not request.overlap:
-        yield "Nothing overlaps, as was asked for: all gradients wait for the end of the backward pass."
+        yield "As requested, nothing overlaps: all gradients wait for the end of the backward pass."
 
 
 def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
     cluster = arm.config.cluster
     devices_per_node = request.devices_per_node or cluster.devices_per_node
-    work = arm.work if request.overlap else replace(arm.work, exchange=arm.work.exchange.without_overlap())
+    work = arm.work_on()
+    work = work if request.overlap else replace(work, exchange=work.exchange.without_overlap())
     points = [_point(arm, work, nodes, devices_per_node, request) for nodes in _nodes_of(arm, request)]
     refitted = arm.cells[0].predicted(arm.fitted) if arm.cells else None
     return PredictedArm(
@@ -165,37 +165,65 @@ def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
         measured_nodes=cluster.num_nodes,
         measured_devices_per_node=cluster.devices_per_node,
         batch_per_device=work.batch_per_device,
-        computing_ms=1000 * work.computing_seconds,
+        computing_ms=1000 * arm.work.computing_seconds,
         measured_step_ms=None if arm.seconds is None else 1000 * arm.seconds,
         refitted_step_ms=None if refitted is None else 1000 * refitted,
         spread=work.spread,
-        gradient_bytes=work.exchange.num_bytes,
+        exchanged_bytes=work.exchange.num_bytes,
         copying_ns_per_byte=1e9 * arm.fitted.copying,
         points=points,
         goals=list(_goals(arm, work, points[-1].nodes, devices_per_node, request)),
         assumed=[*arm.assumed, *_assumed_of_links(arm, devices_per_node, request)],
+        left_out=list(_not_predicted(arm, request)),
         sentence=_sentence(arm.name, points),
     )
 
 
 def _assumed_of_links(arm: MeasuredArm, devices_per_node: int, request: ProjectionRequest) -> Iterator[str]:
     if arm.config.cluster.device_type == "gpu" and devices_per_node > 1 and request.within is None:
-        yield "the links within a node cost what was measured and have no limit of their own; --intra-link names them"
+        yield "the links within a node take the measured time and have no limit of their own; --intra-link sets one"
+
+
+def _asked_for(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
+    """Numbers of nodes; where none were named, the fewest with as many devices as were measured, doubled."""
+    if request.nodes:
+        return sorted(set(request.nodes))
+    if not arm.config.mode_row.multi_node:
+        return [1]
+    least = _least_nodes(arm, request)
+    return [count for power in range(11) if (count := least * 2**power) <= MOST_NODES] or [least]
+
+
+def _least_nodes(arm: MeasuredArm, request: ProjectionRequest) -> int:
+    """That have as many devices as were measured."""
+    cluster = arm.config.cluster
+    return -(-cluster.num_devices // (request.devices_per_node or cluster.devices_per_node))
 
 
 def _nodes_of(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
-    """On which numbers of nodes an arm is predicted."""
-    measured, per_node = arm.config.cluster.num_nodes, request.devices_per_node or arm.config.cluster.devices_per_node
-    nodes = request.nodes if arm.config.mode_row.multi_node else (1,)
-    if not nodes:
-        doubled = [measured * 2**power for power in range(11)]
-        nodes = tuple(count for count in doubled if count <= MOST_NODES)
-    if smaller := [count for count in nodes if count * per_node < arm.config.cluster.num_devices]:
-        raise RequestError(
-            f"--nodes: received {counted(smaller[0], 'node')} x {counted(per_node, 'device')}, expected at least the "
-            f"{arm.config.cluster.in_words} on which {arm.name} was measured: smaller clusters can be measured instead"
+    """On which numbers of nodes an arm is predicted; empty: it cannot be on any that was asked for."""
+    most = MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
+    return [count for count in _asked_for(arm, request) if _least_nodes(arm, request) <= count <= most]
+
+
+def _not_predicted(arm: MeasuredArm, request: ProjectionRequest) -> Iterator[str]:
+    """Which of the numbers of nodes that were asked for an arm is not predicted on, and why."""
+    cluster, asked = arm.config.cluster, _asked_for(arm, request)
+    several = [] if arm.config.mode_row.multi_node else [count for count in asked if count > 1]
+    if several:
+        yield f"received {_all_of(several)}, but {arm.config.mode} cannot span nodes: ask for --nodes 1"
+    if smaller := [count for count in asked if count < _least_nodes(arm, request) and count not in several]:
+        per_node = counted(request.devices_per_node or cluster.devices_per_node, "device")
+        yield (
+            f"received {_all_of(smaller)} x {per_node}, expected at least the {cluster.in_words} on which it was "
+            "measured: smaller clusters can be measured instead"
         )
-    return sorted(set(nodes))
+
+
+def _all_of(counts: Sequence[int]) -> str:
+    """`1 node`, or `1, 2 nodes`."""
+    *others, last = counts
+    return ", ".join([*(f"{count:,}" for count in others), counted(last, "node")])
 
 
 def _point(
@@ -229,6 +257,7 @@ def _was_validated(arm: MeasuredArm, nodes: int, devices_per_node: int, request:
         and arm.config.cluster.device_type == "cpu"
         and (nodes <= VALIDATED_NODES and devices_per_node == 1)
         and request.between.bytes_per_second <= VALIDATED_RATE
+        and request.between.latency.typical <= VALIDATED_LATENCY
     )
 
 
@@ -249,7 +278,7 @@ def _sentence(name: str, points: Sequence[PredictedPoint]) -> str:
     if below is not None:
         reached = f"{counted(below.nodes, 'node')} ({below.efficiency.low:.0%} to {below.efficiency.high:.0%})"
         if below is points[0]:
-            return f"{name}: predicted to be below {PAYS:.0%} efficiency on {reached} already."
+            return f"{name}: predicted to be already below {PAYS:.0%} efficiency on {reached}."
         return f"{name}: predicted to fall below {PAYS:.0%} efficiency at {reached}."
     return (
         f"{name}: predicted to stay at {last.efficiency.low:.0%} to {last.efficiency.high:.0%} efficiency on "
@@ -263,7 +292,7 @@ def _goals(
     """What the goals need, on the largest cluster that was asked for."""
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
     if (target := request.target_efficiency) is not None:
-        goal = f"{target:.0%} efficiency on {counted(nodes, 'node')}"
+        goal = f"{100 * target:.12g}% efficiency on {counted(nodes, 'node')}"
         if nodes > 1:
             rate = link_for_efficiency(work, interconnect, target, request.surroundings)
             needs = f"a link of {rate_in_words(rate)}" if rate else "no link is fast enough"
@@ -277,11 +306,11 @@ def _goals(
             sentence=f"predicted for {goal} over {request.between.name}: {needs}{fixed}",
         )
     if (speed := request.target_throughput) is not None:
-        measured = -(-arm.config.cluster.num_devices // devices_per_node) - arm.servers
-        needed = None
-        if arm.config.mode_row.multi_node:
-            needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=max(1, measured))
-        needed = needed and needed + arm.servers
-        goal = f"{speed:g} images per second"
-        needs = counted(needed, "node") if needed else "no number of nodes is enough"
+        others, most = arm.nodes_without_replica, MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
+        least = _least_nodes(arm, request) - others
+        needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=least, most=most)
+        needed = needed and needed + others
+        goal = f"{speed:,.12g} images per second"
+        not_enough = "no number of nodes is enough" if most > 1 else "one node is not enough, and it cannot span more"
+        needs = counted(needed, "node") if needed else not_enough
         yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

@@ -39,11 +39,6 @@ class StepWork:
         seconds = self.fixed_seconds + (self.computing_seconds - self.fixed_seconds) * factor
         return replace(self, batch_per_device=batch_per_device, computing_seconds=seconds)
 
-    @property
-    def images_per_second(self) -> float:
-        """Of one device that exchanges nothing."""
-        return self.batch_per_device / self.computing_seconds
-
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -57,10 +52,10 @@ class Step:
     """The part of the exchange that computing does not hide."""
     input: float
     """What reading takes longer than all of that."""
-    wire: float
-    """How long the links are busy, hidden or not: the least that a step can take."""
     images: float
     """Of all devices."""
+    training_share: float = 1.0
+    """Of the devices; the others are on nodes that hold no replica."""
 
     @property
     def seconds(self) -> float:
@@ -73,8 +68,8 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Images per second over those of as many devices that exchange nothing and wait for nobody."""
-        return self.computing / self.seconds
+        """Images per second over those of as many devices that all train, exchange nothing and wait for nobody."""
+        return self.training_share * self.computing / self.seconds
 
 
 def band(work: StepWork, interconnect: Interconnect) -> dict[str, tuple[StepWork, Interconnect]]:
@@ -114,8 +109,8 @@ def predict_step(work: StepWork, interconnect: Interconnect, *, storage_bytes_pe
         waiting_for_slowest=slowest - work.computing_seconds,
         exchange=with_exchange - slowest,
         input=max(0.0, reading - with_exchange),
-        wire=sum(interconnect.wire_seconds(each.kind, each.num_bytes) for each in work.exchange.messages),
         images=images,
+        training_share=interconnect.nodes / interconnect.all_nodes,
     )
 
 

@@ -53,10 +53,11 @@ def notes(arm: PredictedArm) -> Iterator[str]:
     if arm.measured_step_ms is not None and arm.refitted_step_ms is not None:
         measured += f", {arm.measured_step_ms:.1f} ms with it (the fitted model gives {arm.refitted_step_ms:.1f})"
     yield (
-        f"{measured}, {arm.gradient_bytes / 1e6:.1f} MB in each step, {arm.copying_ns_per_byte:.2f} ns of copying per "
-        f"byte, a spread of {arm.spread:.1%} between steps and processes."
+        f"{measured}, {arm.exchanged_bytes / 1e6:.1f} MB exchanged in each step, {arm.copying_ns_per_byte:.2f} ns of "
+        f"copying per byte, a spread of {arm.spread:.1%} between steps and processes."
     )
     yield from (f"Assumed: {sentence}." for sentence in arm.assumed)
+    yield from (f"Left out: {sentence}." for sentence in arm.left_out)
 
 
 def headline(projection: Projection) -> str:
@@ -71,7 +72,7 @@ def headline(projection: Projection) -> str:
 def closing(projection: Projection) -> Iterator[str]:
     """What holds for all arms, the fairness verdict, and what was left out."""
     if any(point.extrapolated for point in _points(projection)):
-        yield "* extrapolated: beyond what the model was compared with"
+        yield "* extrapolated: beyond the measurements with which the model was compared"
     yield from projection.sentences
     if len(projection.arms) > 1:
         yield f"Fairness: {projection.summary}."

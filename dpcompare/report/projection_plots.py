@@ -20,14 +20,14 @@ def projection_plots(projection: Projection) -> list[Plot]:
         Plot(
             name="predicted-speed",
             title="Predicted speed",
-            explanation=f"Predicted images per second over {projection.link} between nodes. The bands are from the "
-            "high to the low end of the latency, and from the measured spread of processes to none.",
+            explanation=f"Predicted images per second over {projection.link} between nodes. Each band reaches from "
+            "high latency and the measured spread between processes to low latency and equally fast processes.",
             chart=_over_nodes(alt, projection, "images_per_second", "predicted images/s", scale="log"),
         ),
         Plot(
             name="predicted-efficiency",
             title="Predicted efficiency",
-            explanation="Of each arm's own devices without exchange, each of which waits for nobody.",
+            explanation="Relative to the same devices with no gradient exchange and no waiting.",
             chart=_over_nodes(alt, projection, "efficiency", "predicted efficiency", scale="linear"),
         ),
     ]
@@ -37,7 +37,7 @@ def projection_plots(projection: Projection) -> list[Plot]:
             Plot(
                 name="predicted-cost",
                 title="Predicted cost",
-                explanation="Of a million images, by the price of a device per hour; the bands are those of the speed.",
+                explanation="Of a million images, at the price of a device per hour; bands follow from the speed.",
                 chart=_over_nodes(alt, projection, "dollars_per_million_images", title, scale="log"),
             )
         )

@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.placement import Placement
 from dpcompare.config.run import Inputs, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.study import Arm, Study, ablated
 from dpcompare.models.gradients import Gradients
-from dpcompare.projection.link import link_between_nodes
+from dpcompare.projection.family import NOT_OF_A_STEP, NOT_OF_A_STEP_OF_WORKLOADS
+from dpcompare.projection.link import link_between_nodes, link_within_nodes
 from dpcompare.projection.overheads import Overheads, Surroundings
 from dpcompare.projection.planned import predicted_speed
 from dpcompare.projection.prediction import ProjectionRequest, project
@@ -43,6 +45,17 @@ def config_of(framework="torch", mode="ddp", *, nodes=2, devices=1, **changes):
     )  # fmt: skip
     cluster = Cluster.partition(nodes, devices, device="cpu", num_cores=2)
     return RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster, inputs=inputs)
+
+
+def on_machines(config):
+    cluster = Cluster.of_machines(config.cluster.num_nodes, 1, device_type="cpu", num_cores=2)
+    return config.model_copy(update={"cluster": cluster, "placement": Placement(engine="slurm")})
+
+
+def on_gpus(config):
+    nodes, devices = config.cluster.num_nodes, config.cluster.devices_per_node
+    gpus = [str(index) for index in range(nodes * devices)]
+    return config.model_copy(update={"cluster": Cluster.partition(nodes, devices, gpus=gpus, num_cores=2)})
 
 
 def run_of(config, seconds, gradients=None, **changes):
@@ -88,7 +101,7 @@ def test_a_slower_link_and_more_nodes_are_predicted_to_be_less_efficient():
     assert [point.extrapolated for point in slow.points] == [False, False, True]
     assert fast.refitted_step_ms == pytest.approx(300, rel=1e-3)
     assert fast.assumed == ["the spread of its steps is not known, so all processes are taken to be equally fast"]
-    assert slow.sentence.startswith("torch ddp 2x1: predicted to be below 50% efficiency on 2 nodes (")
+    assert slow.sentence.startswith("torch ddp 2x1: predicted to be already below 50% efficiency on 2 nodes (")
 
 
 def test_the_measured_cluster_on_the_measured_link_is_what_was_measured():
@@ -108,6 +121,47 @@ def test_modes_have_their_own_exchange():
     assert buckets.points[0].step_ms < late.points[0].step_ms
 
 
+def test_dp_on_gpus_sends_all_through_the_links_of_the_first():
+    """Parameters out and gradients back, each (n - 1) / n of the bytes: 1.5 times as long on four GPUs as on two."""
+    ddp = arm_of(on_gpus(config_of(nodes=1, devices=2)), collective="nccl")
+    config = on_gpus(config_of(mode="dp", nodes=1, devices=2))
+    dp = arm_of(config, gradients=Gradients(num_bytes=sum(BUCKETS)), collective="nccl")
+    (arm,) = predicted(dp, ddp, arms=(dp.name,), nodes=(1,), devices_per_node=4, within=link_within_nodes("1GB/s")).arms
+    assert arm.exchanged_bytes == 2 * sum(BUCKETS)
+    assert arm.points[0].step_parts_ms["exchange"] == pytest.approx(1.5 * 60, rel=0.01)
+
+
+def test_fsdp_on_gpus_gathers_layers_while_it_computes():
+    """Three layers of 10 MB, gathered twice and scattered: the link is busy for 376 ms, which a CPU waits for."""
+    layers = Gradients(num_bytes=3 * 10**7, messages=(10**7,) * 3)
+    found = []
+    for place in (on_gpus, lambda config: config):
+        ddp, fsdp = (
+            arm_of(place(config_of(mode=mode)), 0.24, gradients=gradients)
+            for mode, gradients in (("ddp", EXCHANGED), ("fsdp", layers))
+        )
+        found += predicted(ddp, fsdp, arms=(fsdp.name,), nodes=(2,)).arms
+    on_gpu, on_cpu = (arm.points[0].step_ms for arm in found)
+    assert {arm.exchanged_bytes for arm in found} == {9 * 10**7}
+    assert 376 < on_gpu < 240 + 376 < on_cpu
+
+
+def test_a_study_on_machines_needs_the_name_of_their_link():
+    measured = arm_of(on_machines(config_of()))
+    (arm,) = predicted(measured, nodes=(2,), link="10gbit", measured_link="10gbit").arms
+    assert arm.points[0].step_ms == pytest.approx(300, rel=1e-3)
+    assert arm.points[0].extrapolated
+    with pytest.raises(RequestError, match="say how they are linked: --measured-link"):
+        predicted(measured)
+
+
+def test_the_link_within_a_node_is_not_counted_again_as_copying():
+    """Of the 60 ms that are exchanged, a link of 1 GB/s is busy for 31."""
+    mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
+    (arm,) = predicted(mirrored, nodes=(1,), within=link_within_nodes("1GB/s")).arms
+    assert arm.points[0].step_ms == pytest.approx(300, rel=1e-3)
+
+
 def test_a_mode_without_a_step_of_its_own_computes_as_another():
     sharded = arm_of(config_of(mode="fsdp"), 0.5, gradients=Gradients(num_bytes=sum(BUCKETS), messages=(10**7,) * 3))
     ddp, fsdp = predicted(arm_of(config_of()), sharded).arms
@@ -124,16 +178,26 @@ def test_arms_on_several_clusters_fit_one_machine():
     assert arm.measured_nodes == 2  # four processes shared two cores
     assert arm.refitted_step_ms == pytest.approx(arm.measured_step_ms, rel=0.1)
     assert arm.copying_ns_per_byte > 0
-    assert document.left_out["torch ddp 4x1"].endswith("and helps to fit its constants")
+    assert document.left_out["torch ddp 4x1"].endswith("and helps to fit the constants")
     (alone,) = predicted(four, nodes=(4, 8)).arms
-    assert "its 4 processes shared 2 cores" in alone.assumed[0]
+    assert alone.assumed[0].startswith("its replicas had 0.5 of a core each; computing is taken to be 2 times as fast")
+    assert (alone.computing_ms, alone.points[0].step_parts_ms["computing"]) == pytest.approx((450, 225))
 
 
 def test_an_arm_of_servers_has_one_device_per_node():
     workers = config_of("tensorflow", "parameter-server", nodes=4)
     computing = arm_of(config_of("tensorflow", "multiworker"), gradients=ONE_PACK)
     servers = arm_of(workers, gradients=ONE_PACK)
-    assert predicted(servers, computing, arms=(servers.name,), nodes=(4, 8)).arms[0].points[-1].devices == 8
+    (arm,) = predicted(servers, computing, arms=(servers.name,), nodes=(4, 8), link="100gbit").arms
+    assert [point.devices for point in arm.points] == [4, 8]
+    assert arm.points[0].efficiency.high <= 2 / 4  # the chief and the server hold no replica
+    failing = Overheads(checkpoint_every=1, node_mtbf_seconds=1e6, restart_seconds=1e4)
+    (lossy,) = predicted(
+        servers, computing, arms=(servers.name,), nodes=(4,), link="100gbit",
+        surroundings=Surroundings(overheads=failing),
+    ).arms  # fmt: skip
+    lost = lossy.points[0].images_per_second.typical / arm.points[0].images_per_second.typical
+    assert lost == pytest.approx(1 - 4 * 1e4 / 1e6, rel=1e-4)  # which of the four fails makes no difference
     with pytest.raises(RequestError, match="has one device per node; leave out --devices-per-node"):
         predicted(servers, computing, arms=(servers.name,), nodes=(4, 8), devices_per_node=2)
 
@@ -158,6 +222,15 @@ def test_two_batches_tell_what_does_not_grow_with_them():
     assert "in proportion" not in batch.sentence
     (alone,) = predicted(large, target_efficiency=0.9).arms
     assert "in proportion" in next(goal.sentence for goal in alone.goals if "batch" in goal.goal)
+
+
+def test_a_larger_batch_that_took_no_longer_leaves_computing_as_it_is():
+    small = arm_of(config_of(), 0.40, 0.34, name="small")
+    large = arm_of(config_of(global_batch_size=64), 0.36, 0.30, name="large")
+    (arm,) = predicted(small, large, target_efficiency=0.9).arms
+    assert "its larger batch took no longer than its smaller one" in " ".join(arm.assumed)
+    planned, _ = predicted_speed(Collection(arms=[small, large], repeats=1), config_of(global_batch_size=4))
+    assert 0 < planned.typical < 4 / 0.30
 
 
 def test_the_spread_of_recorded_steps_makes_the_band(tmp_path):
@@ -203,7 +276,7 @@ def test_overheads_and_prices_are_of_all_devices():
         ([arm_of(config_of(), without=None)], {}, "no completed run without gradient sync; `dpcompare compare"),
         ([arm_of(config_of(mode="dp", nodes=1, devices=2))], {}, "dp is emulated on the cpu"),
         ([arm_of(config_of(mode="single", nodes=1))], {}, "one device exchanges nothing"),
-        ([arm_of(config_of())], {"nodes": (1, 2)}, "--nodes: received 1 node x 1 device, expected at least the"),
+        ([arm_of(config_of(nodes=4))], {"nodes": (1, 2)}, "received 1, 2 nodes x 1 device, expected at least the"),
         ([arm_of(config_of())], {"nodes": (0,)}, "--nodes: received 0"),
         ([arm_of(config_of(), dpcompare_version="0.0.9")], {}, "received results of dpcompare 0.0.9"),
         ([arm_of(config_of())], {"arms": ("torch dp",)}, "--arm: received torch dp, expected some of torch ddp 2x1"),
@@ -229,9 +302,51 @@ def test_arms_without_a_model_are_left_out_by_name():
     }
 
 
+def test_clusters_that_an_arm_cannot_be_on_are_left_out_of_it_alone():
+    mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
+    ddp = arm_of(config_of())
+    document = predicted(mirrored, ddp, nodes=(1, 2, 4), devices_per_node=2)
+    assert [[point.nodes for point in arm.points] for arm in document.arms] == [[1], [1, 2, 4]]
+    assert document.arms[0].left_out == ["received 2, 4 nodes, but mirrored cannot span nodes: ask for --nodes 1"]
+    assert any("Left out: received 2, 4 nodes" in line for line in shown.notes(document.arms[0]))
+    (larger,) = predicted(mirrored, ddp, nodes=(1, 2, 4), devices_per_node=1).arms
+    assert [point.nodes for point in larger.points] == [2, 4]
+    assert larger.left_out[0].startswith("received 1 node x 1 device, expected at least the 2 nodes x 1 CPU device")
+
+
+def test_by_default_there_are_as_many_devices_as_were_measured():
+    one_node = arm_of(config_of(nodes=1, devices=2))
+    (arm,) = predicted(one_node, nodes=(), devices_per_node=1).arms
+    assert (arm.points[0].nodes, arm.points[-1].nodes) == (2, 1024)
+    (arm,) = predicted(one_node, nodes=()).arms
+    assert (arm.points[0].nodes, arm.points[-1].nodes) == (1, 1024)
+
+
+def test_a_goal_of_one_node_is_reached_or_not():
+    mirrored = arm_of(config_of("tensorflow", "mirrored", nodes=1, devices=2), gradients=ONE_PACK)
+    reached, missed = (
+        predicted(mirrored, nodes=(), target_throughput=target).arms[0].goals[0] for target in (1.0, 2e6)
+    )
+    assert (reached.value, reached.sentence.endswith(": 1 node")) == (1, True)
+    assert missed.value is None
+    assert "2,000,000 images per second" in missed.sentence
+    assert missed.sentence.endswith("one node is not enough, and it cannot span more")
+    goal = predicted(arm_of(config_of()), target_efficiency=0.999).arms[0].goals[0]
+    assert goal.goal.startswith("99.9% efficiency")
+
+
+def test_what_was_not_compared_with_measurements_is_extrapolated():
+    def extrapolated(latency):
+        (arm,) = predicted(arm_of(config_of()), between=link_between_nodes("100mbit", latency), nodes=(2, 8)).arms
+        return [point.extrapolated for point in arm.points]
+
+    assert extrapolated(None) == [False, True]
+    assert extrapolated("5ms") == [True, True]
+
+
 def test_old_results_are_read_by_stated_assumptions():
     (arm,) = predicted(arm_of(config_of(), gradients=None, observed=None)).arms
-    assert arm.gradient_bytes == pytest.approx(30.9e6, rel=0.01)
+    assert arm.exchanged_bytes == pytest.approx(30.9e6, rel=0.01)
     assert sum("recorded" in sentence for sentence in arm.assumed) == 2
 
 
@@ -287,6 +402,30 @@ def test_the_command_predicts_from_a_study_on_disk(tmp_path):
     assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".svg", ".png"}
 
 
+def test_a_plan_and_a_projection_of_the_same_machines_agree():
+    """Four processes shared two cores, and have a core each on four machines."""
+    study = arm_of(config_of(nodes=4), 0.60, 0.48)
+    (arm,) = predicted(study, nodes=(4,), between=link_between_nodes("100gbit")).arms
+    speed, sentence = predicted_speed(Collection(arms=[study], repeats=1), on_machines(config_of(nodes=4)))
+    assert speed.typical == pytest.approx(arm.points[0].images_per_second.typical)
+    assert arm.points[0].step_parts_ms["computing"] == pytest.approx(240)
+    assert "computing is taken to be 0.5 times as long" in sentence
+
+
+def test_a_plan_with_fewer_threads_per_process_computes_longer(monkeypatch):
+    monkeypatch.setattr("dpcompare.projection.planned.available_cores", lambda: 16)
+    two, sixteen = (
+        config_of(global_batch_size=16 * nodes).model_copy(
+            update={"cluster": Cluster.partition(nodes, 1, device="cpu", num_cores=16)}
+        )
+        for nodes in (2, 16)
+    )
+    study = Collection(arms=[arm_of(two, 0.24, 0.24, settings={"cores": 16})], repeats=1)
+    speed, sentence = predicted_speed(study, sixteen)
+    assert speed.typical == pytest.approx(16 * 16 / (8 * 0.24), rel=1e-3)
+    assert "with 1 instead of 8 cores per replica, computing is taken to be 8 times as long" in sentence
+
+
 def test_a_plan_says_what_a_study_predicts_of_it(tmp_path):
     study = saved_study(tmp_path / "study")
     run = ("plan", "torch:ddp", "--device", "cpu", "--dataset", "synthetic", "--steps", "45", "--study", study)
@@ -299,7 +438,16 @@ def test_a_plan_says_what_a_study_predicts_of_it(tmp_path):
     assert told.stdout.startswith("predicted, not measured: ")
     other = invoke(*run, "--nodes", "4", "--optimizer", "sgd")
     assert other.code == 2
-    assert "expected one with an arm that differs from this run" in other.stderr
+    assert "it also differs from torch ddp 2x1 in: optimizer" in " ".join(other.stderr.split())
+    longer = ("--epochs", "3", "--checkpoint-every", "10", "--seed", "7", "--learning-rate", "0.1")
+    real = ("plan", "torch:ddp", "--device", "cpu", "--dataset", "synthetic", *longer, "--study", study)
+    done = invoke(*real, "--nodes", "4", "--global-batch-size", "64", "--json")
+    assert done.code == 0, done.stderr
+
+
+def test_settings_that_do_not_change_a_step_are_settings():
+    assert RunConfig.model_fields.keys() >= NOT_OF_A_STEP
+    assert Workload.model_fields.keys() >= NOT_OF_A_STEP_OF_WORKLOADS
 
 
 @pytest.mark.parametrize(
@@ -345,14 +493,13 @@ def test_studies_that_cannot_be_projected_are_refused(tmp_path, config, changes,
 
 
 def test_published_figures_are_met_where_the_exchange_is_what_is_lost():
-    """The Horovod and Facebook figures within 8 points; NVIDIA's EfficientNet loses to its input, which no model of the
-    exchange can tell."""
+    """Within 6 points; what no model of the exchange can tell, such as slow input, is said where the model misses."""
     for each in PUBLISHED:
         difference = each.predicted() - each.efficiency
-        if "input" in each.remark:
-            assert difference > -0.08, each.name
+        if each.loses_elsewhere:
+            assert difference > 0.06, each.name
         else:
-            assert abs(difference) < 0.08, each.name
+            assert abs(difference) < 0.06, each.name
 
 
 def test_the_documentation_has_the_table_that_the_model_gives():

@@ -231,8 +231,12 @@ def test_what_helps_most_comes_first():
 
 
 @pytest.mark.parametrize(
-    ("text", "bytes_per_second"), [("100gbit", 12.5e9), ("1gbit", 125e6), ("12.5GB/s", 12.5e9), ("300mbit", 37.5e6)]
-)
+    ("text", "bytes_per_second"),
+    [
+        ("100gbit", 12.5e9), ("1Gbit/s", 125e6), ("300MBIT", 37.5e6), ("100Gb/s", 12.5e9), ("10gbps", 1.25e9),
+        ("10Gbps", 1.25e9), ("12.5GB/s", 12.5e9), ("200gB", 200e9), ("1GBps", 1e9),
+    ],
+)  # fmt: skip
 def test_rates_are_bits_or_bytes(text, bytes_per_second):
     assert rate_of(text, "--link") == pytest.approx(bytes_per_second)
 
