@@ -73,6 +73,12 @@ class Round:
         longer = _difference(self.typical("larger batch"), self.computing)
         return None if longer is None else longer / (LARGER - 1)
 
+    @property
+    def unhidden_input(self) -> float | None:
+        """Seconds that input adds to a step: one without exchange, where there is one, behind which nothing hides."""
+        found = _difference(self.of_all("no exchange"), self.of_all("computing alone"))
+        return _LEFT["input"](self) if found is None else found
+
 
 def _steady(seconds: Sequence[float]) -> float:
     """Of a step, without single stalls: as `steady_images_per_second` has it."""

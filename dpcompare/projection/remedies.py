@@ -105,11 +105,12 @@ def _of_batch(part: Part, parts: StepParts, config: RunConfig) -> Iterator[Remed
 
 
 def speedup_of_batch(parts: StepParts) -> float | None:
-    """Of TIMES_THE_BATCH, as its images were measured: what is exchanged, launched and updated stays as it is."""
-    step, per_batch = parts.seconds, parts.median(lambda each: each.per_batch)
-    if step is None or per_batch is None:
+    """Of TIMES_THE_BATCH: computing and input that is not hidden grow with it; exchange and launching do not."""
+    step, images = parts.seconds, parts.median(lambda each: each.per_batch)
+    reading = parts.median(lambda each: each.unhidden_input)
+    if step is None or images is None or reading is None:
         return None
-    return TIMES_THE_BATCH * step / (step + (TIMES_THE_BATCH - 1) * max(per_batch, 0.0))
+    return TIMES_THE_BATCH * step / (step + (TIMES_THE_BATCH - 1) * (max(images, 0.0) + max(reading, 0.0)))
 
 
 def _of_model(found: Mapping[Part, float], parts: StepParts, config: RunConfig, result: RunResult) -> Iterator[Remedy]:

@@ -78,8 +78,8 @@ def test_the_part_that_bounds_a_run_is_named_with_what_would_help(tmp_path):
     assert found.slowest == "Process 1, on node 1, takes 1.25 times as long as the others to compute, in every round."
     assert found.speedup == pytest.approx(2 * 60 / 170)
     best = found.remedies[0]
-    # Four batches in the time of one, and of three times what the images take: 30 ms each.
-    assert best.speedup == pytest.approx(4 * 170 / (170 + 3 * 30))
+    # Four batches in the time of one, and of three times what the images take: 30 ms of computing and 20 of input.
+    assert best.speedup == pytest.approx(4 * 170 / (170 + 3 * 50))
     assert (best.changes, best.at_most) == ({"global_batch_size": "128"}, False)
     at_most = {remedy.part: remedy.speedup for remedy in found.remedies if remedy.at_most}
     assert at_most == {
