@@ -89,7 +89,8 @@ class Explanation(BaseModel):
     slowest: str | None
     """A sentence about a process that is slower than the others in every round."""
     speedup: float | None
-    """Of all devices over one alone, at the same batch per device; None where one alone could not be measured."""
+    """Of all devices over one alone, both without input and at the same batch per device; None where one alone could
+    not be measured."""
     remedies: list[Remedy]
     """The one that helps most first."""
     remarks: list[str]
@@ -271,11 +272,11 @@ def _slowest(parts: StepParts, config: RunConfig) -> str | None:
 
 
 def _speedup(parts: StepParts, config: RunConfig) -> float | None:
-    """At the same batch per device: as many more images in a step that takes longer."""
+    """As many more images in a step that takes longer; with one batch on each, since one device would read too."""
 
     def ratio(each: Round) -> float | None:
-        one, whole = each.step("one device"), each.step("as it is")
-        return None if one is None or whole is None else config.topology.num_replicas * one / whole
+        one, together = each.step("one device"), each.step("no input")
+        return None if one is None or together is None else config.topology.num_replicas * one / together
 
     return parts.median(ratio)
 

@@ -83,7 +83,10 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
     yield from (f"{row.words}: {row.floor}." for row in explanation.parts if row.floor)
     yield from ([explanation.slowest] if explanation.slowest else [])
     if explanation.speedup is not None:
-        yield f"All devices together make {explanation.speedup:.2f} times as many images per second as one alone."
+        yield (
+            f"Without input, all devices together train {explanation.speedup:.2f} times as many images per second as "
+            "one of them alone."
+        )
     for reason, parts in _by_reason(explanation).items():
         yield f"Not measured: {', '.join(parts)}: {reason}."
     yield from explanation.remarks

@@ -76,7 +76,7 @@ def test_the_part_that_bounds_a_run_is_named_with_what_would_help(tmp_path):
         "input", "exchange", "waiting", "launching",
     }  # fmt: skip
     assert found.slowest == "Process 1, on node 1, takes 1.25 times as long as the others to compute, in every round."
-    assert found.speedup == pytest.approx(2 * 60 / 170)
+    assert found.speedup == pytest.approx(2 * 60 / 150)  # without the input, for which one device would wait too
     best = found.remedies[0]
     # Four batches in the time of one, and of three times what the images take: 30 ms of computing and 20 of input.
     assert best.speedup == pytest.approx(4 * 170 / (170 + 3 * 50))
