@@ -28,10 +28,10 @@ WORDS: dict[Part, str] = {
     "input": "input",
     "exchange": "exchange",
     "waiting": "waiting for the slowest",
-    "devices": "exchange, waiting and sharing the machine",
+    "devices": "exchange, waiting and contention",
     "launching": "launching and updating",
     "computing": "computing",
-    "sharing": "of these two: sharing the machine",
+    "sharing": "contention between devices",
     "together": "input and exchange at once",
 }
 MEANINGS: dict[Part, str] = {
@@ -244,7 +244,7 @@ def _unmeasured(
         "exchange": ("no exchange",),
         "waiting": ("computing alone",),
         "launching": (variants.alone, "larger batch"),
-        "sharing": ("one device",),
+        "sharing": ("one device", "computing alone"),
     }
     missing = {**variants.unmeasured, **failures}
     for part, of in needed.items():

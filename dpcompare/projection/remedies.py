@@ -71,10 +71,10 @@ def _of_parts(found: Mapping[Part, float], parts: StepParts, config: RunConfig) 
             changes={"input_threads": str(threads)},
         )
     if "waiting" in found:
-        named = f"process {parts.slowest} is the slowest" if parts.is_always_slowest else "no process is always slowest"
+        where = f"the machine of process {parts.slowest}" if parts.is_always_slowest else "each machine"
         yield Remedy(
             part="waiting",
-            words=f"equally fast processes; {named}: check what else its machine runs, its clock rate and its storage",
+            words=f"Make processes equally fast: check what else {where} runs, its clock rate and its storage",
             speedup=_without(found["waiting"]),
             at_most=True,
         )

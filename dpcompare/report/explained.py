@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from dpcompare.projection.explanation import Explanation, PartRow
+from dpcompare.projection.explanation import WORDS, Explanation, PartRow
 from dpcompare.report.formats import escaped, figure
 from dpcompare.report.text import NARROWEST, WIDEST
 
@@ -68,7 +68,7 @@ def _measured(explanation: Explanation) -> str:
 def _cells(row: PartRow) -> tuple[str, ...]:
     interval = "-" if row.low is None or row.high is None else f"{row.low:.0%} to {row.high:.0%}"
     return (
-        row.words + (" *" if row.stands_out else ""),
+        ("of which " if row.part == "sharing" else "") + row.words + (" *" if row.stands_out else ""),
         f"{row.share:.0%}",
         interval,
         f"{row.milliseconds:.3g}",
@@ -94,8 +94,8 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
 
 def _by_reason(explanation: Explanation) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for words, reason in explanation.unmeasured.items():
-        found.setdefault(reason, []).append(words)
+    for part, reason in explanation.unmeasured.items():
+        found.setdefault(reason, []).append(WORDS[part])
     return found
 
 

@@ -125,6 +125,8 @@ def test_few_rounds_claim_nothing(tmp_path):
     )
     assert not any(row.stands_out or row.low for row in found.parts)
     assert (found.confidence, found.slowest) == (None, None)
+    waiting = next(remedy for remedy in found.remedies if remedy.part == "waiting")
+    assert "check what else each machine runs" in waiting.words  # not that of one process, which may be chance
 
 
 def test_the_floor_of_a_limited_link_and_what_a_faster_one_brings(tmp_path):
@@ -164,10 +166,21 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
     assert {"computing", "launching"}.isdisjoint(rows(found))
     alone = {"as_it_is": constant(0.1), "no_input": constant(0.05), "larger_batch": constant(0.06)}
     single = explained(tmp_path / "single", alone, base=config(mode="single", nodes=1))
+    assert "Not measured: contention between devices: it is a run on one device." in as_text(single, 200)
     assert set(single.unmeasured) == {"exchange", "waiting", "sharing"}
     assert single.unmeasured["exchange"] == "one replica has no other to exchange gradients with"
     with pytest.raises(RunFailedError, match="cannot be explained: mine failed: out of memory"):
         explained(tmp_path / "failed", SYNCHRONOUS, failed=("as it is",))
+
+
+def test_a_mode_without_a_step_without_exchange_says_so_of_all_that_needs_one(tmp_path):
+    seconds = {"as_it_is": constant(0.1, 0.1), "no_input": constant(0.09, 0.09), "one_device": constant(0.05)}
+    found = explained(tmp_path / "study", seconds | {"larger_batch": constant(0.08)}, base=config(mode="fsdp"))
+    assert rows(found)["devices"].stands_out
+    assert (
+        "Not measured: exchange, waiting for the slowest, contention between devices: torch fsdp has no step without "
+        "its exchange."
+    ) in as_markdown(found)
 
 
 def test_the_bus_of_a_gpu_is_that_of_its_slowest_link_while_it_trains():
@@ -197,7 +210,7 @@ def test_text_and_markdown_have_the_same_figures(tmp_path):
         assert row.words in text
         assert row.words in markdown
         figures = [f"{row.share:.0%}", f"{row.milliseconds:.3g}"]
-        line = next(line for line in text.splitlines() if line.startswith(row.words))
+        line = next(line for line in text.splitlines() if line.removeprefix("of which ").startswith(row.words))
         assert all(figure in line.split() for figure in figures)
     assert all(len(line) <= 100 for line in text.splitlines())
     assert "**This run is bound by exchange" in markdown
