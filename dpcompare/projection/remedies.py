@@ -13,7 +13,7 @@ from dpcompare.projection.floors import interconnect_of
 from dpcompare.projection.link import rate_in_words, rate_of
 from dpcompare.projection.recorded_exchange import exchange_of
 from dpcompare.projection.step import StepWork
-from dpcompare.projection.what_helps import Change, what_helps
+from dpcompare.projection.what_helps import what_helps
 from dpcompare.results.result import RunResult
 
 TIMES_THE_BATCH = 4
@@ -21,9 +21,6 @@ LARGEST_ERROR = 0.1
 """Relative, of the model at the link that was measured: beyond it nothing is predicted of another one."""
 PLAUSIBLE_COPYING = 1e-8
 """Seconds per byte: three times what TensorFlow's ring takes on the CPU, which takes longer than gloo."""
-
-CHANGES_OF_THE_EXCHANGE: tuple[Change, ...] = ("a link twice as fast", "gradients exchanged in buckets")
-"""Of those that the model knows; what a batch makes is taken from the larger one that was measured."""
 
 
 class Remedy(BaseModel):
@@ -125,16 +122,15 @@ def _of_model(found: Mapping[Part, float], parts: StepParts, config: RunConfig, 
         return
     batch = config.workload.global_batch_size / config.topology.num_replicas
     work = StepWork(computing_seconds=computing, batch_per_device=batch, exchange=exchange)
-    for improvement in what_helps(work, fitted.applied_to(interconnect)):
-        if improvement.change in CHANGES_OF_THE_EXCHANGE:
-            link = config.placement.link if improvement.change == "a link twice as fast" else None
-            yield Remedy(
-                part="exchange",
-                words=improvement.change,
-                speedup=improvement.factor,
-                at_most=False,
-                changes={"link": rate_in_words(2 * rate_of(link, "--link"))} if link else {},
-            )
+    for change, speedup in what_helps(work, fitted.applied_to(interconnect)).items():
+        link = config.placement.link if change == "a link twice as fast" else None
+        yield Remedy(
+            part="exchange",
+            words=change,
+            speedup=speedup,
+            at_most=False,
+            changes={"link": rate_in_words(2 * rate_of(link, "--link"))} if link else {},
+        )
 
 
 def _fitted(cell: MeasuredCell) -> Fitted | None:
