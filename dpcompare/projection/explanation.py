@@ -97,13 +97,14 @@ class Explanation(BaseModel):
     """What has disturbed the runs."""
 
 
-def explain(study: Study, study_dir: Path, variants: Variants) -> Explanation:
+def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link: str | None = None) -> Explanation:
     """Explain a run by the runs of its variants.
 
     Args:
         study: of the variants, as it was run.
         study_dir: where it is.
         variants: of the run, as the study has them.
+        measured_link: the rate of the link between the machines of the run, where it is known.
 
     Raises:
         RunFailedError: the run as it is, or without input, never completed.
@@ -116,7 +117,7 @@ def explain(study: Study, study_dir: Path, variants: Variants) -> Explanation:
         reasons = "; ".join(dict.fromkeys(failures.values()))
         raise RunFailedError(f"the run cannot be explained: {reasons or 'no step was measured'}", str(study_dir))
     of_one = [completed["as it is"] for completed in results.values() if "as it is" in completed]
-    floors = floors_of(config, of_one[-1])
+    floors = floors_of(config, of_one[-1], measured_link)
     rows = [_row(part, share, parts.seconds, floors.get(part)) for part, share in shares.items()]
     rounds = shares["input"].rounds
     return Explanation(
@@ -133,7 +134,7 @@ def explain(study: Study, study_dir: Path, variants: Variants) -> Explanation:
         unmeasured=dict(_unmeasured(shares, parts, variants, failures)),
         slowest=_slowest(parts, config),
         speedup=_speedup(parts, config),
-        remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1]),
+        remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1], measured_link),
         remarks=_remarks([result for completed in results.values() for result in completed.values()]),
     )
 

@@ -9,11 +9,12 @@ from pydantic import BaseModel, ConfigDict
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.step_parts import Part, StepParts
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
+from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.floors import interconnect_of
-from dpcompare.projection.link import rate_in_words, rate_of
+from dpcompare.projection.link import rate_in_words
 from dpcompare.projection.recorded_exchange import exchange_of
 from dpcompare.projection.step import StepWork
-from dpcompare.projection.what_helps import what_helps
+from dpcompare.projection.what_helps import Change, what_helps
 from dpcompare.results.result import RunResult
 
 TIMES_THE_BATCH = 4
@@ -40,7 +41,13 @@ class Remedy(BaseModel):
     """To try it."""
 
 
-def remedies_of(found: Mapping[Part, float], parts: StepParts, config: RunConfig, result: RunResult) -> list[Remedy]:
+def remedies_of(
+    found: Mapping[Part, float],
+    parts: StepParts,
+    config: RunConfig,
+    result: RunResult,
+    measured_link: str | None = None,
+) -> list[Remedy]:
     """The one that helps most first.
 
     Args:
@@ -48,8 +55,12 @@ def remedies_of(found: Mapping[Part, float], parts: StepParts, config: RunConfig
         parts: of the step.
         config: of the run.
         result: of it, which knows its gradients and its GPUs.
+        measured_link: the rate of the link between its machines, where it is known.
     """
-    remedies = [*_of_parts(found, parts, config), *_of_model(found, parts, config, result)]
+    interconnect = interconnect_of(config, result, measured_link)
+    remedies = [*_of_parts(found, parts, config)]
+    if "exchange" in found and interconnect:
+        remedies += _of_model(parts, config, result, interconnect)
     if found.keys() & {"exchange", "devices", "launching"}:
         remedies += _of_batch("launching" if "launching" in found else "exchange", parts, config)
     remedies = remedies or [_of_computing()]
@@ -110,27 +121,28 @@ def speedup_of_batch(parts: StepParts) -> float | None:
     return TIMES_THE_BATCH * step / (step + (TIMES_THE_BATCH - 1) * (max(images, 0.0) + max(reading, 0.0)))
 
 
-def _of_model(found: Mapping[Part, float], parts: StepParts, config: RunConfig, result: RunResult) -> Iterator[Remedy]:
+def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconnect: Interconnect) -> Iterator[Remedy]:
     """A faster link and another exchange, by the model, where it predicts the step that was measured."""
-    interconnect = interconnect_of(config, result)
-    exchange = exchange_of(config, [result.gradients], result.gradients) if result.gradients else None
     whole, computing = parts.seconds, parts.median(lambda each: each.of_all("no exchange"))
-    if "exchange" not in found or not (interconnect and exchange and whole and computing):
+    if not (config.mode_row.exchange and result.gradients and whole and computing):
         return
+    exchange = exchange_of(config, [result.gradients], result.gradients)
     cell = MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=whole, interconnect=interconnect)
     if (fitted := _fitted(cell)) is None:
         return
     batch = config.workload.global_batch_size / config.topology.num_replicas
     work = StepWork(computing_seconds=computing, batch_per_device=batch, exchange=exchange)
+    link = rate_in_words(2 * interconnect.between.bytes_per_second)
+    tried: dict[Change, tuple[str, dict[str, str]]] = {
+        "a link twice as fast": (f"A link twice as fast ({link})", {"link": link} if config.placement.link else {}),
+        "gradients in buckets": (
+            "Exchange gradients in buckets during the backward pass, as torch's ddp does",
+            {"framework": "torch", "mode": "ddp"},
+        ),
+    }
     for change, speedup in what_helps(work, fitted.applied_to(interconnect)).items():
-        link = config.placement.link if change == "a link twice as fast" else None
-        yield Remedy(
-            part="exchange",
-            words=change,
-            speedup=speedup,
-            at_most=False,
-            changes={"link": rate_in_words(2 * rate_of(link, "--link"))} if link else {},
-        )
+        words, changes = tried[change]
+        yield Remedy(part="exchange", words=words, speedup=speedup, at_most=False, changes=changes)
 
 
 def _fitted(cell: MeasuredCell) -> Fitted | None:

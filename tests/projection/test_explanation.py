@@ -38,7 +38,7 @@ def config(framework="torch", mode="ddp", nodes=2, *, placement=None, workload=N
     )
 
 
-def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None):
+def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None, measured_link=None):
     """What is said of a run whose variants took these seconds per step and process.
 
     `slower` is how many times as long it took without exchange, by round.
@@ -62,7 +62,7 @@ def explained(folder, seconds, *, base=None, rounds=6, failed=(), slower=None):
                 log.append(ready(steps=STEPS))
                 log.append(trained([1.0] * STEPS, step=STEPS, step_seconds=[of_step * times] * STEPS))
                 log.close()
-    return explain(study, folder, found)
+    return explain(study, folder, found, measured_link=measured_link)
 
 
 def rows(explanation):
@@ -145,7 +145,30 @@ def test_the_floor_of_a_limited_link_and_what_a_faster_one_brings(tmp_path):
     twice = next(remedy for remedy in found.remedies if remedy.changes == {"link": "200mbit"})
     assert twice.speedup == pytest.approx((0.12 + wire) / (0.12 + wire / 2), rel=0.02)
     assert not twice.at_most
-    assert any(remedy.words == "gradients in buckets" for remedy in found.remedies)
+    assert any(remedy.changes == {"framework": "torch", "mode": "ddp"} for remedy in found.remedies)
+
+
+def test_a_link_between_real_machines_is_the_one_that_is_named(tmp_path):
+    """The same on two machines: nothing but the option tells how they are linked."""
+    machines = Cluster.of_machines(2, 1, device_type="cpu", num_cores=2)
+    hosts = Placement(engine="hosts", hosts=("a", "b"))
+    base = config("tensorflow", "multiworker").model_copy(update={"cluster": machines, "placement": hosts})
+    wire = GRADIENT_BYTES / (100e6 / 8 * 1448 / 1514)
+    seconds = SYNCHRONOUS | {"as_it_is": constant(0.12 + wire, 0.12 + wire)}
+    named = explained(tmp_path / "named", seconds, base=base, measured_link="100mbit")
+    assert rows(named)["exchange"].floor_milliseconds == pytest.approx(1000 * wire, rel=0.01)
+    (twice,) = (remedy for remedy in named.remedies if "200mbit" in remedy.words)
+    assert twice.speedup == pytest.approx((0.12 + wire) / (0.12 + wire / 2), rel=0.02)
+    assert twice.changes == {}  # no option of a run makes it
+    unnamed = explained(tmp_path / "unnamed", seconds, base=base)
+    assert rows(unnamed)["exchange"].floor_milliseconds is None
+    assert "name it with --measured-link" in rows(unnamed)["exchange"].floor
+
+
+def test_nothing_is_predicted_of_an_exchange_that_has_no_model(tmp_path):
+    base = config("jax", "multiprocess", placement=Placement(engine="namespaces", link="100mbit"))
+    found = explained(tmp_path / "study", SYNCHRONOUS, base=base)
+    assert {remedy.part for remedy in found.remedies if not remedy.at_most} == {"launching"}
 
 
 def test_buckets_that_the_backward_pass_cannot_hide_are_the_links_and_not_the_cores(tmp_path):
@@ -176,7 +199,9 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
 def test_a_mode_without_a_step_without_exchange_says_so_of_all_that_needs_one(tmp_path):
     seconds = {"as_it_is": constant(0.1, 0.1), "no_input": constant(0.09, 0.09), "one_device": constant(0.05)}
     found = explained(tmp_path / "study", seconds | {"larger_batch": constant(0.08)}, base=config(mode="fsdp"))
-    assert rows(found)["devices"].stands_out
+    devices = rows(found)["devices"]
+    assert (devices.stands_out, devices.floor_milliseconds) == (True, None)
+    assert "this mode has no step without its exchange" in devices.floor
     assert (
         "Not measured: exchange, waiting for the slowest, contention between devices: torch fsdp has no step without "
         "its exchange."
