@@ -15,8 +15,9 @@ from dpcompare.experiments.variants import LARGER, Variant
 from dpcompare.results.steadiness import median_of_parts
 
 Part = Literal["input", "exchange", "waiting", "devices", "launching", "computing", "sharing", "together"]
-"""`devices`: exchange, waiting and sharing the machine, where a mode has no step without its exchange. `sharing`: of
-launching and computing. `together`: what is saved only by leaving out input and exchange at once."""
+"""`devices`: exchange, waiting and contention, where a mode has no step without its exchange. `sharing`: contention
+between devices, a part of launching and computing. `together`: what is saved only by leaving out both input and
+exchange."""
 JUDGED: tuple[Part, ...] = ("input", "exchange", "waiting", "devices", "launching")
 """Parts that a run need not have, of which one may stand out."""
 

@@ -32,17 +32,17 @@ WORDS: dict[Part, str] = {
     "launching": "launching and updating",
     "computing": "computing",
     "sharing": "contention between devices",
-    "together": "input and exchange at once",
+    "together": "overlap of input and exchange",
 }
 MEANINGS: dict[Part, str] = {
-    "input": "reading batches and bringing them to the devices, as far as it is not hidden",
-    "exchange": "gradients on their way, as far as the backward pass does not hide it",
-    "waiting": "the other processes wait until the slowest has made its step",
-    "devices": "how much longer a step takes on several devices than on one; this mode cannot tell the three apart",
-    "launching": "what a step takes however small its batch: launching kernels, Python, the update of the weights",
-    "computing": "what grows with the images",
-    "sharing": "how much longer devices take beside each other than one of them alone",
-    "together": "what is saved only where input and exchange are left out at once; below 0: each hides the other",
+    "input": "reading batches and copying them to the devices, not overlapped with computing",
+    "exchange": "gradient communication not overlapped with the backward pass",
+    "waiting": "time that the other processes wait for the slowest one",
+    "devices": "extra time of a step on several devices over one; in this mode the three cannot be told apart",
+    "launching": "what a step takes however small its batch: kernel launches, Python, the update of the weights",
+    "computing": "what grows with the number of images",
+    "sharing": "extra time of devices that compute side by side over one that computes alone",
+    "together": "saved only by leaving out both: each hides behind the other; below 0, one slows the other down",
 }
 
 
@@ -206,25 +206,26 @@ def _verdict(rows: Sequence[PartRow], rounds: int) -> str:
     first = judged[0]
     if rounds < ROUNDS_FOR_CLAIM:
         return (
-            f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. The largest part beside computing "
-            f"is {first.words}, {first.share:.0%} of a step."
+            f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. The largest part other than "
+            f"computing is {first.words}, {first.share:.0%} of a step."
         )
     found = [row for row in judged if row.stands_out]
     if not found and first.share >= STANDS_OUT:
-        why = "too few of its rounds have completed" if first.low is None else "rounds differ too much"
+        why = "too few of its rounds completed" if first.low is None else "the rounds vary too much"
         return (
-            f"Nothing is shown: {_in_words(first)}, but {why} to claim it. Run more rounds (--repeats), or measure "
-            "on a quieter machine."
+            f"Inconclusive: {first.words} may take {_size(first)}, but {why} to say. Run more rounds (--repeats), or "
+            "measure on a quieter machine."
         )
     if not found:
         computing = next((row.share for row in rows if row.part == "computing"), None)
         # Parts are differences of runs, so that noise can make one of them more than the whole.
         rest = "" if computing is None else f" {min(1.0, computing):.0%} of a step is computing."
         return (
-            f"Nothing stands out: no part beside computing is shown to take {STANDS_OUT:.0%} of a step or more.{rest}"
+            f"Nothing stands out: no part other than computing is shown to take {STANDS_OUT:.0%} of a step or more."
+            f"{rest}"
         )
-    others = "".join(f" Also {_in_words(row)}." for row in found[1:])
-    return f"This run is bound by {_in_words(found[0])}.{others}"
+    others = "".join(f" Also {row.words}: {_size(row)}." for row in found[1:])
+    return f"This run is bound by {found[0].words}: {_size(found[0])}.{others}"
 
 
 def _to_remedy(rows: Sequence[PartRow]) -> dict[Part, float]:
@@ -233,9 +234,9 @@ def _to_remedy(rows: Sequence[PartRow]) -> dict[Part, float]:
     return {row.part: row.share for row in rows if row.stands_out} or large
 
 
-def _in_words(row: PartRow) -> str:
+def _size(row: PartRow) -> str:
     interval = "" if row.low is None or row.high is None else f" (interval {row.low:.0%} to {row.high:.0%})"
-    return f"{row.words}: {row.share:.0%} of a step{interval}, {row.milliseconds:.3g} ms"
+    return f"{row.share:.0%} of a step{interval}, {row.milliseconds:.3g} ms"
 
 
 def _unmeasured(
@@ -256,9 +257,9 @@ def _unmeasured(
             reason = (
                 "with synchronized BatchNorm replicas wait for each other in every layer, which shows as computing"
                 if parts.waits_within
-                else "one process drives all devices, and is not told which of them it waits for"
+                else "one process drives all devices and cannot see which of them it waits for"
             )
-        yield part, reason or "it never completed"
+        yield part, reason or "none of its runs completed"
 
 
 def _slowest(parts: StepParts, config: RunConfig) -> str | None:

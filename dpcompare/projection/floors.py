@@ -66,30 +66,30 @@ def _floors(config: RunConfig, result: RunResult, measured_link: str | None) -> 
     num_bytes = rows * (workload.image_size**2 * IMAGE_CHANNELS + TABLE_BYTES)
     bus = _bus(result)
     if config.cluster.device_type == "cpu":
-        yield "input", Floor(seconds=0.0, words="on the CPU batches are in memory already and cross no bus")
+        yield "input", Floor(seconds=0.0, words="0 ms, since on the CPU there is no copy to a device")
     elif bus is None:
-        yield "input", Floor(seconds=None, words="the bus of the devices is not known")
+        yield "input", Floor(seconds=None, words="not known, since the bus of the devices is not")
     else:
-        words = f"{num_bytes / 1e6:.3g} MB per device and step over {bus.name}, beside computing"
+        words = f"{num_bytes / 1e6:.3g} MB per device and step over {bus.name}, which may overlap with computing"
         yield "input", Floor(seconds=bus.seconds(num_bytes), words=words)
     if config.topology.num_replicas == 1:
         return
     yield "devices", Floor(seconds=None, words="not known, since this mode has no step without its exchange")
     if result.gradients is None:
-        yield "exchange", Floor(seconds=None, words="the size of the gradients was not recorded")
+        yield "exchange", Floor(seconds=None, words="not known, since the size of the gradients was not recorded")
         return
     gradient_bytes = result.gradients.num_bytes
     size = f"{gradient_bytes / 1e6:.3g} MB of gradients"
     if (interconnect := interconnect_of(config, result, measured_link)) is None:
         where = "between the nodes" if config.cluster.num_nodes > 1 else "between the devices"
         has_machines = config.cluster.num_nodes > 1 and not config.cluster.simulated
-        fix = ": name it with --measured-link" if has_machines else ""
-        words = f"{size}; the speed of the link {where} is not known{fix}"
+        fix = "; name it with --measured-link" if has_machines else ""
+        words = f"not known ({size} over a link of unknown speed {where}{fix})"
         yield "exchange", Floor(seconds=None, words=words)
     else:
         seconds = interconnect.wire_seconds("all-reduce", gradient_bytes)
         link = interconnect.between if config.cluster.num_nodes > 1 else interconnect.within
-        words = f"{size} keep the link ({link.name}) busy, of which the backward pass can hide a part"
+        words = f"{size} over the link ({link.name}), part of which the backward pass can hide"
         yield "exchange", Floor(seconds=seconds, words=words)
 
 

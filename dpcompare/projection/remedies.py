@@ -73,7 +73,7 @@ def _of_parts(found: Mapping[Part, float], parts: StepParts, config: RunConfig) 
         threads = 2 * config.input_threads
         yield Remedy(
             part="input",
-            words=f"input that computing hides: {threads} threads that read, a prepared store, or faster storage",
+            words=f"Hide input behind computing: try {threads} reader threads, a prepared store or faster storage",
             speedup=_without(found["input"]),
             at_most=True,
             changes={"input_threads": str(threads)},
@@ -90,7 +90,7 @@ def _of_parts(found: Mapping[Part, float], parts: StepParts, config: RunConfig) 
     if together:
         yield Remedy(
             part="exchange" if "exchange" in found else "devices",
-            words="an exchange that takes no time, which no link reaches",
+            words="Upper bound: a free exchange (no real link achieves this)",
             speedup=_without(together),
             at_most=True,
         )
@@ -105,7 +105,7 @@ def _of_batch(part: Part, parts: StepParts, config: RunConfig) -> Iterator[Remed
         return
     yield Remedy(
         part=part,
-        words=f"{TIMES_THE_BATCH} times the batch per device, if training allows it and memory holds it",
+        words=f"A batch {TIMES_THE_BATCH} times as large, if the training tolerates it and it fits into memory",
         speedup=speedup,
         at_most=False,
         changes={"global_batch_size": str(TIMES_THE_BATCH * config.workload.global_batch_size)},
@@ -160,7 +160,7 @@ def _fitted(cell: MeasuredCell) -> Fitted | None:
 def _of_computing() -> Remedy:
     return Remedy(
         part="computing",
-        words="faster computing: the settings of the native profile, tried one by one",
+        words="Speed up computing: try the settings of the native profile one by one",
         speedup=None,
         at_most=False,
     )

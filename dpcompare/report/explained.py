@@ -78,9 +78,9 @@ def _cells(row: PartRow) -> tuple[str, ...]:
 
 def _sentences(explanation: Explanation) -> Iterator[str]:
     if explanation.confidence:
-        intervals = f"Intervals of {explanation.confidence} over {explanation.rounds} rounds"
+        intervals = f"{explanation.confidence} intervals over {explanation.rounds} rounds"
         yield f"{intervals}; differences are taken within each round."
-    yield from (f"{row.words}: {row.floor}." for row in explanation.parts if row.floor)
+    yield from (f"{row.words} floor: {row.floor}." for row in explanation.parts if row.floor)
     yield from ([explanation.slowest] if explanation.slowest else [])
     if explanation.speedup is not None:
         yield (
@@ -88,7 +88,7 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
             "one of them alone."
         )
     for reason, parts in _by_reason(explanation).items():
-        yield f"Not measured: {', '.join(parts)}: {reason}."
+        yield f"Not measured: {', '.join(parts)} ({reason})."
     yield from explanation.remarks
 
 
@@ -102,8 +102,8 @@ def _by_reason(explanation: Explanation) -> dict[str, list[str]]:
 def _remedies(explanation: Explanation) -> Iterator[tuple[str, str | None]]:
     for remedy in explanation.remedies:
         if remedy.speedup is None:
-            gain = "only a trial can tell by how much"
+            gain = "Only a trial can tell by how much"
         else:
-            gain = f"{'at most ' if remedy.at_most else ''}{remedy.speedup:.2f} times as many images per second"
-            gain += "" if remedy.at_most else ", predicted"
-        yield f"{remedy.words}: {gain}", remedy.command
+            size = f"{remedy.speedup:.2f} times as many images per second"
+            gain = f"At most {size}" if remedy.at_most else f"Predicted: {size}"
+        yield f"{remedy.words}. {gain}", remedy.command

@@ -99,7 +99,7 @@ def test_of_a_healthy_run_nothing_stands_out(tmp_path):
     }
     found = explained(tmp_path / "study", seconds)
     assert found.verdict == (
-        "Nothing stands out: no part beside computing is shown to take 10% of a step or more. 89% of a step is "
+        "Nothing stands out: no part other than computing is shown to take 10% of a step or more. 89% of a step is "
         "computing."
     )
     assert [(remedy.part, remedy.speedup) for remedy in found.remedies] == [("computing", None)]
@@ -113,15 +113,15 @@ def test_rounds_that_differ_too_much_show_nothing_and_do_not_say_that_all_is_wel
         "larger_batch": constant(0.190, 0.195),
     }
     found = explained(tmp_path / "study", seconds, slower={1: 0.1, 2: 1.5, 3: 1.5})
-    assert found.verdict.startswith("Nothing is shown: exchange: ")
-    assert "but rounds differ too much to claim it. Run more rounds (--repeats)" in found.verdict
+    assert found.verdict.startswith("Inconclusive: exchange may take ")
+    assert "but the rounds vary too much to say. Run more rounds (--repeats)" in found.verdict
     assert found.remedies[0].speedup is not None
 
 
 def test_few_rounds_claim_nothing(tmp_path):
     found = explained(tmp_path / "study", SYNCHRONOUS, rounds=2)
     assert found.verdict.startswith(
-        "FIRST LOOK: 2 of 6 rounds, nothing is claimed. The largest part beside computing is"
+        "FIRST LOOK: 2 of 6 rounds, nothing is claimed. The largest part other than computing is"
     )
     assert not any(row.stands_out or row.low for row in found.parts)
     assert (found.confidence, found.slowest) == (None, None)
@@ -189,7 +189,7 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
     assert {"computing", "launching"}.isdisjoint(rows(found))
     alone = {"as_it_is": constant(0.1), "no_input": constant(0.05), "larger_batch": constant(0.06)}
     single = explained(tmp_path / "single", alone, base=config(mode="single", nodes=1))
-    assert "Not measured: contention between devices: it is a run on one device." in as_text(single, 200)
+    assert "Not measured: contention between devices (the run has only one device)." in as_text(single, 200)
     assert set(single.unmeasured) == {"exchange", "waiting", "sharing"}
     assert single.unmeasured["exchange"] == "one replica has no other to exchange gradients with"
     with pytest.raises(RunFailedError, match="cannot be explained: mine failed: out of memory"):
@@ -203,8 +203,8 @@ def test_a_mode_without_a_step_without_exchange_says_so_of_all_that_needs_one(tm
     assert (devices.stands_out, devices.floor_milliseconds) == (True, None)
     assert "this mode has no step without its exchange" in devices.floor
     assert (
-        "Not measured: exchange, waiting for the slowest, contention between devices: torch fsdp has no step without "
-        "its exchange."
+        "Not measured: exchange, waiting for the slowest, contention between devices (torch fsdp has no step without "
+        "its exchange)."
     ) in as_markdown(found)
 
 
