@@ -167,7 +167,7 @@ def measured(cases: Mapping[str, Case], folder: Path, rounds: int) -> dict[str, 
 
 
 def named(explanation: Explanation) -> Part | None:
-    """What stands out most; at a first look the largest part beside computing, if it is large."""
+    """What stands out most; at a first look the largest part other than computing, if it is large."""
     judged = sorted((row for row in explanation.parts if row.part in JUDGED), key=lambda row: -row.share)
     is_first_look = explanation.verdict.startswith("FIRST LOOK")
     return next((row.part for row in judged if row.stands_out or (is_first_look and row.share >= 0.1)), None)

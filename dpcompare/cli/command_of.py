@@ -22,10 +22,14 @@ def command_of(config: RunConfig, changes: Mapping[str, str]) -> str:
 
     Args:
         config: of the run.
-        changes: name of an option -> what it is to be instead.
+        changes: name of an option -> what it is to be instead. Another framework has another interpreter, and other
+            settings.
     """
-    given = dict(_options(config)) | {name: [value] for name, value in changes.items()}
-    return hint("run", f"{config.framework}:{config.mode}", *_arguments(given))
+    options = dict(changes)
+    framework, mode = options.pop("framework", config.framework), options.pop("mode", config.mode)
+    left_out = ("python", "tune") if framework != config.framework else ()
+    kept = {name: values for name, values in _options(config) if name not in left_out}
+    return hint("run", f"{framework}:{mode}", *_arguments(kept | {name: [value] for name, value in options.items()}))
 
 
 def autotune_command_of(config: RunConfig) -> str | None:

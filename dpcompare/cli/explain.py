@@ -13,6 +13,7 @@ from dpcompare.cli import completed_values
 from dpcompare.cli.build_study import arm_request
 from dpcompare.cli.command_of import autotune_command_of, command_of
 from dpcompare.cli.compare import prepared, print_plan
+from dpcompare.cli.measured_link import measured_link
 from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, refuse_strange
@@ -37,6 +38,7 @@ _ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("node
     "--repeats", type=click.IntRange(min=1), default=6, show_default=True, help="Rounds to run; a claim needs 6."
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Directory of the runs.  [default: below studies/]")
+@measured_link
 @click.option("--dry-run", is_flag=True, help="List every run, with an estimate of the time, and start nothing.")
 @click.option("--markdown", is_flag=True, help="Print Markdown.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -48,6 +50,7 @@ def explain(
     arm_or_run: str,
     repeats: int,
     out: Path | None,
+    measured_link: str | None,
     dry_run: bool,
     markdown: bool,
     as_json: bool,
@@ -57,7 +60,8 @@ def explain(
 
     ARM_OR_RUN is the directory of a completed run, or an arm such as torch:ddp,link=1gbit, with the options of a run.
     Each round trains it as it is and with a part left out: without gradient sync, with one batch that stays on its
-    devices, with neither, with twice the batch, and on one device. Repeat the command with the same --out to continue.
+    devices, with neither, with twice the batch, and on one device. Without --steps, an arm runs 60 steps after warm-up
+    (170 on GPUs). Repeat the command with the same --out to continue.
 
     \b
     dpcompare explain runs/a
@@ -68,6 +72,7 @@ def explain(
     from dpcompare.experiments.variants import variants_of
 
     config, name = _to_explain(context, arm_or_run, RunOptions(**values))
+    _refuse_other_link(config, measured_link)
     variants = variants_of(config, name)
     study = variants.study(repeats)
     out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-explained"
@@ -75,7 +80,7 @@ def explain(
     if dry_run:
         print_plan(study, out, as_json=as_json)
         return
-    explanation = _with_commands(_measured(study, out, variants), config)
+    explanation = _with_commands(_measured(study, out, variants, measured_link), config)
     if as_json:
         print_json(explanation.model_dump(mode="json"))
     else:
@@ -118,7 +123,22 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
     return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}"
 
 
-def _measured(study: Study, out: Path, variants: Variants) -> Explanation:
+def _refuse_other_link(config: RunConfig, measured_link: str | None) -> None:
+    """Refuse a link where there is none between machines, or where the run has its own."""
+    if measured_link is None:
+        return
+    if link := config.placement.link:
+        raise RequestError(
+            f"--measured-link: received {measured_link!r} with a run that has --link {link}; expected only one of them"
+        )
+    if config.cluster.simulated or config.cluster.num_nodes == 1:
+        raise RequestError(
+            f"--measured-link: received {measured_link!r} with a run on one machine; expected a run on several "
+            "machines, as of --engine hosts or slurm. Simulated nodes get a link by --engine namespaces --link RATE"
+        )
+
+
+def _measured(study: Study, out: Path, variants: Variants, measured_link: str | None) -> Explanation:
     """Make all runs that are not there yet, and explain the run by them."""
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.study import hold, open_study
@@ -134,7 +154,7 @@ def _measured(study: Study, out: Path, variants: Variants) -> Explanation:
     except KeyboardInterrupt:
         click.echo(f"interrupted; to continue: the same command with --out {shlex.quote(str(out))}", err=True)
         raise
-    return explained(study, out, variants.prepared(study))
+    return explained(study, out, variants.prepared(study), measured_link=measured_link)
 
 
 def _with_commands(explanation: Explanation, config: RunConfig) -> Explanation:

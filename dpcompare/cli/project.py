@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dpcompare.cli import completed_values
+from dpcompare.cli.measured_link import measured_link
 from dpcompare.cli.output import print_sentence
 from dpcompare.cli.written_files import json_file, plots_dir, writable, write
 from dpcompare.errors import RequestError
@@ -46,7 +47,7 @@ HOUR = 3600.0
 @click.option(
     "--intra-link", metavar="NAME|RATE", help="Link between the devices of a node: nvlink, pcie4, 200GB/s, ..."
 )
-@click.option("--measured-link", metavar="RATE", help="Link between the measured machines, if there were several.")
+@measured_link
 @click.option(
     "--overlap",
     type=click.Choice(["measured", "none"]),
@@ -163,8 +164,6 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
             "--mtbf: received without --checkpoint-every and --checkpoint-seconds, expected both: without checkpoints "
             "a failure undoes the whole training"
         )
-    if values["measured_link"] is not None:
-        rate_of(values["measured_link"], "--measured-link")
     return ProjectionRequest(
         nodes=_numbers(values["nodes"]),
         devices_per_node=values["devices_per_node"],

@@ -15,8 +15,9 @@ from dpcompare.experiments.variants import LARGER, Variant
 from dpcompare.results.steadiness import median_of_parts
 
 Part = Literal["input", "exchange", "waiting", "devices", "launching", "computing", "sharing", "together"]
-"""`devices`: exchange, waiting and sharing the machine, where a mode has no step without its exchange. `sharing`: of
-launching and computing. `together`: what is saved only by leaving out input and exchange at once."""
+"""`devices`: exchange, waiting and contention, where a mode has no step without its exchange. `sharing`: contention
+between devices, a part of launching and computing. `together`: what is saved only by leaving out both input and
+exchange."""
 JUDGED: tuple[Part, ...] = ("input", "exchange", "waiting", "devices", "launching")
 """Parts that a run need not have, of which one may stand out."""
 
@@ -72,6 +73,12 @@ class Round:
         """What a step takes longer when its batch is larger by itself: what it takes for the images alone."""
         longer = _difference(self.typical("larger batch"), self.computing)
         return None if longer is None else longer / (LARGER - 1)
+
+    @property
+    def unhidden_input(self) -> float | None:
+        """Seconds that input adds to a step: one without exchange, where there is one, behind which nothing hides."""
+        found = _difference(self.of_all("no exchange"), self.of_all("computing alone"))
+        return _LEFT["input"](self) if found is None else found
 
 
 def _steady(seconds: Sequence[float]) -> float:

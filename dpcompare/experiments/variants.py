@@ -74,7 +74,7 @@ def variants_of(config: RunConfig, name: str) -> Variants:
         )
     if config.topology.num_replicas == 1 or config.stages > 1:
         several = config.stages > 1
-        unmeasured["one device"] = "a replica of it takes several" if several else "it is a run on one device"
+        unmeasured["one device"] = "a replica needs several devices" if several else "the run has only one device"
     else:
         beside = computing or no_input
         arms["one device"] = Arm(name=f"{beside.name} on one device", config=_on_one_device(beside.config))

@@ -28,21 +28,21 @@ WORDS: dict[Part, str] = {
     "input": "input",
     "exchange": "exchange",
     "waiting": "waiting for the slowest",
-    "devices": "exchange, waiting and sharing the machine",
+    "devices": "exchange, waiting and contention",
     "launching": "launching and updating",
     "computing": "computing",
-    "sharing": "of these two: sharing the machine",
-    "together": "input and exchange at once",
+    "sharing": "contention between devices",
+    "together": "overlap of input and exchange",
 }
 MEANINGS: dict[Part, str] = {
-    "input": "reading batches and bringing them to the devices, as far as it is not hidden",
-    "exchange": "gradients on their way, as far as the backward pass does not hide it",
-    "waiting": "the other processes wait until the slowest has made its step",
-    "devices": "how much longer a step takes on several devices than on one; this mode cannot tell the three apart",
-    "launching": "what a step takes however small its batch: launching kernels, Python, the update of the weights",
-    "computing": "what grows with the images",
-    "sharing": "how much longer devices take beside each other than one of them alone",
-    "together": "what is saved only where input and exchange are left out at once; below 0: each hides the other",
+    "input": "reading batches and copying them to the devices, not overlapped with computing",
+    "exchange": "gradient communication not overlapped with the backward pass",
+    "waiting": "time that the other processes wait for the slowest one",
+    "devices": "extra time of a step on several devices over one; in this mode the three cannot be told apart",
+    "launching": "what a step takes however small its batch: kernel launches, Python, the update of the weights",
+    "computing": "what grows with the number of images",
+    "sharing": "extra time of devices that compute side by side over one that computes alone",
+    "together": "saved only by leaving out both: each hides behind the other; below 0, one slows the other down",
 }
 
 
@@ -89,20 +89,22 @@ class Explanation(BaseModel):
     slowest: str | None
     """A sentence about a process that is slower than the others in every round."""
     speedup: float | None
-    """Of all devices over one alone, at the same batch per device; None where one alone could not be measured."""
+    """Of all devices over one alone, both without input and at the same batch per device; None where one alone could
+    not be measured."""
     remedies: list[Remedy]
     """The one that helps most first."""
     remarks: list[str]
     """What has disturbed the runs."""
 
 
-def explain(study: Study, study_dir: Path, variants: Variants) -> Explanation:
+def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link: str | None = None) -> Explanation:
     """Explain a run by the runs of its variants.
 
     Args:
         study: of the variants, as it was run.
         study_dir: where it is.
         variants: of the run, as the study has them.
+        measured_link: the rate of the link between the machines of the run, where it is known.
 
     Raises:
         RunFailedError: the run as it is, or without input, never completed.
@@ -115,7 +117,7 @@ def explain(study: Study, study_dir: Path, variants: Variants) -> Explanation:
         reasons = "; ".join(dict.fromkeys(failures.values()))
         raise RunFailedError(f"the run cannot be explained: {reasons or 'no step was measured'}", str(study_dir))
     of_one = [completed["as it is"] for completed in results.values() if "as it is" in completed]
-    floors = floors_of(config, of_one[-1])
+    floors = floors_of(config, of_one[-1], measured_link)
     rows = [_row(part, share, parts.seconds, floors.get(part)) for part, share in shares.items()]
     rounds = shares["input"].rounds
     return Explanation(
@@ -132,7 +134,7 @@ def explain(study: Study, study_dir: Path, variants: Variants) -> Explanation:
         unmeasured=dict(_unmeasured(shares, parts, variants, failures)),
         slowest=_slowest(parts, config),
         speedup=_speedup(parts, config),
-        remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1]),
+        remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1], measured_link),
         remarks=_remarks([result for completed in results.values() for result in completed.values()]),
     )
 
@@ -204,25 +206,26 @@ def _verdict(rows: Sequence[PartRow], rounds: int) -> str:
     first = judged[0]
     if rounds < ROUNDS_FOR_CLAIM:
         return (
-            f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. The largest part beside computing "
-            f"is {first.words}, {first.share:.0%} of a step."
+            f"FIRST LOOK: {rounds} of {ROUNDS_FOR_CLAIM} rounds, nothing is claimed. The largest part other than "
+            f"computing is {first.words}, {first.share:.0%} of a step."
         )
     found = [row for row in judged if row.stands_out]
     if not found and first.share >= STANDS_OUT:
-        why = "too few of its rounds have completed" if first.low is None else "rounds differ too much"
+        why = "too few of its rounds completed" if first.low is None else "the rounds vary too much"
         return (
-            f"Nothing is shown: {_in_words(first)}, but {why} to claim it. Run more rounds (--repeats), or measure "
-            "on a quieter machine."
+            f"Inconclusive: {first.words} may take {_size(first)}, but {why} to say. Run more rounds (--repeats), or "
+            "measure on a quieter machine."
         )
     if not found:
         computing = next((row.share for row in rows if row.part == "computing"), None)
         # Parts are differences of runs, so that noise can make one of them more than the whole.
         rest = "" if computing is None else f" {min(1.0, computing):.0%} of a step is computing."
         return (
-            f"Nothing stands out: no part beside computing is shown to take {STANDS_OUT:.0%} of a step or more.{rest}"
+            f"Nothing stands out: no part other than computing is shown to take {STANDS_OUT:.0%} of a step or more."
+            f"{rest}"
         )
-    others = "".join(f" Also {_in_words(row)}." for row in found[1:])
-    return f"This run is bound by {_in_words(found[0])}.{others}"
+    others = "".join(f" Also {row.words}: {_size(row)}." for row in found[1:])
+    return f"This run is bound by {found[0].words}: {_size(found[0])}.{others}"
 
 
 def _to_remedy(rows: Sequence[PartRow]) -> dict[Part, float]:
@@ -231,9 +234,9 @@ def _to_remedy(rows: Sequence[PartRow]) -> dict[Part, float]:
     return {row.part: row.share for row in rows if row.stands_out} or large
 
 
-def _in_words(row: PartRow) -> str:
+def _size(row: PartRow) -> str:
     interval = "" if row.low is None or row.high is None else f" (interval {row.low:.0%} to {row.high:.0%})"
-    return f"{row.words}: {row.share:.0%} of a step{interval}, {row.milliseconds:.3g} ms"
+    return f"{row.share:.0%} of a step{interval}, {row.milliseconds:.3g} ms"
 
 
 def _unmeasured(
@@ -243,7 +246,7 @@ def _unmeasured(
         "exchange": ("no exchange",),
         "waiting": ("computing alone",),
         "launching": (variants.alone, "larger batch"),
-        "sharing": ("one device",),
+        "sharing": ("one device", "computing alone"),
     }
     missing = {**variants.unmeasured, **failures}
     for part, of in needed.items():
@@ -254,9 +257,9 @@ def _unmeasured(
             reason = (
                 "with synchronized BatchNorm replicas wait for each other in every layer, which shows as computing"
                 if parts.waits_within
-                else "one process drives all devices, and is not told which of them it waits for"
+                else "one process drives all devices and cannot see which of them it waits for"
             )
-        yield part, reason or "it never completed"
+        yield part, reason or "none of its runs completed"
 
 
 def _slowest(parts: StepParts, config: RunConfig) -> str | None:
@@ -271,11 +274,11 @@ def _slowest(parts: StepParts, config: RunConfig) -> str | None:
 
 
 def _speedup(parts: StepParts, config: RunConfig) -> float | None:
-    """At the same batch per device: as many more images in a step that takes longer."""
+    """As many more images in a step that takes longer; with one batch on each, since one device would read too."""
 
     def ratio(each: Round) -> float | None:
-        one, whole = each.step("one device"), each.step("as it is")
-        return None if one is None or whole is None else config.topology.num_replicas * one / whole
+        one, together = each.step("one device"), each.step("no input")
+        return None if one is None or together is None else config.topology.num_replicas * one / together
 
     return parts.median(ratio)
 

@@ -29,21 +29,24 @@ class Floor:
     """Of what, or why it is not known."""
 
 
-def floors_of(config: RunConfig, result: RunResult) -> dict[Part, Floor]:
+def floors_of(config: RunConfig, result: RunResult, measured_link: str | None = None) -> dict[Part, Floor]:
     """The floors of a run.
 
     Args:
         config: of the run.
         result: of it, which knows its gradients and its GPUs.
+        measured_link: the rate of the link between its machines, where it is known.
     """
-    return dict(_floors(config, result))
+    return dict(_floors(config, result, measured_link))
 
 
-def interconnect_of(config: RunConfig, result: RunResult) -> Interconnect | None:
-    """What connects the replicas of a run, where its speed is known: a limited link, or PCIe alone within one node."""
+def interconnect_of(config: RunConfig, result: RunResult, measured_link: str | None = None) -> Interconnect | None:
+    """What connects the replicas of a run, where its speed is known: a limited or named link between nodes, or PCIe
+    alone within one node."""
     cluster = config.cluster
     within = _bus(result) or Link(name="memory")
-    between = link_between_nodes(config.placement.link) if config.placement.link else None
+    rate = measured_link or config.placement.link
+    between = link_between_nodes(rate) if rate else None
     if cluster.num_nodes > 1 and between is None:
         return None
     if cluster.num_nodes == 1 and (_bus(result) is None or _has_nvlink(result)):
@@ -57,33 +60,36 @@ def interconnect_of(config: RunConfig, result: RunResult) -> Interconnect | None
     )
 
 
-def _floors(config: RunConfig, result: RunResult) -> Iterator[tuple[Part, Floor]]:
+def _floors(config: RunConfig, result: RunResult, measured_link: str | None) -> Iterator[tuple[Part, Floor]]:
     workload = config.workload
     rows = workload.global_batch_size / config.topology.num_replicas
     num_bytes = rows * (workload.image_size**2 * IMAGE_CHANNELS + TABLE_BYTES)
     bus = _bus(result)
     if config.cluster.device_type == "cpu":
-        yield "input", Floor(seconds=0.0, words="on the CPU batches are in memory already and cross no bus")
+        yield "input", Floor(seconds=0.0, words="0 ms, since on the CPU there is no copy to a device")
     elif bus is None:
-        yield "input", Floor(seconds=None, words="the bus of the devices is not known")
+        yield "input", Floor(seconds=None, words="not known, since the bus of the devices is not")
     else:
-        words = f"{num_bytes / 1e6:.3g} MB per device and step over {bus.name}, beside computing"
+        words = f"{num_bytes / 1e6:.3g} MB per device and step over {bus.name}, which may overlap with computing"
         yield "input", Floor(seconds=bus.seconds(num_bytes), words=words)
     if config.topology.num_replicas == 1:
         return
+    yield "devices", Floor(seconds=None, words="not known, since this mode has no step without its exchange")
     if result.gradients is None:
-        yield "exchange", Floor(seconds=None, words="the size of the gradients was not recorded")
+        yield "exchange", Floor(seconds=None, words="not known, since the size of the gradients was not recorded")
         return
     gradient_bytes = result.gradients.num_bytes
     size = f"{gradient_bytes / 1e6:.3g} MB of gradients"
-    if (interconnect := interconnect_of(config, result)) is None:
+    if (interconnect := interconnect_of(config, result, measured_link)) is None:
         where = "between the nodes" if config.cluster.num_nodes > 1 else "between the devices"
-        words = f"{size}; the speed of the link {where} is not known"
+        has_machines = config.cluster.num_nodes > 1 and not config.cluster.simulated
+        fix = "; name it with --measured-link" if has_machines else ""
+        words = f"not known ({size} over a link of unknown speed {where}{fix})"
         yield "exchange", Floor(seconds=None, words=words)
     else:
         seconds = interconnect.wire_seconds("all-reduce", gradient_bytes)
         link = interconnect.between if config.cluster.num_nodes > 1 else interconnect.within
-        words = f"{size} keep the link ({link.name}) busy, of which the backward pass can hide a part"
+        words = f"{size} over the link ({link.name}), part of which the backward pass can hide"
         yield "exchange", Floor(seconds=seconds, words=words)
 
 

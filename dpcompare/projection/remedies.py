@@ -9,8 +9,9 @@ from pydantic import BaseModel, ConfigDict
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.step_parts import Part, StepParts
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
+from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.floors import interconnect_of
-from dpcompare.projection.link import rate_in_words, rate_of
+from dpcompare.projection.link import rate_in_words
 from dpcompare.projection.recorded_exchange import exchange_of
 from dpcompare.projection.step import StepWork
 from dpcompare.projection.what_helps import Change, what_helps
@@ -21,9 +22,6 @@ LARGEST_ERROR = 0.1
 """Relative, of the model at the link that was measured: beyond it nothing is predicted of another one."""
 PLAUSIBLE_COPYING = 1e-8
 """Seconds per byte: three times what TensorFlow's ring takes on the CPU, which takes longer than gloo."""
-
-CHANGES_OF_THE_EXCHANGE: tuple[Change, ...] = ("a link twice as fast", "gradients exchanged in buckets")
-"""Of those that the model knows; what a batch makes is taken from the larger one that was measured."""
 
 
 class Remedy(BaseModel):
@@ -43,7 +41,13 @@ class Remedy(BaseModel):
     """To try it."""
 
 
-def remedies_of(found: Mapping[Part, float], parts: StepParts, config: RunConfig, result: RunResult) -> list[Remedy]:
+def remedies_of(
+    found: Mapping[Part, float],
+    parts: StepParts,
+    config: RunConfig,
+    result: RunResult,
+    measured_link: str | None = None,
+) -> list[Remedy]:
     """The one that helps most first.
 
     Args:
@@ -51,8 +55,12 @@ def remedies_of(found: Mapping[Part, float], parts: StepParts, config: RunConfig
         parts: of the step.
         config: of the run.
         result: of it, which knows its gradients and its GPUs.
+        measured_link: the rate of the link between its machines, where it is known.
     """
-    remedies = [*_of_parts(found, parts, config), *_of_model(found, parts, config, result)]
+    interconnect = interconnect_of(config, result, measured_link)
+    remedies = [*_of_parts(found, parts, config)]
+    if "exchange" in found and interconnect:
+        remedies += _of_model(parts, config, result, interconnect)
     if found.keys() & {"exchange", "devices", "launching"}:
         remedies += _of_batch("launching" if "launching" in found else "exchange", parts, config)
     remedies = remedies or [_of_computing()]
@@ -65,16 +73,16 @@ def _of_parts(found: Mapping[Part, float], parts: StepParts, config: RunConfig) 
         threads = 2 * config.input_threads
         yield Remedy(
             part="input",
-            words=f"input that computing hides: {threads} threads that read, a prepared store, or faster storage",
+            words=f"Hide input behind computing: try {threads} reader threads, a prepared store or faster storage",
             speedup=_without(found["input"]),
             at_most=True,
             changes={"input_threads": str(threads)},
         )
     if "waiting" in found:
-        named = f"process {parts.slowest} is the slowest" if parts.is_always_slowest else "no process is always slowest"
+        where = f"the machine of process {parts.slowest}" if parts.is_always_slowest else "each machine"
         yield Remedy(
             part="waiting",
-            words=f"equally fast processes; {named}: check what else its machine runs, its clock rate and its storage",
+            words=f"Make processes equally fast: check what else {where} runs, its clock rate and its storage",
             speedup=_without(found["waiting"]),
             at_most=True,
         )
@@ -82,7 +90,7 @@ def _of_parts(found: Mapping[Part, float], parts: StepParts, config: RunConfig) 
     if together:
         yield Remedy(
             part="exchange" if "exchange" in found else "devices",
-            words="an exchange that takes no time, which no link reaches",
+            words="Upper bound: a free exchange (no real link achieves this)",
             speedup=_without(together),
             at_most=True,
         )
@@ -97,7 +105,7 @@ def _of_batch(part: Part, parts: StepParts, config: RunConfig) -> Iterator[Remed
         return
     yield Remedy(
         part=part,
-        words=f"{TIMES_THE_BATCH} times the batch per device, if training allows it and memory holds it",
+        words=f"A batch {TIMES_THE_BATCH} times as large, if the training tolerates it and it fits into memory",
         speedup=speedup,
         at_most=False,
         changes={"global_batch_size": str(TIMES_THE_BATCH * config.workload.global_batch_size)},
@@ -105,35 +113,36 @@ def _of_batch(part: Part, parts: StepParts, config: RunConfig) -> Iterator[Remed
 
 
 def speedup_of_batch(parts: StepParts) -> float | None:
-    """Of TIMES_THE_BATCH, as its images were measured: what is exchanged, launched and updated stays as it is."""
-    step, per_batch = parts.seconds, parts.median(lambda each: each.per_batch)
-    if step is None or per_batch is None:
+    """Of TIMES_THE_BATCH: computing and input that is not hidden grow with it; exchange and launching do not."""
+    step, images = parts.seconds, parts.median(lambda each: each.per_batch)
+    reading = parts.median(lambda each: each.unhidden_input)
+    if step is None or images is None or reading is None:
         return None
-    return TIMES_THE_BATCH * step / (step + (TIMES_THE_BATCH - 1) * max(per_batch, 0.0))
+    return TIMES_THE_BATCH * step / (step + (TIMES_THE_BATCH - 1) * (max(images, 0.0) + max(reading, 0.0)))
 
 
-def _of_model(found: Mapping[Part, float], parts: StepParts, config: RunConfig, result: RunResult) -> Iterator[Remedy]:
+def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconnect: Interconnect) -> Iterator[Remedy]:
     """A faster link and another exchange, by the model, where it predicts the step that was measured."""
-    interconnect = interconnect_of(config, result)
-    exchange = exchange_of(config, [result.gradients], result.gradients) if result.gradients else None
     whole, computing = parts.seconds, parts.median(lambda each: each.of_all("no exchange"))
-    if "exchange" not in found or not (interconnect and exchange and whole and computing):
+    if not (config.mode_row.exchange and result.gradients and whole and computing):
         return
+    exchange = exchange_of(config, [result.gradients], result.gradients)
     cell = MeasuredCell(exchange=exchange, computing_seconds=computing, seconds=whole, interconnect=interconnect)
     if (fitted := _fitted(cell)) is None:
         return
     batch = config.workload.global_batch_size / config.topology.num_replicas
     work = StepWork(computing_seconds=computing, batch_per_device=batch, exchange=exchange)
-    for improvement in what_helps(work, fitted.applied_to(interconnect)):
-        if improvement.change in CHANGES_OF_THE_EXCHANGE:
-            link = config.placement.link if improvement.change == "a link twice as fast" else None
-            yield Remedy(
-                part="exchange",
-                words=improvement.change,
-                speedup=improvement.factor,
-                at_most=False,
-                changes={"link": rate_in_words(2 * rate_of(link, "--link"))} if link else {},
-            )
+    link = rate_in_words(2 * interconnect.between.bytes_per_second)
+    tried: dict[Change, tuple[str, dict[str, str]]] = {
+        "a link twice as fast": (f"A link twice as fast ({link})", {"link": link} if config.placement.link else {}),
+        "gradients in buckets": (
+            "Exchange gradients in buckets during the backward pass, as torch's ddp does",
+            {"framework": "torch", "mode": "ddp"},
+        ),
+    }
+    for change, speedup in what_helps(work, fitted.applied_to(interconnect)).items():
+        words, changes = tried[change]
+        yield Remedy(part="exchange", words=words, speedup=speedup, at_most=False, changes=changes)
 
 
 def _fitted(cell: MeasuredCell) -> Fitted | None:
@@ -151,7 +160,7 @@ def _fitted(cell: MeasuredCell) -> Fitted | None:
 def _of_computing() -> Remedy:
     return Remedy(
         part="computing",
-        words="faster computing: the settings of the native profile, tried one by one",
+        words="Speed up computing: try the settings of the native profile one by one",
         speedup=None,
         at_most=False,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator
 
-from dpcompare.projection.explanation import Explanation, PartRow
+from dpcompare.projection.explanation import WORDS, Explanation, PartRow
 from dpcompare.report.formats import escaped, figure
 from dpcompare.report.text import NARROWEST, WIDEST
 
@@ -68,7 +68,7 @@ def _measured(explanation: Explanation) -> str:
 def _cells(row: PartRow) -> tuple[str, ...]:
     interval = "-" if row.low is None or row.high is None else f"{row.low:.0%} to {row.high:.0%}"
     return (
-        row.words + (" *" if row.stands_out else ""),
+        ("of which " if row.part == "sharing" else "") + row.words + (" *" if row.stands_out else ""),
         f"{row.share:.0%}",
         interval,
         f"{row.milliseconds:.3g}",
@@ -78,29 +78,32 @@ def _cells(row: PartRow) -> tuple[str, ...]:
 
 def _sentences(explanation: Explanation) -> Iterator[str]:
     if explanation.confidence:
-        intervals = f"Intervals of {explanation.confidence} over {explanation.rounds} rounds"
+        intervals = f"{explanation.confidence} intervals over {explanation.rounds} rounds"
         yield f"{intervals}; differences are taken within each round."
-    yield from (f"{row.words}: {row.floor}." for row in explanation.parts if row.floor)
+    yield from (f"{row.words} floor: {row.floor}." for row in explanation.parts if row.floor)
     yield from ([explanation.slowest] if explanation.slowest else [])
     if explanation.speedup is not None:
-        yield f"All devices together make {explanation.speedup:.2f} times as many images per second as one alone."
+        yield (
+            f"Without input, all devices together train {explanation.speedup:.2f} times as many images per second as "
+            "one of them alone."
+        )
     for reason, parts in _by_reason(explanation).items():
-        yield f"Not measured: {', '.join(parts)}: {reason}."
+        yield f"Not measured: {', '.join(parts)} ({reason})."
     yield from explanation.remarks
 
 
 def _by_reason(explanation: Explanation) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
-    for words, reason in explanation.unmeasured.items():
-        found.setdefault(reason, []).append(words)
+    for part, reason in explanation.unmeasured.items():
+        found.setdefault(reason, []).append(WORDS[part])
     return found
 
 
 def _remedies(explanation: Explanation) -> Iterator[tuple[str, str | None]]:
     for remedy in explanation.remedies:
         if remedy.speedup is None:
-            gain = "only a trial can tell by how much"
+            gain = "Only a trial can tell by how much"
         else:
-            gain = f"{'at most ' if remedy.at_most else ''}{remedy.speedup:.2f} times as many images per second"
-            gain += "" if remedy.at_most else ", predicted"
-        yield f"{remedy.words}: {gain}", remedy.command
+            size = f"{remedy.speedup:.2f} times as many images per second"
+            gain = f"At most {size}" if remedy.at_most else f"Predicted: {size}"
+        yield f"{remedy.words}. {gain}", remedy.command

@@ -61,6 +61,8 @@ def test_a_run_is_planned_from_its_directory(run_dir):
         ({"dpcompare_version": "9.9.1"}, [], "is a run of dpcompare 9.9.1"),
         ({}, ["--steps", "5"], "received --steps with the run"),
         ({}, ["--repeats", "0"], "Invalid value for '--repeats'"),
+        ({}, ["--measured-link", "fast"], "--measured-link: received 'fast', expected a rate"),
+        ({}, ["--measured-link", "10gbit"], "with a run on one machine; expected a run on several machines"),
     ],
 )
 def test_a_run_that_cannot_be_explained_is_refused_before_anything_starts(run_dir, spoil, arguments, message):
@@ -79,6 +81,10 @@ def test_what_is_neither_an_arm_nor_a_run_is_refused(tmp_path):
         (["torch:nothing", "--device", "cpu"], "unknown mode 'nothing'"),
         (["torch:ddp,nosuch=mlp"], "nosuch"),
         (["nowhere"], "expected the directory of a run that has ended"),
+        (
+            ["torch:ddp,engine=namespaces,link=1gbit", "--nodes", "2", "--device", "cpu", "--measured-link", "10gbit"],
+            "received '10gbit' with a run that has --link 1gbit; expected only one of them",
+        ),
     ):
         refused = invoke("explain", *arguments)
         assert refused.code == 2, arguments
@@ -142,6 +148,9 @@ def test_a_command_that_is_recommended_asks_for_the_run_it_is_of(config):
     assert built == config
     larger = shlex.split(command_of(config, {"global_batch_size": "128"}))
     assert run.make_context("run", larger[2:]).params["global_batch_size"] == 128
+    elsewhere = shlex.split(command_of(config, {"framework": "jax", "mode": "multiprocess"}))
+    assert elsewhere[2] == "jax:multiprocess"
+    assert {"--tune", "--python"}.isdisjoint(elsewhere)  # another framework has another interpreter
 
 
 def test_what_can_be_tuned_is_recommended_as_a_study():

@@ -59,6 +59,7 @@ def test_input_and_exchange_that_hide_each_other_are_saved_only_together():
     found = milliseconds(of(rounds(**beside, **alone)))
     assert (found["input"], found["exchange"], found["together"]) == (0.0, 0.0, 50.0)
     assert (found["launching"], found["computing"]) == (0.0, 100.0)
+    assert of(rounds(**beside, **alone)).rounds[0].unhidden_input == pytest.approx(0.05)
 
 
 def test_a_step_waits_for_whichever_process_is_slow_in_it():
