@@ -26,6 +26,7 @@ from dpcompare.experiments.statistics import (
     RatioPair,
     claims_of,
     jitter,
+    num_trimmed,
     paired_ratio,
 )
 from dpcompare.experiments.time_to_accuracy import accuracy_curve, target_row, time_to_accuracy
@@ -126,7 +127,12 @@ def widest_interval(comparison: Comparison) -> float | None:
 def _half_width(made: ClaimRow, level: float) -> float:
     if made.ratio is None or made.standard_error is None:
         return math.inf
-    ratio = Ratio(value=made.ratio, standard_error=made.standard_error, rounds=made.rounds)
+    ratio = Ratio(
+        value=made.ratio,
+        standard_error=made.standard_error,
+        rounds=made.rounds,
+        trimmed=num_trimmed(made.rounds),
+    )
     return math.expm1(ratio.half_width(level) or 0.0)
 
 

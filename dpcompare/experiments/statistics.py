@@ -78,6 +78,8 @@ class Ratio:
     standard_error: float | None
     """Of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
+    trimmed: int = 0
+    """Rounds that were left out at each end."""
 
     @property
     def degrees(self) -> int:
@@ -85,8 +87,7 @@ class Ratio:
 
         Where rounds are trimmed one fewer than Yuen has: at the levels of 15 pairs, 0.27%, hers misses 0.39% in 12.
         """
-        trimmed = _num_trimmed(self.rounds)
-        return self.rounds - 2 * trimmed - 1 - bool(trimmed)
+        return self.rounds - 2 * self.trimmed - 1 - bool(self.trimmed)
 
     def half_width(self, level: float) -> float | None:
         """Of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
@@ -114,28 +115,32 @@ class Ratio:
         return float(2 * stdtr(self.degrees, -distance / self.standard_error))
 
 
-def paired_ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
+def paired_ratio(first: Sequence[float | None], second: Sequence[float | None], *, trims: bool = True) -> Ratio | None:
     """The ratio first / second of two speeds, one per round; rounds that lack one of them are left out.
 
     The logarithms of the rounds' ratios are taken as normal, and the interval is Student's (a percentile bootstrap of 5
     rounds covers 85%, not 95%). What drifts from round to round cancels, since both ran in each. Many rounds
     are trimmed, by Yuen's test (Biometrika 61, 1974): the nearest that is kept takes the place of what is left out in
     their variance.
+
+    Args:
+        first, second: positive, one per round; None where there is none.
+        trims: whether many rounds are trimmed: those of extreme ratios were disturbed, and are no outcome.
     """
     logs = np.sort(np.log([a / b for a, b in zip(first, second, strict=True) if a and b]))
     if not len(logs):
         return None
-    trimmed = _num_trimmed(len(logs))
+    trimmed = num_trimmed(len(logs)) if trims else 0
     kept = logs[trimmed : len(logs) - trimmed]
     error = None
     if len(logs) >= ROUNDS_FOR_INTERVAL:
         replaced = np.clip(logs, kept[0], kept[-1])
         error = math.sqrt(float(((replaced - replaced.mean()) ** 2).sum()) / (len(kept) * (len(kept) - 1)))
-    return Ratio(value=math.exp(float(kept.mean())), standard_error=error, rounds=len(logs))
+    return Ratio(value=math.exp(float(kept.mean())), standard_error=error, rounds=len(logs), trimmed=trimmed)
 
 
-def _num_trimmed(rounds: int) -> int:
-    """Ratios that are left out at each end."""
+def num_trimmed(rounds: int) -> int:
+    """Ratios of speeds that are left out at each end."""
     return rounds // 6 if rounds >= ROUNDS_TO_TRIM else 0
 
 

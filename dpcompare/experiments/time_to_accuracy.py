@@ -105,8 +105,8 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     return RatioPair(
         first=first.name,
         second=second.name,
-        # The arm that needs less time is faster.
-        ratio=paired_ratio(_seconds(second), _seconds(first)),
+        # The arm that needs less time is faster. A seed that takes long is an outcome and no stall.
+        ratio=paired_ratio(_seconds(second), _seconds(first), trims=False),
         unequal=unequal,
         exploratory=is_exploratory(first, second),
     )

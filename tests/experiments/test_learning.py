@@ -231,6 +231,14 @@ def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
     assert "6 of 8 reached it" in as_markdown(shown)
 
 
+def test_a_seed_that_takes_long_is_not_trimmed():
+    first = evaluated(varied(runs("torch", "ddp", [100.0] * 12), [0.8] * 12, target=0.7), [EARLY] * 12, [0.1] * 12)
+    second = varied(runs("tensorflow", "multiworker", [100.0] * 12), [0.8] * 12, target=0.7)
+    evaluated(second, [EARLY] * 10 + [LATE] * 2, [0.1] * 12)
+    (made,) = compared(first, second).time_to_accuracy.claims
+    assert made.ratio == pytest.approx(1.5 ** (2 / 12))
+
+
 def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
     first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7), [LATE] * 8, SECONDS)
