@@ -120,9 +120,10 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
         click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
     learned = [comparison.learning.headline, comparison.learning.varied] if comparison.learning else []
-    in_time = comparison.time_to_accuracy.sentences if comparison.time_to_accuracy else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
-    for sentence in filter(None, (*learned, *in_time, stopped, comparison.unchecked)):
+    for sentence in filter(
+        None, (*learned, *comparison.target_sentences, *comparison.not_judged, stopped, comparison.unchecked)
+    ):
         print_sentence(sentence)
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:

@@ -178,7 +178,7 @@ def _not_comparable(pair: LearningPair) -> LearningClaim:
         outcome="NOT COMPARABLE",
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE in {pair.measure}: {pair.inequality}.",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE in {pair.measure}. {pair.inequality}",
     )
 
 

@@ -21,8 +21,8 @@ from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import Learning, LearningRow, SpreadRow
 from dpcompare.results.result import RunResult
 
-SheetOf = Callable[[Sequence[ArmRuns]], fairness.Sheet]
-"""The fairness sheet of some arms."""
+SheetOf = Callable[[ArmRuns, ArmRuns], fairness.Sheet]
+"""The fairness sheet of two arms."""
 
 
 def figures_of(arm: ArmRuns, measure: Measure) -> list[float | None]:
@@ -52,9 +52,7 @@ def learning_of(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> Learning | None:
     if any(arm.config.stop_at_target for arm in arms):  # their last accuracy is the one that they were to reach
         return None
     margin = arms[0].margin / 100
-    pairs = [
-        pair for first, second in combinations(arms, 2) for pair in _pairs(first, second, sheet_of([first, second]))
-    ]
+    pairs = [pair for first, second in combinations(arms, 2) for pair in _pairs(first, second, sheet_of(first, second))]
     claims = learning_claims(pairs, arms[0].plan, margin)
     return Learning(
         varied=_varied([run for arm in arms for run in arm.completed]),
@@ -62,6 +60,21 @@ def learning_of(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> Learning | None:
         headline=_headline(claims, margin),
         claims=[_row(claim) for claim in claims],
     )
+
+
+def not_judged(arms: Sequence[ArmRuns]) -> list[str]:
+    """Why nothing is claimed of accuracies, or of times to accuracy, that one may expect to be compared."""
+    sentences = []
+    if len(arms) > 1 and any(arm.config.stop_at_target for arm in arms):
+        sentences.append(
+            "Runs that stop at the target all end near the same accuracy, so their final accuracies are not compared."
+        )
+    if len({arm.source for arm in arms}) > 1 and any(arm.varies_seed for arm in arms):
+        sentences.append(
+            "Accuracies and times to accuracy are compared within one study, whose arms share the seed of each round: "
+            "report each study alone."
+        )
+    return sentences
 
 
 def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[LearningPair]:

@@ -130,7 +130,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         if len(group.arms) > 1:
             yield within(group, comparison)
-    if comparison.time_to_accuracy is None and _accuracies_of_one_seed_differ(comparison):
+    if not comparison.not_judged and _accuracies_of_one_seed_differ(comparison):
         yield "Accuracies are from one seed, and rounding alone can move them; use --vary-seed to compare them."
 
 

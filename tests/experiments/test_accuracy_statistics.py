@@ -88,7 +88,7 @@ def claim(first, second, *, measure="accuracy", plan=Plan(rounds=8), margin=0.01
             (BETTER, SEEDS),
             {"unequal": ["optimizer", "schedule"]},
             "NOT COMPARABLE",
-            "a and b are NOT COMPARABLE in accuracy: optimizer, schedule differ.",
+            "a and b are NOT COMPARABLE in accuracy. Settings that differ: optimizer, schedule.",
         ),
     ],
 )

@@ -14,7 +14,8 @@ from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import Collection, collect
 from dpcompare.experiments.predictions import confusion
 from dpcompare.experiments.study import Study
-from dpcompare.report.formats import as_json, as_markdown
+from dpcompare.report.curves import accuracy_over_seconds, accuracy_over_steps
+from dpcompare.report.formats import FIGURES, as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
 from dpcompare.report.text import as_text
@@ -142,7 +143,9 @@ def test_seeds_that_differ_within_a_round_are_no_pair():
     other.runs[2] = other.runs[2].model_copy(update={"weights_sha256": "of another seed"})
     shown = compared(ddp(), other)
     assert shown.verdict == "NOT COMPARABLE"
-    assert of_accuracy(shown)[0].sentence.endswith("are NOT COMPARABLE in accuracy: initial weights differs.")
+    assert of_accuracy(shown)[0].sentence.endswith(
+        "are NOT COMPARABLE in accuracy. Settings that differ: initial weights."
+    )
     same_seed = [runs("torch", "ddp", SPEEDS), runs("torch", "fabric", SPEEDS)]
     assert compared(*same_seed).learning is None  # rounds that repeat one training
 
@@ -155,7 +158,7 @@ def test_what_decides_speed_alone_is_no_reason_and_what_is_learned_is_one():
     assert of_accuracy(slower)[0].outcome == "the same within the margin"
     assert slower.learning.headline == of_accuracy(slower)[0].sentence
     other = {"workload": {"learning_rate": 0.1}}
-    assert "learning rate differs" in of_accuracy(compared(ddp(), multiworker(**other)))[0].sentence
+    assert "Settings that differ: learning rate." in of_accuracy(compared(ddp(), multiworker(**other)))[0].sentence
     about_it = compared(ddp(BETTER), multiworker(**other), subject=("learning rate",))
     assert of_accuracy(about_it)[0].outcome == "higher"
 
@@ -208,7 +211,7 @@ def test_the_arm_that_needs_less_training_time_is_there_first():
     assert made.outcome == "faster"
     assert made.ratio == pytest.approx(1.5 ** (7 / 8))
     assert made.sentence.startswith(
-        "torch ddp 2x1 is 1.426 times as fast as tensorflow multiworker 2x1 in training time to an accuracy of 0.7 ("
+        "torch ddp 2x1 reaches an accuracy of 0.7 1.426 times as fast as tensorflow multiworker 2x1 (training time; "
     )
     assert made.sentence in as_markdown(shown)
     band = shown.arms[1].accuracy_curve[1]
@@ -223,9 +226,10 @@ def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
     second = evaluated(multiworker(target=0.7), [NEVER] * 2 + [EARLY] * 6, SECONDS)
     shown = compared(first, second)
     assert shown.time_to_accuracy.claims == []
-    assert shown.time_to_accuracy.left_out == [
-        "tensorflow multiworker 2x1 did not reach an accuracy of 0.7 in 2 of 8 rounds (the highest was 0.800): it is "
-        "censored, so it makes no ratio."
+    assert shown.target_sentences == [
+        "torch ddp 2x1 reaches an accuracy of 0.7 after 30 steps and 3.0 s of training (medians of 8 rounds).",
+        "tensorflow multiworker 2x1 missed the target accuracy of 0.7 in 2 of 8 rounds (best in those: 0.600), so its "
+        "time to target is censored and left out of the ratios.",
     ]
     assert (shown.arms[1].to_target.reached, shown.arms[1].to_target.seconds) == (6, None)
     assert "6 of 8 reached it" in as_markdown(shown)
@@ -245,13 +249,58 @@ def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
     costs = [cost.model_copy(update={"seconds": None}) for cost in second.runs[2].evaluation_costs]
     second.runs[2] = second.runs[2].model_copy(update={"evaluation_costs": costs})
     shown = compared(first, second)
-    assert shown.time_to_accuracy.left_out == [
-        "The training time of tensorflow multiworker 2x1 to an accuracy of 0.7 is not known in 1 of 8 rounds, because "
-        "the run was resumed; no ratio uses such a round."
-    ]
+    assert shown.arms[1].to_target.sentence == (
+        "tensorflow multiworker 2x1 reaches an accuracy of 0.7 after 45 steps and 4.5 s of training (medians of 8 "
+        "rounds). Its training time is not known in 1 of 8 rounds, because the run was resumed; neither the median nor "
+        "a ratio uses such a round."
+    )
     (made,) = shown.time_to_accuracy.claims
     assert (made.rounds, made.outcome) == (7, "too few rounds")  # 8 were planned
-    assert shown.arms[1].to_target.seconds is None
+    needed = {name: FIGURES[f"to target ({name})"].cell(shown.arms[1]) for name in ("steps", "images", "s")}
+    assert needed == {"steps": "45", "images": "1,440", "s": "4.5"}
+    assert {(point.timed, point.rounds) for point in shown.arms[1].accuracy_curve} == {(7, 8)}
+    over_time = accuracy_over_seconds(shown, shown.arms)
+    assert "Those of tensorflow multiworker 2x1 leave out 1 round that had to be resumed." in over_time.explanation
+    assert {row["arm"] for row in over_time.chart.to_dict()["layer"][0]["data"]["values"]} == {
+        row.name for row in shown.arms
+    }
+
+
+def test_a_curve_ends_where_the_first_round_does():
+    """The rounds that go on are of the slower seeds: the mean of them alone would fall."""
+    made = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 7 + [NEVER], SECONDS)
+    for number, run in enumerate(made.runs[:7]):
+        early = {name: getattr(run, name)[:2] for name in ("evaluations", "evaluation_costs")}
+        made.runs[number] = run.model_copy(update=early | {"train_loss": run.train_loss[:30]})
+    shown = compared(made)
+    assert [(point.step, point.mean) for point in shown.arms[0].accuracy_curve] == [
+        (15, pytest.approx((7 * 0.5 + 0.4) / 8)),
+        (30, pytest.approx((7 * 0.75 + 0.5) / 8)),
+    ]
+    assert "a curve ends where the first round of its arm does" in accuracy_over_steps(shown, shown.arms).explanation
+    whole = compared(evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS))
+    assert "ended earlier" not in accuracy_over_steps(whole, whole.arms).explanation
+
+
+@pytest.mark.parametrize("varies", [True, False])
+def test_every_report_says_what_an_arm_needed(varies, capsys):
+    """Also of one arm, and of rounds that repeat one training, of which nothing is claimed."""
+    made = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
+    made.varies_seed = varies
+    shown = compared(made)
+    print_comparison(shown)
+    sentence = "torch ddp 2x1 reaches an accuracy of 0.7 after 30 steps and 3.0 s of training (medians of 8 rounds)."
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert sentence in as_markdown(shown)
+    assert sentence in as_html(shown)
+
+
+def test_accuracies_of_one_seed_are_said_to_be_so_beside_a_target_too():
+    arms = [evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS), evaluated(multiworker(target=0.7), [NEVER] * 8, SECONDS)]
+    for each in arms:
+        each.varies_seed = False
+        each.runs = [each.runs[0]] * 8
+    assert "use --vary-seed to compare them" in as_text(compared(*arms), 100)
 
 
 @pytest.mark.parametrize(
@@ -272,13 +321,27 @@ def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, 
     assert "speed not measured: no step came after the warm-up" in said
 
 
-def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy():
+def test_several_studies_are_said_not_to_be_judged_together():
+    first, second = ddp(BETTER, target=0.7), multiworker(target=0.7)
+    first.source, second.source = "studies/a", "studies/b"
+    shown = compared(first, second)
+    assert (shown.learning, shown.time_to_accuracy) == (None, None)
+    assert shown.not_judged[0].endswith("report each study alone.")
+
+
+def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy(capsys):
     first = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7, stop_at_target=True), [EARLY] * 8, [2 * each for each in SECONDS])
     second.runs = [run.model_copy(update={"train_loss": run.train_loss[:30]}) for run in second.runs]
     shown = compared(first, second)
     assert shown.verdict == "COMPARABLE"
     assert shown.learning is None
+    (why,) = shown.not_judged
+    assert why.endswith("all end near the same accuracy, so their final accuracies are not compared.")
+    print_comparison(shown)
+    assert why in " ".join(capsys.readouterr().out.split())
+    assert why in as_markdown(shown)
+    assert why in as_html(shown)
     assert shown.time_to_accuracy.claims[0].ratio == pytest.approx(2.0)
 
 
