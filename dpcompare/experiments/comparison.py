@@ -414,6 +414,13 @@ class Comparison(_Shown):
     claims: list[ClaimRow]
 
     @property
+    def outcomes(self) -> list[str]:
+        """Of all claims: those on speed, on what was learned, and on time to accuracy."""
+        learned = self.learning.claims if self.learning else []
+        in_time = self.time_to_accuracy.claims if self.time_to_accuracy else []
+        return [claim.outcome for claim in (*self.claims, *learned, *in_time)]
+
+    @property
     def target_sentences(self) -> list[str]:
         """What each arm needed to its target accuracy, and which of them is there first."""
         needed = [row.to_target.sentence for row in self.arms if row.to_target]

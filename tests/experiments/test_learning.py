@@ -13,7 +13,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import Collection, collect
 from dpcompare.experiments.predictions import confusion
-from dpcompare.experiments.study import Study
+from dpcompare.experiments.study import Arm, Study
 from dpcompare.report.curves import accuracy_over_seconds, accuracy_over_steps
 from dpcompare.report.formats import FIGURES, as_json, as_markdown
 from dpcompare.report.page import as_html
@@ -174,6 +174,29 @@ def test_one_device_is_compared_with_several_where_batchnorm_sees_as_many_images
     assert together.outcome == "the same within the margin"
     without = of_accuracy(compared(one(model="toy-cnn"), ddp(model="toy-cnn")))[0]
     assert without.outcome == "the same within the margin"
+
+
+def test_running_statistics_that_move_twice_a_step_are_those_of_another_model():
+    def one(**workload):
+        return varied(single(SPEEDS), NEARLY, workload={"accumulate": 2} | workload)
+
+    twice, once = one(), ddp()  # 16 images are normalised together on both sides
+    assert "micro-batches per step" in of_accuracy(compared(twice, once))[0].sentence
+    again = {"batchnorm_recompute": 20}
+    recomputed = of_accuracy(compared(one(**again), ddp(workload=again)))[0]
+    assert recomputed.outcome == "the same within the margin"
+
+
+def saved(folder, *arms, rounds=8):
+    """A study of these arms on disk, as the first of their rounds left it."""
+    made = Study(arms=[Arm(name=each.name, config=each.config) for each in arms], repeats=rounds, vary_seed=True)
+    made.save(folder)
+    for of, each in zip(made.arms, arms, strict=True):
+        for number, run in zip(made.rounds, each.runs[:rounds], strict=True):
+            run_dir = made.run_dir(folder, number, of)
+            run_dir.mkdir(parents=True)
+            run.save(run_dir)
+    return folder
 
 
 def evaluated(made, accuracies, seconds):

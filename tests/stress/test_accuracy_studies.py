@@ -10,8 +10,7 @@ from dpcompare.report.formats import as_json
 from stress import accuracy_studies
 from stress.accuracy_studies import STUDIES, commands, problems, recomputed, shortened
 from tests.experiments.test_accuracy_statistics import BETTER, SEEDS
-from tests.experiments.test_learning import compared, ddp, multiworker
-from tests.experiments.test_study import arm, study
+from tests.experiments.test_learning import compared, ddp, multiworker, saved
 from tests.support.command import invoke
 
 
@@ -56,14 +55,7 @@ def test_equal_arms_pass_only_where_they_may_be_compared():
 @pytest.fixture
 def recorded(tmp_path):
     """A study of two arms and eight rounds on disk, and its report."""
-    first, second = ddp(BETTER), multiworker()
-    made = study(arms=(arm(name=first.name), arm(name=second.name)), repeats=8, vary_seed=True)
-    made.save(tmp_path)
-    for each, of in zip((first, second), made.arms, strict=True):
-        for number, run in zip(made.rounds, each.runs, strict=True):
-            folder = made.run_dir(tmp_path, number, of)
-            folder.mkdir(parents=True)
-            run.save(folder)
+    saved(tmp_path, ddp(BETTER), multiworker())
     return tmp_path, json.loads(as_json(analyse(collect([tmp_path]))))
 
 
