@@ -16,7 +16,7 @@ from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.result import RunResult
 from dpcompare.results.target import TrainingCost
-from dpcompare.system.words import counted
+from dpcompare.system.words import counted, listed
 
 
 def target_row(arm: ArmRuns) -> TargetRow | None:
@@ -43,13 +43,15 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
 
 
 def _reached(name: str, row: TargetRow) -> str:
-    needed = f"{row.steps:.0f} steps" + ("" if row.seconds is None else f" and {row.seconds:.1f} s of training")
-    rounds = counted(row.rounds, "round") if row.rounds == 1 else f"medians of {row.rounds} rounds"
-    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {needed} ({rounds})."
+    assert row.steps is not None
+    needed = [counted(round(row.steps), "step"), *([] if row.seconds is None else [f"{row.seconds:.1f} s of training"])]
+    rounds = counted(row.rounds, "round")
+    of_rounds = rounds if row.rounds == 1 else f"medians of {rounds}"
+    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {listed(needed)} ({of_rounds})."
     if untimed := row.rounds - row.timed:
         sentence += (
-            f" Its training time is not known in {untimed} of {counted(row.rounds, 'round')}, because the run was "
-            "resumed; neither the median nor a ratio uses such a round."
+            f" Its training time is not known in {untimed} of {rounds}, because the run was resumed; neither the median "
+            "nor a ratio uses such a round."
         )
     return sentence
 

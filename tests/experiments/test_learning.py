@@ -95,7 +95,7 @@ def test_arms_whose_rounds_have_the_same_seeds_may_be_compared():
         ("loss", "lower"),
     ]
     assert shown.learning.varied == (
-        "Each round has a seed of its own, the same for all arms: initial weights, sample order."
+        "Each round uses its own seed, shared by all arms; it determines the initial weights and the sample order."
     )
     row = shown.arms[0]
     assert row.accuracy_over_seeds.mean == pytest.approx(np.mean(BETTER))
@@ -119,8 +119,8 @@ def test_the_same_sentence_is_everywhere():
 @pytest.mark.parametrize(
     ("classifier", "expected"),
     [
-        ("drawn", "a classifier, which the file of weights lacks for these classes, sample order, augmentation. It "),
-        ("from file", "the same for all arms: sample order, augmentation. It "),
+        ("drawn", "a classifier, which the file of weights lacks for these classes, the sample order and the "),
+        ("from file", "shared by all arms; it determines the sample order and the "),
     ],
 )
 def test_what_varies_with_weights_of_a_file_is_said_in_every_report(classifier, expected, capsys):
@@ -131,11 +131,20 @@ def test_what_varies_with_weights_of_a_file_is_said_in_every_report(classifier, 
             run.model_copy(update={"config": run.config | {"inputs": {"classifier": classifier}}}) for run in each.runs
         ]
     shown = compared(*arms)
-    assert shown.learning.varied.endswith(f"{expected}starts from the weights of photos.safetensors whatever the seed.")
+    assert shown.learning.varied.endswith(
+        f"{expected}augmentation. Every round starts from the weights of photos.safetensors."
+    )
     print_comparison(shown)
     assert shown.learning.varied in " ".join(capsys.readouterr().out.split())
     assert shown.learning.varied in as_markdown(shown)
     assert shown.learning.varied in as_html(shown)
+
+
+def test_one_arm_has_its_accuracy_and_nothing_to_compare():
+    assert compared(ddp(BETTER)).learning.headline == (
+        f"Only one arm, so there is nothing to compare. Its accuracy: mean {np.mean(BETTER):.1%}, standard deviation "
+        f"{np.std(BETTER, ddof=1) * 100:.2f} points, 8 rounds."
+    )
 
 
 def test_seeds_that_differ_within_a_round_are_no_pair():
@@ -334,6 +343,28 @@ def test_a_run_says_what_its_target_took(accuracies, said, tmp_path, capsys):
     assert said in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_run_with_many_evaluations_shows_ten_of_them(tmp_path, capsys):
+    run = ddp().runs[0]
+    found = [
+        Evaluation(epoch=1, step=10 * number, loss=1.0, accuracy=0.9 if number == 130 else 0.5, count=400)
+        for number in range(1, 201)
+    ]
+    print_summary(run.model_copy(update={"evaluations": found}), tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("after step") == 10
+    assert all(f"after step {step} " in said for step in (10, 1300, 2000))
+    assert "10 of 200, with the first, the best and the last; all are in result.json" in " ".join(said.split())
+    print_summary(run.model_copy(update={"evaluations": found[:10]}), tmp_path)
+    assert "with the first" not in capsys.readouterr().out
+
+
+def test_the_energy_to_the_target_is_told_where_it_is_counted(tmp_path, capsys):
+    run = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS).runs[0]
+    costs = [cost.model_copy(update={"joules": 10.0 * cost.step}) for cost in run.evaluation_costs]
+    print_summary(run.model_copy(update={"evaluation_costs": costs}), tmp_path)
+    assert "3.0 s of training, 300 J" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, capsys):
     run = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS).runs[0]
     costs = [cost.model_copy(update={"seconds": None}) for cost in run.evaluation_costs]
@@ -386,8 +417,8 @@ def test_predictions_are_counted_per_class_and_compared_sample_by_sample():
     assert shown.arms[0].class_accuracy == [0.75, 1.0, 0.5]
     assert shown.arms[0].agreement_between_rounds == pytest.approx(0.5)
     assert shown.agreements[0].sentence == (
-        "torch ddp 2x1 and tensorflow multiworker 2x1 take 75.0% of the 6 validation samples for the same class (mean "
-        "of 2 rounds, 50.0% to 100.0%)."
+        "torch ddp 2x1 and tensorflow multiworker 2x1 predict the same class for 75.0% of the 6 validation samples "
+        "(mean of 2 rounds, 50.0% to 100.0%)."
     )
     page = as_html(compared(first, second))
     assert "Confusion matrix of torch ddp 2x1, 2 rounds of 6 samples" in page
