@@ -50,8 +50,8 @@ def _reached(name: str, row: TargetRow) -> str:
     sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {listed(needed)} ({of_rounds})."
     if untimed := row.rounds - row.timed:
         sentence += (
-            f" Its training time is not known in {untimed} of {rounds}, because the run was resumed; neither the median "
-            "nor a ratio uses such a round."
+            f" Its training time is not known in {untimed} of {rounds}, because the run was resumed; neither the "
+            "median nor a ratio uses such a round."
         )
     return sentence
 

@@ -406,7 +406,7 @@ def predicted(*classes):
     return Predictions(classes=["cat", "dog", "hen"], labels=LABELS, predicted=np.array(classes))
 
 
-def test_predictions_are_counted_per_class_and_compared_sample_by_sample():
+def test_predictions_are_counted_per_class_and_compared_sample_by_sample(monkeypatch):
     first, second = ddp(), multiworker()
     right, wrong = predicted(0, 0, 1, 1, 2, 2), predicted(0, 1, 1, 1, 0, 0)
     first.predictions = [right, wrong]
@@ -423,6 +423,11 @@ def test_predictions_are_counted_per_class_and_compared_sample_by_sample():
     page = as_html(compared(first, second))
     assert "Confusion matrix of torch ddp 2x1, 2 rounds of 6 samples" in page
     assert "| cat | 75.0% | 100.0% |" in as_markdown(compared(first, second))
+    monkeypatch.setattr("dpcompare.report.page.LARGEST_MATRIX", 2)
+    large = as_html(compared(first, second))
+    assert "The whole matrix of 3 classes is in the JSON" in large
+    pairs = re.findall(r"<tr><th scope=\"row\">(\w+)</th><td>(\w+)</td><td class=\"number\">(\d)</td></tr>", large)
+    assert pairs == [("hen", "cat", "2"), ("cat", "dog", "1")]  # of the first arm; the second makes no mistake
     assert confusion(LABELS, right.predicted, 3).tolist() == [[2, 0, 0], [0, 2, 0], [0, 0, 2]]
 
 
