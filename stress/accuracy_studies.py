@@ -1,4 +1,4 @@
-"""The studies of docs/accuracy.md: which modes learn the same, and which is there first; run by the command line.
+"""The studies of docs/accuracy.md: do the modes reach the same accuracy, and which gets there first?
 
     python -m stress.accuracy_studies modes batchnorm batch planted identical --data PHOTOS [--rounds 8]
 
@@ -59,14 +59,14 @@ def _about(*knobs: str) -> list[str]:
 
 STUDIES: dict[str, Question] = {
     "modes": Question(
-        question="Do the modes learn the same, and which is there first?",
+        question="Do the modes reach the same accuracy, and which gets there first?",
         arguments=[
             *_arms("torch:single", "torch:ddp", "tensorflow:mirrored", "tensorflow:multiworker"),
             *(*PHOTOS, "--epochs", EPOCHS, "--target-accuracy", "0.55", "--keep-predictions", "--margin", "3"),
         ],
     ),
     "batchnorm": Question(
-        question="What does BatchNorm lose that sees the images of one of 4 replicas?",
+        question="How much accuracy does per-replica BatchNorm (4 images) lose against synchronized BatchNorm (16)?",
         arguments=[
             *_arms("torch:ddp", "torch:ddp,batchnorm=sync"),
             *("--nodes", "4", "--model", "toy-bn", "--image-size", "64", "--device", "cpu", "--augment", "flip"),
@@ -74,7 +74,7 @@ STUDIES: dict[str, Question] = {
         ],
     ),
     "batch": Question(
-        question="Does a batch of 256 learn what one of 32 does, with and without the linear rule?",
+        question="Does a batch of 256 reach the accuracy of one of 32, with and without the linear rule?",
         arguments=[
             *_arms(
                 "torch:single,global_batch_size=32,learning_rate=0.0125",

@@ -416,9 +416,11 @@ class Comparison(_Shown):
     @property
     def outcomes(self) -> list[str]:
         """Of all claims: those on speed, on what was learned, and on time to accuracy."""
-        learned = self.learning.claims if self.learning else []
-        in_time = self.time_to_accuracy.claims if self.time_to_accuracy else []
-        return [claim.outcome for claim in (*self.claims, *learned, *in_time)]
+        return [
+            *(claim.outcome for claim in self.claims),
+            *(claim.outcome for claim in (self.learning.claims if self.learning else ())),
+            *(claim.outcome for claim in (self.time_to_accuracy.claims if self.time_to_accuracy else ())),
+        ]
 
     @property
     def target_sentences(self) -> list[str]:

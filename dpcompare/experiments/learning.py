@@ -139,7 +139,7 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
     if same == len(judged):
         return f"All arms that may be compared are equally accurate within plus or minus {margin_in_words(margin)}."
     if all(claim.outcome == "too few rounds" for claim in judged):
-        return "Too few rounds to claim anything of accuracy."
+        return "Too few rounds to claim anything about accuracy."
     return (
         f"No difference in accuracy shown between any two arms that may be compared; {same} of their {len(judged)} "
         f"pairs are shown to be equally accurate within plus or minus {margin_in_words(margin)}."

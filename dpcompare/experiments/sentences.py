@@ -102,7 +102,7 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
             return "Nothing is ranked yet."
         if any(row.failures for row in rows):
             return (
-                f"Too few rounds to claim anything of speed: runs have failed, and at most {done} of {needed} are "
+                f"Too few rounds to claim anything about speed: runs have failed, and at most {done} of {needed} are "
                 "complete."
             )
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."

@@ -258,7 +258,7 @@ def _not_comparable(pair: RatioPair, measure: RatioOf) -> Claim:
 def _exploratory(pair: RatioPair, plan: Plan, measure: RatioOf) -> Claim:
     ratio = pair.ratio
     interval = ratio.interval(plan.level) if ratio else None
-    figures = "never measured in one round"
+    figures = "never measured in the same round"
     if ratio is not None:
         shown = interval_in_words(interval, plan.level, ratio.rounds)
         figures = f"measured ratio {ratio.value:.3f} of {measure.name} ({shown})"

@@ -157,7 +157,7 @@ def test_failed_runs_are_the_reason_for_too_few_rounds():
     failed.failures = ["round 3: killed"]
     shown = compared(failed, runs("torch", "fabric", SLOW[:3]), repeats=3)
     assert shown.headline == (
-        "Too few rounds to claim anything of speed: runs have failed, and at most 2 of 6 are complete."
+        "Too few rounds to claim anything about speed: runs have failed, and at most 2 of 6 are complete."
     )
 
 
