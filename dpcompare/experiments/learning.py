@@ -140,9 +140,10 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
         return f"All arms that may be compared are equally accurate within plus or minus {margin_in_words(margin)}."
     if all(claim.outcome == "too few rounds" for claim in judged):
         return "Too few rounds to claim anything about accuracy."
+    are = "is" if same == 1 else "are"
     return (
         f"No difference in accuracy shown between any two arms that may be compared; {same} of their {len(judged)} "
-        f"pairs are shown to be equally accurate within plus or minus {margin_in_words(margin)}."
+        f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}."
     )
 
 
