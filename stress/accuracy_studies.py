@@ -1,35 +1,38 @@
-"""The studies of docs/accuracy.md: which modes learn the same, and which is there first; run by the command line.
+"""The studies of docs/accuracy.md: do the modes reach the same accuracy, and which gets there first?
 
     python -m stress.accuracy_studies modes batchnorm batch planted identical --data PHOTOS [--rounds 8]
 
-Each is a study below --out that the same command goes on with after an interruption. Prints its sentences, and the
-differences computed again from the result files by a few lines of NumPy. `--dry-run` prints the commands. Exit code 3
-where a figure is another one, where planted differences are not found, or where more than one of 20 studies of equal
-arms claims a difference.
+Each is a study below --out that the same command goes on with after an interruption. Prints its sentences, and
+computes its means, deviations, differences and intervals again from the result files by a few lines of NumPy.
+`--dry-run` prints the commands. Exit code 3 where a figure is another one, where a pair may not be compared or has too
+few rounds, where the planted difference is not found, or where more than one of 20 studies of equal arms claims one.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t
 
-from dpcompare.experiments.study import Study
+from dpcompare.experiments.accuracy_statistics import Measure
+from dpcompare.experiments.statistics import FALSE_CLAIMS
+from dpcompare.experiments.study import Arm, Study
 
 PHOTOS = ["--model", "toy-cnn", "--image-size", "64", "--device", "cpu", "--augment", "flip"]
 EPOCHS = "10"
 """Of toy-cnn on the photographs: 54, 56 and 63% after 2, 3 and 4 in a first run; the page of `modes` shows the rest."""
-SHORT = {"--image-size": "32", "--epochs": "2"}
-"""For a try of the studies that takes minutes and answers nothing."""
+SHORT = {"--image-size": 32, "--epochs": 2}
+"""At most, for a try of the studies that takes minutes and answers nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +45,8 @@ class Question:
     times: int = 1
     """Studies, each with seeds of its own."""
     uses_photos: bool = True
-    is_false: bool = False
-    """Whether a difference that is claimed is none."""
-    is_true: bool = False
-    """Whether there is a difference to be found."""
+    expected: Literal["higher", "no difference"] | None = None
+    """What is known beforehand of the first arm's accuracy beside the second's; None where that is the question."""
 
 
 def _arms(*arms: str) -> list[str]:
@@ -58,14 +59,14 @@ def _about(*knobs: str) -> list[str]:
 
 STUDIES: dict[str, Question] = {
     "modes": Question(
-        question="Do the modes learn the same, and which is there first?",
+        question="Do the modes reach the same accuracy, and which gets there first?",
         arguments=[
             *_arms("torch:single", "torch:ddp", "tensorflow:mirrored", "tensorflow:multiworker"),
             *(*PHOTOS, "--epochs", EPOCHS, "--target-accuracy", "0.55", "--keep-predictions", "--margin", "3"),
         ],
     ),
     "batchnorm": Question(
-        question="What does BatchNorm lose that sees the images of one of 4 replicas?",
+        question="How much accuracy does per-replica BatchNorm (4 images) lose against synchronized BatchNorm (16)?",
         arguments=[
             *_arms("torch:ddp", "torch:ddp,batchnorm=sync"),
             *("--nodes", "4", "--model", "toy-bn", "--image-size", "64", "--device", "cpu", "--augment", "flip"),
@@ -73,7 +74,7 @@ STUDIES: dict[str, Question] = {
         ],
     ),
     "batch": Question(
-        question="Does a batch of 256 learn what one of 32 does, with and without the linear rule?",
+        question="Does a batch of 256 reach the accuracy of one of 32, with and without the linear rule?",
         arguments=[
             *_arms(
                 "torch:single,global_batch_size=32,learning_rate=0.0125",
@@ -91,7 +92,7 @@ STUDIES: dict[str, Question] = {
             *_arms("torch:single,steps=60", "torch:single,steps=48"),
             *(*PHOTOS, *_about("sample order", "steps trained", "measured steps")),
         ],
-        is_true=True,
+        expected="higher",
     ),
     "identical": Question(
         question="How often are equal arms under different seeds called different?",
@@ -102,14 +103,15 @@ STUDIES: dict[str, Question] = {
         ],
         times=20,
         uses_photos=False,
-        is_false=True,
+        expected="no difference",
     ),
 }
 
 
 def shortened(arguments: Sequence[str]) -> list[str]:
-    """With the values of SHORT."""
-    return [SHORT.get(before, value) for before, value in zip(["", *arguments], arguments, strict=False)]
+    """With values that are at most those of SHORT."""
+    pairs = zip(["", *arguments], arguments, strict=False)
+    return [str(min(int(value), SHORT[before])) if before in SHORT else value for before, value in pairs]
 
 
 def commands(name: str, data: str, rounds: int, out: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -128,20 +130,6 @@ def commands(name: str, data: str, rounds: int, out: Path) -> Iterator[tuple[Pat
         yield folder, arguments
 
 
-def recomputed(folder: Path, first: str, second: str) -> tuple[float, float]:
-    """Mean difference of accuracy and its standard error, from the result files alone."""
-    study = Study.load(folder)
-    accuracies = {
-        arm.name: [
-            json.loads((study.run_dir(folder, number, arm) / "result.json").read_text())["evaluations"][-1]["accuracy"]
-            for number in study.rounds
-        ]
-        for arm in study.arms
-    }
-    difference = np.subtract(accuracies[first], accuracies[second])
-    return float(difference.mean()), float(difference.std(ddof=1) / math.sqrt(len(difference)))
-
-
 def report(folder: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "dpcompare", "report", str(folder), "--json"], capture_output=True, text=True, check=True
@@ -150,39 +138,107 @@ def report(folder: Path) -> dict[str, Any]:
     return shown
 
 
-def is_wrong(folder: Path, shown: dict[str, Any]) -> bool:
-    """Print what a study says; whether one of its figures is not that of the result files."""
-    wrong = False
-    for claim in shown["learning"]["claims"]:
-        print(f"- {claim['sentence']}")
-        if claim["measure"] == "accuracy" and claim["standard_error"] is not None:
-            mean, error = recomputed(folder, claim["first"], claim["second"])
-            wrong |= not np.allclose([mean, error], [claim["difference"], claim["standard_error"]])
-            print(f"  by NumPy {mean * 100:+.4f} points, standard error {error * 100:.4f}")
-    for row in shown["arms"]:
-        spread, target = row["accuracy_over_seeds"], row["to_target"]
-        needed = f"; {target['steps']} steps, {target['seconds']} s to {target['accuracy']}" if target else ""
-        deviation = spread["standard_deviation"] or 0.0
-        print(f"- {row['name']}: accuracy {spread['mean']:.4f}, standard deviation {deviation:.4f}{needed}")
-    in_time = shown["time_to_accuracy"]
-    for sentence in (*in_time["left_out"], *(claim["sentence"] for claim in in_time["claims"])) if in_time else ():
-        print(f"- {sentence}")
-    return wrong
+def claims(shown: dict[str, Any], *measures: Measure) -> list[dict[str, Any]]:
+    """Those of a report on what its arms learned."""
+    return [claim for claim in (shown["learning"] or {"claims": []})["claims"] if claim["measure"] in measures]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again:
+    """Some figures of a report, and the same ones computed from the result files."""
+
+    what: str
+    reported: Sequence[float | None]
+    """Mean, standard deviation or standard error, and both ends of the interval; None where rounds are too few."""
+    computed: Sequence[float]
+
+    @property
+    def is_same(self) -> bool:
+        kept = [each for each in zip(self.reported, self.computed, strict=True) if each[0] is not None]
+        return all(np.isclose(one, other, rtol=1e-6, atol=1e-9) for one, other in kept)
+
+    def __str__(self) -> str:
+        mean, deviation, low, high = self.computed
+        return f"by NumPy, {self.what}: {mean:.5f}, {deviation:.5f}, {low:.5f} to {high:.5f}"
+
+
+def recomputed(folder: Path, shown: dict[str, Any]) -> Iterator[Again]:
+    """Every mean and every difference of accuracy and loss, from the result files alone."""
+    study = Study.load(folder)
+    for measure in get_args(Measure):
+        values = {arm.name: _last_evaluations(study, folder, arm, measure) for arm in study.arms}
+        for row in shown["arms"]:
+            reported = row[f"{measure}_over_seeds"] or {}  # nothing where no loss is finite
+            yield Again(
+                what=f"{measure} of {row['name']}, with its standard deviation",
+                reported=[reported.get(name) for name in ("mean", "standard_deviation", "low", "high")],
+                computed=_statistics(values[row["name"]], 0.95)[[0, 1, 3, 4]],
+            )
+        for claim in claims(shown, measure):
+            if claim["outcome"] != "NOT COMPARABLE":
+                difference = values[claim["first"]] - values[claim["second"]]
+                yield Again(
+                    what=f"{measure} of {claim['first']} - {claim['second']}, with its standard error",
+                    reported=[claim[name] for name in ("difference", "standard_error", "low", "high")],
+                    computed=_statistics(difference, claim["confidence"] or 0.95)[[0, 2, 3, 4]],
+                )
+
+
+def _last_evaluations(study: Study, folder: Path, arm: Arm, measure: Measure) -> NDArray[np.float64]:
+    """A figure per round; NaN where a loss is not finite."""
+    files = [study.run_dir(folder, number, arm) / "result.json" for number in study.rounds]
+    return np.array([json.loads(file.read_text())["evaluations"][-1][measure] for file in files], np.float64)
+
+
+def _statistics(values: NDArray[np.float64], confidence: float) -> NDArray[np.float64]:
+    """Mean, standard deviation, standard error, and the ends of Student's interval of the mean, of finite values."""
+    values = values[np.isfinite(values)]
+    mean, deviation = values.mean(), values.std(ddof=1)
+    error = deviation / np.sqrt(len(values))
+    reach = t.ppf((1 + confidence) / 2, len(values) - 1) * error
+    return np.array([mean, deviation, error, mean - reach, mean + reach])
+
+
+def print_study(shown: dict[str, Any]) -> None:
+    """All that a study says of accuracy, loss, and time to its target."""
+    in_time = shown["time_to_accuracy"] or {"claims": []}
+    targets = [row["to_target"] for row in shown["arms"] if row["to_target"]]
+    for each in (*claims(shown, "accuracy", "loss"), *targets, *in_time["claims"]):
+        print(f"- {each['sentence']}")
+
+
+def problems(question: Question, studies: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A line for everything that the reports of a question leave open, or answer otherwise than is known."""
+    for shown in studies:
+        of_accuracy = claims(shown, "accuracy")
+        unanswered = ("NOT COMPARABLE", "exploratory", "too few rounds")
+        yield from (claim["sentence"] for claim in of_accuracy if claim["outcome"] in unanswered)
+        if not of_accuracy:
+            yield "nothing is claimed of any accuracy"
+        elif question.expected == "higher" and of_accuracy[0]["outcome"] != "higher":
+            yield f"the difference is not found: {of_accuracy[0]['sentence']}"
+    different = sum(
+        any(claim["outcome"] in ("higher", "lower") for claim in claims(shown, "accuracy", "loss")) for shown in studies
+    )
+    if question.expected == "no difference":
+        print(f"{different} of {len(studies)} studies of equal arms claim a difference")
+        if different > FALSE_CLAIMS * len(studies):
+            yield f"more than {FALSE_CLAIMS:.0%} of the studies claim a difference that is none"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("studies", nargs="+", choices=STUDIES)
     parser.add_argument("--data", default="../shared/datasets/clothing", help="folder of images, or a prepared store")
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=8, help="fewer than 6 answer nothing, which is exit code 3")
     parser.add_argument("--out", type=Path, default=Path("studies/accuracy"))
     parser.add_argument("--short", action="store_true", help="small images and few epochs: a try, and no answer")
     parser.add_argument("--dry-run", action="store_true", help="print the commands and start nothing")
     arguments = parser.parse_args()
-    failed = False
+    wrong: list[str] = []
     for name in arguments.studies:
-        question, different = STUDIES[name], 0
-        print(f"\n{name}: {question.question}", flush=True)
+        print(f"\n{name}: {STUDIES[name].question}", flush=True)
+        studies = []
         for folder, asked in commands(name, arguments.data, arguments.rounds, arguments.out):
             options = shortened(asked) if arguments.short else asked
             print(f"dpcompare compare {shlex.join(options)}", flush=True)
@@ -190,13 +246,15 @@ def main() -> None:
                 continue
             subprocess.run([sys.executable, "-m", "dpcompare", "compare", *options], check=True)
             shown = report(folder)
-            failed |= is_wrong(folder, shown)
-            different += any(claim["outcome"] in ("higher", "lower") for claim in shown["learning"]["claims"])
-        if question.is_false and not arguments.dry_run:
-            print(f"{different} of {question.times} studies of equal arms claim a difference")
-            failed |= different > 1
-        failed |= question.is_true and not different and not arguments.dry_run
-    sys.exit(3 if failed else 0)
+            studies.append(shown)
+            print_study(shown)
+            for again in recomputed(folder, shown):
+                print(f"  {again}")
+                wrong += [] if again.is_same else [f"{again}, but reported: {again.reported}"]
+        wrong += () if arguments.dry_run else problems(STUDIES[name], studies)
+    for problem in wrong:
+        print(f"WRONG: {problem}", file=sys.stderr)
+    sys.exit(3 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,7 @@ def slowdown(folder: Path, rounds: int) -> Iterator[Line]:
 
 def unfairness(folder: Path, rounds: int) -> Iterator[Line]:
     made = compared(folder, [arm("one"), arm("other", batchnorm_momentum=0.99)], rounds).claims[0]
-    named = made.sentence.endswith("NOT COMPARABLE: BatchNorm momentum differs.")
+    named = made.sentence.endswith("NOT COMPARABLE. Settings that differ: BatchNorm momentum.")
     yield f"| one setting changed (BatchNorm's momentum) | {made.sentence} |", named
 
 

@@ -4,7 +4,8 @@
 
 Whichever framework trained it. RUN_DIR needs a checkpoint (`--checkpoint-every N`), PHOTOS validation/<class>/*; of
 `--augment crop` and `--batchnorm-recompute`, which evaluate other pixels or statistics, it knows nothing. Exit code 3
-where the loss differs from the recorded one by more than 1e-5, or one photograph is classified otherwise.
+where the loss differs from the recorded one by more than 1e-5 (above a loss of 1, by more than 1e-5 of it), where the
+accuracy differs, or, of a run with `--keep-predictions`, where one photograph is classified otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from torch.nn import functional
@@ -28,6 +30,7 @@ BATCH_NORM_EPSILON = 1e-3
 BATCH = 64
 
 Tensors = dict[str, torch.Tensor]
+Integers = NDArray[np.int64]
 Network = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -95,26 +98,40 @@ def toy_bn(tensors: Tensors, images: torch.Tensor) -> torch.Tensor:
     return functional.linear(x.mean((2, 3)), tensors["classifier.weight"], tensors["classifier.bias"])
 
 
-def evaluate(classify: Network, folder: Path, size: int) -> tuple[float, float]:
-    """Mean loss and accuracy on the validation photographs of a folder, of `size` x `size` pixels."""
-    loss = right = count = 0.0
+def evaluate(classify: Network, folder: Path, size: int) -> tuple[float, Integers]:
+    """Mean loss on the validation photographs of a folder, of `size` x `size` pixels; and label and class of each."""
+    loss, found = 0.0, []
     with torch.no_grad():
         for images, labels in photographs(folder, size):
             outputs = classify(images)
             loss += functional.cross_entropy(outputs, labels, reduction="sum").item()
-            right += (outputs.argmax(1) == labels).sum().item()
-            count += len(labels)
-    return loss / count, right / count
+            found.append(torch.stack([labels, outputs.argmax(1)], 1).numpy())
+    classified = np.concatenate(found)
+    return loss / len(classified), classified
+
+
+def kept_predictions(run_dir: Path) -> Integers | None:
+    """Label and class of each photograph, in their order, as the run has kept them; None where it kept none."""
+    files = sorted((run_dir / "predictions").glob("process-*.csv"))
+    if not files:
+        return None
+    rows = np.concatenate([np.loadtxt(file, np.int64, delimiter=",", skiprows=1, ndmin=2) for file in files])
+    return rows[np.argsort(rows[:, 0]), 1:]
 
 
 def main() -> None:
     run_dir, folder = map(Path, sys.argv[1:])
     workload = json.loads((run_dir / "config.json").read_text())["workload"]
     recorded = json.loads((run_dir / "result.json").read_text())["evaluations"][-1]
-    loss, accuracy = evaluate(network(workload["model"], checkpoint(run_dir)), folder, workload["image_size"])
+    loss, classified = evaluate(network(workload["model"], checkpoint(run_dir)), folder, workload["image_size"])
+    accuracy = float((classified[:, 0] == classified[:, 1]).mean())
     print(f"recorded: loss {recorded['loss']:.7f}, accuracy {recorded['accuracy']:.7f}")
     print(f"here:     loss {loss:.7f}, accuracy {accuracy:.7f}")
     is_same = abs(loss - recorded["loss"]) <= TOLERANCE * max(1, loss) and abs(accuracy - recorded["accuracy"]) < 1e-9
+    if (kept := kept_predictions(run_dir)) is not None:
+        otherwise = int((kept != classified).any(1).sum())
+        print(f"photographs that are classified otherwise: {otherwise} of {len(kept)}")
+        is_same = is_same and otherwise == 0
     sys.exit(0 if is_same else 3)
 
 

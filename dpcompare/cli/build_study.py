@@ -52,12 +52,12 @@ class StudyOptions:
     )
     vary_seed: bool = option(
         is_flag=True,
-        help="Give each round a seed of its own, the same for all arms, so that what they learn can be compared.",
+        help="Give each round its own seed, shared by all arms, so that their accuracies can be compared.",
     )
     margin: float | None = option(
         type=float,
         metavar="POINTS",
-        help="With --vary-seed: of accuracy, within which two arms count as equally accurate.  [default: 1]",
+        help="With --vary-seed: treat accuracies within this many percentage points as equal.  [default: 1]",
     )
     ablate: bool = option(is_flag=True, help="Run each arm also without gradient sync, to measure its cost.")
     subject: tuple[str, ...] = option(
@@ -149,7 +149,7 @@ def _refuse_wrong_margin(options: StudyOptions, repeats: int) -> None:
 def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
     """Refuse seeds beyond the largest one, and say what varies where weights come from a file."""
     from dpcompare.config.workload import LARGEST_SEED
-    from dpcompare.experiments.learning import seeded
+    from dpcompare.experiments.learning import varied_by_seed
 
     for arm in arms:
         if arm.config.workload.seed + repeats > LARGEST_SEED:
@@ -157,15 +157,8 @@ def _check_seeds(arms: tuple[Arm, ...], repeats: int) -> None:
                 f"--seed: received {arm.config.workload.seed} with --vary-seed, which adds the number of the round; "
                 f"expected at most {LARGEST_SEED - repeats}"
             )
-    workloads = [arm.config.workload for arm in arms]
-    files = dict.fromkeys(workload.weights for workload in workloads if workload.weights != "random")
-    if files:
-        varied = ", ".join(seeded([workload.model_dump() for workload in workloads]))
-        click.echo(
-            f"--vary-seed with --weights {', '.join(files)}: every round starts from the weights of the file; what "
-            f"varies is: {varied}, and the classifier where the file has none for these classes",
-            err=True,
-        )
+    if any(arm.config.workload.weights != "random" for arm in arms):
+        click.echo(f"--vary-seed: {varied_by_seed([arm.config.model_dump() for arm in arms])}", err=True)
 
 
 def _pair(texts: tuple[str, ...], arms: tuple[Arm, ...], run_options: RunOptions) -> tuple[str, ...] | None:

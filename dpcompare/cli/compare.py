@@ -164,9 +164,8 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
     failed = {row.name for row in comparison.arms if row.failures}
     if failed:
         yield f"run again   {hint('compare', '--resume', out, '--retry-failed')}"
-    unsettled = [made for made in comparison.claims if made.outcome == "too few rounds"]
     without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
-    if study.repeats < ROUNDS_FOR_CLAIM and (unsettled or without_interval):
+    if study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
         longer = study.model_copy(update={"repeats": ROUNDS_FOR_CLAIM})
         seconds, _ = estimate_seconds(longer, results(longer, out))
         command = hint("compare", "--resume", out, "--repeats", ROUNDS_FOR_CLAIM)
@@ -224,14 +223,21 @@ def prepared(study: Study) -> Study:
 
 
 def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
-    """Show every run of a study, and how long they will take."""
+    """Show every run of a study, and how long they will take.
+
+    Raises:
+        RequestError: its data cannot be used as asked, as far as that is known before it is prepared.
+    """
     from rich.table import Table
 
     from dpcompare.cli.output import stdout_console
     from dpcompare.experiments.estimate import estimate_seconds
     from dpcompare.experiments.study_runs import results
+    from dpcompare.launch.inputs import check_inputs
     from dpcompare.system.terminal_text import printable
 
+    for arm in study.arms:
+        check_inputs(arm.config)
     seconds, source = estimate_seconds(study, results(study, out))
     runs = [
         (number, position, arm, study.run_dir(out, number, arm))

@@ -139,7 +139,9 @@ class RunOptions:
         help="linear: --learning-rate is that of a global batch of 256 and grows with the batch.  [default: none]",
     )
     label_smoothing: float | None = _workload(
-        type=float, metavar="SHARE", help="Of each training label, spread over all classes.  [default: 0.0]"
+        type=float,
+        metavar="FRACTION",
+        help="Fraction of each label's weight spread evenly over all classes.  [default: 0.0]",
     )
     weight_decay: float | None = _workload(
         type=float,
@@ -238,13 +240,14 @@ class RunOptions:
         type=float,
         scope="study",
         metavar="FRACTION",
-        help="An accuracy to reach, such as 0.9: reported is what training took until an evaluation first did.",
+        help="Target validation accuracy, such as 0.9; reports the training time, steps and energy until an evaluation "
+        "first reaches it.",
     )
     stop_at_target: bool = _run(
-        is_flag=True, scope="study", help="End the training at the target accuracy, not at its last step."
+        is_flag=True, scope="study", help="End training as soon as the target accuracy is reached."
     )
     keep_predictions: bool = _run(
-        is_flag=True, scope="study", help="Keep what the trained model predicts of each validation sample."
+        is_flag=True, scope="study", help="Keep the trained model's prediction for each validation sample."
     )
     on_nan: str | None = _run(
         type=click.Choice(["stop", "continue"]), help="What to do when a loss is not finite.  [default: stop]"

@@ -57,10 +57,13 @@ def plan(
     \b
     dpcompare plan torch:ddp --gpus 0,1,2,3,4,5,6,7 --nodes 2
     """
+    from dpcompare.launch.inputs import check_inputs
+
     options = with_named_mode(context, named_mode, values)
     if as_json and output_format not in ("text", "json"):
         raise RequestError(f"--json: received with --format {output_format}; give one of them")
     config = as_remembered(build_config(options))
+    check_inputs(config)
     predicted = _predicted(config, study) if study else None
 
     from dpcompare.config.validation import require_one_line

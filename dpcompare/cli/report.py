@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison
+    from dpcompare.results.evaluation import Evaluation
     from dpcompare.results.result import RunResult
 
 
@@ -120,9 +122,10 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
         click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
     learned = [comparison.learning.headline, comparison.learning.varied] if comparison.learning else []
-    in_time = comparison.time_to_accuracy.sentences if comparison.time_to_accuracy else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
-    for sentence in filter(None, (*learned, *in_time, stopped, comparison.unchecked)):
+    for sentence in filter(
+        None, (*learned, *comparison.target_sentences, *comparison.not_judged, stopped, comparison.unchecked)
+    ):
         print_sentence(sentence)
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
@@ -177,14 +180,33 @@ def print_sheet(comparison: Comparison) -> None:
         print_sentence(f"- {reason}", indent=2)
 
 
+MOST_EVALUATIONS = 10
+"""Of one run, that its summary has lines for."""
+
+
+def _shown_evaluations(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
+    """All of them where they are few; else the first, the best, the last, and others at even distances."""
+    last = len(evaluations) - 1
+    if last < MOST_EVALUATIONS:
+        return evaluations
+    best = max(range(len(evaluations)), key=lambda number: evaluations[number].accuracy)
+    even = (round(last * part / (MOST_EVALUATIONS - 2)) for part in range(MOST_EVALUATIONS - 1))
+    return [evaluations[number] for number in sorted({best, *even})]
+
+
 def _evaluation_rows(result: RunResult) -> dict[str, str]:
     from dpcompare.report.formats import figure
 
+    shown = _shown_evaluations(result.evaluations)
     rows = {
         f"after step {evaluation.step}": f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, "
         f"loss {figure(evaluation.loss, '{:.4f}')}, {counted(evaluation.count, 'sample')}"
-        for evaluation in result.evaluations
+        for evaluation in shown
     }
+    if len(shown) < len(result.evaluations):
+        rows["evaluations"] = (
+            f"{len(shown)} of {len(result.evaluations)}, with the first, the best and the last; all are in result.json"
+        )
     if result.evaluations and (outlier := result.evaluations[-1].outlier):
         rows["outliers"] = outlier
     if result.target_accuracy is not None:
@@ -192,6 +214,8 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
         taken = "seconds not known, since the run was resumed"
         if cost and cost.seconds is not None:
             taken = f"{figure(cost.seconds)} s of training"
+        if cost and cost.joules is not None:
+            taken += f", {figure(cost.joules, '{:.0f}')} J"
         rows["target"] = (
             f"{target} after {counted(cost.step, 'step')}, {counted(cost.images, 'image')}, {taken}"
             if cost

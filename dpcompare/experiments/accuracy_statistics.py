@@ -178,14 +178,14 @@ def _not_comparable(pair: LearningPair) -> LearningClaim:
         outcome="NOT COMPARABLE",
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE in {pair.measure}: {pair.inequality}.",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE in {pair.measure}. {pair.inequality}",
     )
 
 
 def _shown(pair: LearningPair, level: float) -> LearningClaim:
     """A pair of which nothing is claimed, since another was named beforehand."""
     interval = pair.difference.interval(level) if pair.difference else None
-    figures = _figures(pair, interval, level) if pair.difference else "never evaluated in one round"
+    figures = _figures(pair, interval, level) if pair.difference else "never evaluated in the same round"
     return LearningClaim(
         pair=pair,
         outcome="exploratory",

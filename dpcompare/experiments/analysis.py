@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -14,7 +15,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
-from dpcompare.experiments.learning import learning_of, spread_of
+from dpcompare.experiments.learning import SheetOf, learning_of, not_judged, spread_of
 from dpcompare.experiments.predictions import predictions_of
 from dpcompare.experiments.rounds import rounds_of
 from dpcompare.experiments.scaling import is_scaling, scaling_of
@@ -26,6 +27,7 @@ from dpcompare.experiments.statistics import (
     RatioPair,
     claims_of,
     jitter,
+    num_trimmed,
     paired_ratio,
 )
 from dpcompare.experiments.time_to_accuracy import accuracy_curve, target_row, time_to_accuracy
@@ -44,10 +46,11 @@ def analyse(collection: Collection) -> Comparison:
     subject = collection.subject_of(present)
     sheet = _sheet(present, subject)
 
-    def sheet_of(pair: Sequence[ArmRuns]) -> fairness.Sheet:
-        return _sheet(pair, collection.subject_of(pair))
+    @cache
+    def sheet_of(first: ArmRuns, second: ArmRuns) -> fairness.Sheet:
+        return _sheet([first, second], collection.subject_of([first, second]))
 
-    claims = _claims(collection, list(combinations(present, 2)))
+    claims = _claims(list(combinations(present, 2)), sheet_of)
     rows = [_row(arm, present, pipeline) for arm, pipeline in zip(arms, _pipelines(arms), strict=True)]
     # A failure is reported with its arm; only rounds that are still to be run make a study partial.
     done = min((arm.complete_rounds for arm in arms if not arm.failures), default=collection.repeats)
@@ -65,7 +68,8 @@ def analyse(collection: Collection) -> Comparison:
         measured=measured_in_words([run for arm in present for run in arm.completed]),
         headline=f"PARTIAL ({done} of {collection.repeats} rounds are complete). {headline}" if partial else headline,
         learning=learning_of(present, sheet_of),
-        time_to_accuracy=time_to_accuracy(present, sheet_of),
+        time_to_accuracy=time_to_accuracy(present, {row.name: row.to_target for row in rows}, sheet_of),
+        not_judged=not_judged(present),
         predictions=predictions_of(present),
         agreement=agreement_of(claims, present),
         verdict=sheet.verdict,
@@ -126,12 +130,20 @@ def widest_interval(comparison: Comparison) -> float | None:
 def _half_width(made: ClaimRow, level: float) -> float:
     if made.ratio is None or made.standard_error is None:
         return math.inf
-    ratio = Ratio(value=made.ratio, standard_error=made.standard_error, rounds=made.rounds)
+    ratio = Ratio(
+        value=made.ratio,
+        standard_error=made.standard_error,
+        rounds=made.rounds,
+        trimmed=num_trimmed(made.rounds),
+    )
     return math.expm1(ratio.half_width(level) or 0.0)
 
 
 def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
-    """The fairness sheet of all completed runs; arms of different studies did not run in the same rounds."""
+    """The fairness sheet of all completed runs: a knob that changed between rounds makes arms not comparable as well.
+
+    Arms of different studies did not run in the same rounds.
+    """
     sheet = fairness.compare(
         [run for arm in arms for run in arm.completed], subject=subject, rounds=rounds_of_seeds(arms)
     )
@@ -149,13 +161,13 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
     return sheet
 
 
-def _claims(collection: Collection, pairs: Sequence[tuple[ArmRuns, ArmRuns]]) -> list[ClaimRow]:
+def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list[ClaimRow]:
     """Those of each study are judged together; no two arms of different studies may be compared.
 
     Several devices against one are not among them: see `dpcompare.experiments.scaling`.
     """
     pairs = [pair for pair in pairs if not is_scaling(*pair)]
-    measured = [_pair(*arms, collection.subject_of(arms)) for arms in pairs]
+    measured = [_pair(*arms, sheet_of(*arms)) for arms in pairs]
     made: dict[int, Claim] = {}
     for source in dict.fromkeys(first.source for first, _ in pairs):
         of_study = [index for index, (first, _) in enumerate(pairs) if first.source == source]
@@ -167,9 +179,7 @@ def _claims(collection: Collection, pairs: Sequence[tuple[ArmRuns, ArmRuns]]) ->
     ]
 
 
-def _pair(first: ArmRuns, second: ArmRuns, subject: Sequence[str]) -> RatioPair:
-    # All rounds of both: a knob that changed between rounds makes them not comparable as well.
-    sheet = _sheet([first, second], subject)
+def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     rounds = max(len(first.steady_speeds), len(second.steady_speeds))
     speeds = [arm.steady_speeds + [None] * (rounds - len(arm.steady_speeds)) for arm in (first, second)]
     unequal = [row.knob for row in sheet.rows if row.reason]

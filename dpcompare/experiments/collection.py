@@ -24,7 +24,7 @@ from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.terminal_text import in_one_line, printable
 
 
-@dataclass
+@dataclass(eq=False)
 class ArmRuns:
     """One arm and its run of every round."""
 

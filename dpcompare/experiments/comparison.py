@@ -58,6 +58,7 @@ class Round(_Shown):
     """Before the first evaluation that reached the target accuracy; None where none did, or there was no target."""
     seconds_to_target: float | None
     """Of training until then, without evaluations and checkpoints."""
+    images_to_target: int | None
     joules_to_target: float | None
 
     @property
@@ -106,14 +107,20 @@ class TargetRow(_Shown):
     rounds: int
     reached: int
     """Rounds in which an evaluation reached it; fewer than all: the arm is censored, and has no figures."""
+    timed: int
+    """Rounds of which the seconds are known, since they were not resumed."""
     steps: float | None
     """Before the first evaluation that reached it."""
     images: float | None
     seconds: float | None
-    """Of training, without evaluations and checkpoints."""
+    """Of training, without evaluations and checkpoints; of the rounds that are timed."""
     joules: float | None
-    sentence: str | None
-    """Of an arm that is censored, or has rounds whose time is not known."""
+    sentence: str
+    """What the arm needed, or that it is censored."""
+
+    @property
+    def is_censored(self) -> bool:
+        return self.reached < self.rounds
 
 
 class AccuracyPoint(_Shown):
@@ -121,13 +128,14 @@ class AccuracyPoint(_Shown):
 
     step: int
     seconds: float | None
-    """Of training until then, median of the rounds."""
+    """Of training until then, median of the rounds of which it is known."""
+    timed: int
+    """These rounds: those that were not resumed."""
     mean: float
     low: float
     high: float
     """Lowest and highest of the rounds."""
     rounds: int
-    """That were evaluated then."""
 
 
 class Group(_Shown):
@@ -361,15 +369,8 @@ class TimeToAccuracy(_Shown):
 
     target: float
     """Accuracy, as a fraction of the validation samples."""
-    left_out: list[str]
-    """A sentence per arm that did not reach it in every round, or has rounds whose training time is not known."""
     claims: list[TimeClaimRow]
-    """Empty where the rounds repeat one training."""
-
-    @property
-    def sentences(self) -> list[str]:
-        """All that is said."""
-        return [*self.left_out, *(claim.sentence for claim in self.claims)]
+    """Of the arms that reached it in every round; empty where the rounds repeat one training."""
 
 
 class Comparison(_Shown):
@@ -396,7 +397,9 @@ class Comparison(_Shown):
     learning: Learning | None
     """None where the rounds repeat one training, or each arm ends at the accuracy that it was to reach."""
     time_to_accuracy: TimeToAccuracy | None
-    """None where no accuracy was to be reached."""
+    """None where the arms have not the same target, or are of several studies."""
+    not_judged: list[str]
+    """Why accuracies are not judged, or times to accuracy, where one may expect it."""
     predictions: PredictionRows | None
     """None where none were kept."""
     agreement: str | None
@@ -409,3 +412,18 @@ class Comparison(_Shown):
     arms: list[ArmRow]
     groups: list[Group]
     claims: list[ClaimRow]
+
+    @property
+    def outcomes(self) -> list[str]:
+        """Of all claims: those on speed, on what was learned, and on time to accuracy."""
+        return [
+            *(claim.outcome for claim in self.claims),
+            *(claim.outcome for claim in (self.learning.claims if self.learning else ())),
+            *(claim.outcome for claim in (self.time_to_accuracy.claims if self.time_to_accuracy else ())),
+        ]
+
+    @property
+    def target_sentences(self) -> list[str]:
+        """What each arm needed to its target accuracy, and which of them is there first."""
+        needed = [row.to_target.sentence for row in self.arms if row.to_target]
+        return [*needed, *(claim.sentence for claim in (self.time_to_accuracy.claims if self.time_to_accuracy else ()))]

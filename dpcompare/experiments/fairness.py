@@ -152,19 +152,25 @@ def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]
 
 
 def _normalised_alike(results: Sequence[RunResult]) -> bool:
-    """Whether BatchNorm takes its statistics of as many images in all results, or there is none.
+    """Whether BatchNorm does the same in all results, or there is none.
 
     Workers that train asynchronously learn otherwise by their number alone.
     """
-    together = {_normalised_together(result) for result in results}
-    return len(together) == 1 and None not in together
+    found = {_normalisation(result) for result in results}
+    return len(found) == 1 and None not in found
 
 
-def _normalised_together(result: RunResult) -> float | None:
-    """Images of which BatchNorm takes its statistics, 0 without BatchNorm; None where that is not known."""
+def _normalisation(result: RunResult) -> tuple[float, int] | None:
+    """Images of which BatchNorm takes its statistics, and how often a step moves the running ones.
+
+    Both are 0 without BatchNorm; None where that is not known.
+    """
     if result.model not in MODELS or (result.settings or {}).get("updates") == "asynchronous":
         return None
     if MODELS[result.model].batchnorm_stride is None:
-        return 0.0
+        return 0.0, 0
     replicas = 1 if of_workload("batchnorm")(result) == "sync" else result.num_replicas
-    return result.global_batch_size / (replicas * int(of_workload("accumulate")(result) or 1))
+    micro_batches = int(of_workload("accumulate")(result) or 1)
+    # Those that are recomputed before an evaluation do not depend on how long training took to move them.
+    moved = 0 if of_workload("batchnorm_recompute")(result) else micro_batches
+    return result.global_batch_size / (replicas * micro_batches), moved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -19,10 +19,10 @@ from dpcompare.experiments.accuracy_statistics import (
 )
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import Learning, LearningRow, SpreadRow
-from dpcompare.results.result import RunResult
+from dpcompare.system.words import counted, listed
 
-SheetOf = Callable[[Sequence[ArmRuns]], fairness.Sheet]
-"""The fairness sheet of some arms."""
+SheetOf = Callable[[ArmRuns, ArmRuns], fairness.Sheet]
+"""The fairness sheet of two arms."""
 
 
 def figures_of(arm: ArmRuns, measure: Measure) -> list[float | None]:
@@ -52,16 +52,29 @@ def learning_of(arms: Sequence[ArmRuns], sheet_of: SheetOf) -> Learning | None:
     if any(arm.config.stop_at_target for arm in arms):  # their last accuracy is the one that they were to reach
         return None
     margin = arms[0].margin / 100
-    pairs = [
-        pair for first, second in combinations(arms, 2) for pair in _pairs(first, second, sheet_of([first, second]))
-    ]
+    pairs = [pair for first, second in combinations(arms, 2) for pair in _pairs(first, second, sheet_of(first, second))]
     claims = learning_claims(pairs, arms[0].plan, margin)
     return Learning(
-        varied=_varied([run for arm in arms for run in arm.completed]),
+        varied=varied_by_seed([run.config for arm in arms for run in arm.completed]),
         margin=margin,
-        headline=_headline(claims, margin),
+        headline=_headline(claims, margin) if len(arms) > 1 else _of_one(arms[0]),
         claims=[_row(claim) for claim in claims],
     )
+
+
+def not_judged(arms: Sequence[ArmRuns]) -> list[str]:
+    """Why nothing is claimed of accuracies, or of times to accuracy, that one may expect to be compared."""
+    sentences = []
+    if len(arms) > 1 and any(arm.config.stop_at_target for arm in arms):
+        sentences.append(
+            "Runs that stop at the target all end near the same accuracy, so their final accuracies are not compared."
+        )
+    if len({arm.source for arm in arms}) > 1 and any(arm.varies_seed for arm in arms):
+        sentences.append(
+            "Accuracies and times to accuracy are compared within one study, whose arms share the seed of each round: "
+            "report each study alone."
+        )
+    return sentences
 
 
 def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[LearningPair]:
@@ -80,36 +93,34 @@ def _pairs(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> list[Learn
     ]
 
 
-def _varied(runs: Sequence[RunResult]) -> str:
-    """What a seed decides here, and what it does not."""
-    weights: dict[str, None] = {}
-    files: dict[str, None] = {}
-    for run in runs:
-        source = run.config["workload"].get("weights", "random")
-        if source == "random":
-            weights["initial weights"] = None
-            continue
-        files[source] = None
-        if (run.config.get("inputs") or {}).get("classifier", "drawn") == "drawn":
-            weights["a classifier, which the file of weights lacks for these classes"] = None
-    varied = [*weights, *seeded([run.config["workload"] for run in runs])]
-    sentence = f"Each round has a seed of its own, the same for all arms: {', '.join(varied)}."
-    return f"{sentence} It starts from the weights of {', '.join(files)} whatever the seed." if files else sentence
-
-
-def seeded(workloads: Iterable[Mapping[str, Any]]) -> list[str]:
-    """What the seed of a training decides, beside its initial weights.
+def varied_by_seed(configs: Sequence[Mapping[str, Any]]) -> str:
+    """What a seed per round decides, and what it does not, in one sentence or two.
 
     Args:
-        workloads: by their fields; what any of them has is named.
+        configs: those of runs, by their fields; what any of them has is named.
     """
-    asked = list(workloads)
-    varied = ["sample order"]
-    if any(workload.get("augment") for workload in asked):
-        varied.append("augmentation")
-    if any(workload.get("regularization") == "shared" for workload in asked):
-        varied.append("regularization")
-    return varied
+    workloads = [config["workload"] for config in configs]
+    files = dict.fromkeys(source for workload in workloads if (source := workload.get("weights", "random")) != "random")
+    varied = list(dict.fromkeys(filter(None, map(_weights_of_seed, configs))))
+    varied.append("the sample order")
+    if any(workload.get("augment") for workload in workloads):
+        varied.append("the augmentation")
+    if any(workload.get("regularization") == "shared" for workload in workloads):
+        varied.append("the regularization")
+    sentence = f"Each round uses its own seed, shared by all arms; it determines {listed(varied)}."
+    return f"{sentence} Every round starts from the weights of {listed(list(files))}." if files else sentence
+
+
+def _weights_of_seed(config: Mapping[str, Any]) -> str | None:
+    """The weights that a seed draws; None where a file has them all."""
+    if config["workload"].get("weights", "random") == "random":
+        return "the initial weights"
+    inputs = config.get("inputs")
+    if inputs is None:  # the file is not read yet
+        return "the classifier, where the file of weights has none for these classes"
+    if inputs.get("classifier", "drawn") == "drawn":
+        return "a classifier, which the file of weights lacks for these classes"
+    return None
 
 
 def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
@@ -119,7 +130,7 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
     if len(judged) == 1:
         return judged[0].sentence
     if not judged:
-        return "The accuracies of no two arms may be compared." if of_accuracy else "One arm alone: see its accuracy."
+        return "The accuracies of no two arms may be compared."
     decided = [claim for claim in judged if claim.outcome in ("higher", "lower")]
     if decided:
         widest = max(decided, key=lambda claim: abs(claim.pair.difference.mean) if claim.pair.difference else 0.0)
@@ -128,10 +139,24 @@ def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
     if same == len(judged):
         return f"All arms that may be compared are equally accurate within plus or minus {margin_in_words(margin)}."
     if all(claim.outcome == "too few rounds" for claim in judged):
-        return "Too few rounds to claim anything of accuracy."
+        return "Too few rounds to claim anything about accuracy."
+    are = "is" if same == 1 else "are"
     return (
         f"No difference in accuracy shown between any two arms that may be compared; {same} of their {len(judged)} "
-        f"pairs are shown to be equally accurate within plus or minus {margin_in_words(margin)}."
+        f"pairs {are} shown to be equally accurate within plus or minus {margin_in_words(margin)}."
+    )
+
+
+def _of_one(arm: ArmRuns) -> str:
+    """The accuracy of the only arm."""
+    found = spread_of(arm, "accuracy")
+    if found is None:
+        return "Only one arm, so there is nothing to compare."
+    deviation = found.standard_deviation
+    spread = "" if deviation is None else f", standard deviation {deviation * 100:.2f} points"
+    return (
+        f"Only one arm, so there is nothing to compare. Its accuracy: mean {found.mean:.1%}{spread}, "
+        f"{counted(found.rounds, 'round')}."
     )
 
 

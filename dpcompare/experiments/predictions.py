@@ -71,6 +71,6 @@ def _agreement(first: ArmRuns, second: ArmRuns) -> PredictionAgreement | None:
         second=second.name,
         agreement=mean,
         rounds=len(parts),
-        sentence=f"{first.name} and {second.name} take {mean:.1%} of the {len(both[0][0].labels)} validation samples "
-        f"for the same class (mean of {rounds}, {min(parts):.1%} to {max(parts):.1%}).",
+        sentence=f"{first.name} and {second.name} predict the same class for {mean:.1%} of the "
+        f"{len(both[0][0].labels)} validation samples (mean of {rounds}, {min(parts):.1%} to {max(parts):.1%}).",
     )

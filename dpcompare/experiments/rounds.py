@@ -68,5 +68,6 @@ def _figures(run: RunResult | None) -> dict[str, Any]:
         "accuracy": evaluation.accuracy if evaluation else None,
         "steps_to_target": cost.step if cost else None,
         "seconds_to_target": cost.seconds if cost else None,
+        "images_to_target": cost.images if cost else None,
         "joules_to_target": cost.joules if cost else None,
     }

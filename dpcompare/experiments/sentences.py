@@ -65,7 +65,7 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
 
 
 def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:
-    """The sentence of the pair with the largest difference, or that there is none.
+    """The sentence of the pair whose speeds differ most, or that no difference is shown.
 
     `needed` rounds make claims. A partial study's rounds are counted where it is called partial, and not again here.
     """
@@ -76,7 +76,7 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
     if not comparable:
         if not claims:
             return f"One arm alone: {next(row.name for row in rows if row.rounds)}."
-        return "NOT COMPARABLE: no two arms may be compared; nothing is ranked. See the fairness sheet."
+        return "NOT COMPARABLE: the speeds of no two arms may be compared; nothing is ranked. See the fairness sheet."
     judged = [made for made in comparable if made.outcome != "exploratory"]
     if not judged:
         return "The pair that was named beforehand is not among those that may be compared; nothing is claimed."
@@ -92,7 +92,8 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
             return best.sentence
         together = ", judged together at 95%" if len(of_studies) == 1 else f", of {len(of_studies)} studies"
         return (
-            f"{best.sentence} It is the largest difference shown in {len(judged)} pairs that may be compared{together}."
+            f"{best.sentence} It is the largest difference in speed shown in {len(judged)} pairs that may be compared"
+            f"{together}."
         )
     too_few = sum(made.outcome == "too few rounds" for made in judged)
     if too_few == len(judged):
@@ -100,14 +101,17 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
         if is_partial:
             return "Nothing is ranked yet."
         if any(row.failures for row in rows):
-            return f"Too few rounds to claim anything: runs have failed, and at most {done} of {needed} are complete."
+            return (
+                f"Too few rounds to claim anything about speed: runs have failed, and at most {done} of {needed} are "
+                "complete."
+            )
         return f"FIRST LOOK: {done} of {max(done, needed)} rounds, nothing is ranked yet."
     if too_few:
         return (
-            f"No difference shown between arms that may be compared; {too_few} of their {len(judged)} pairs have "
-            "too few rounds."
+            f"No difference in speed shown between arms that may be compared; {too_few} of their {len(judged)} pairs "
+            "have too few rounds."
         )
-    return "No difference shown between any two arms that may be compared."
+    return "No difference in speed shown between any two arms that may be compared."
 
 
 def _scaling_headline(rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str | None:

@@ -78,6 +78,8 @@ class Ratio:
     standard_error: float | None
     """Of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
+    trimmed: int = 0
+    """Rounds that were left out at each end."""
 
     @property
     def degrees(self) -> int:
@@ -85,8 +87,7 @@ class Ratio:
 
         Where rounds are trimmed one fewer than Yuen has: at the levels of 15 pairs, 0.27%, hers misses 0.39% in 12.
         """
-        trimmed = _num_trimmed(self.rounds)
-        return self.rounds - 2 * trimmed - 1 - bool(trimmed)
+        return self.rounds - 2 * self.trimmed - 1 - bool(self.trimmed)
 
     def half_width(self, level: float) -> float | None:
         """Of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
@@ -114,28 +115,32 @@ class Ratio:
         return float(2 * stdtr(self.degrees, -distance / self.standard_error))
 
 
-def paired_ratio(first: Sequence[float | None], second: Sequence[float | None]) -> Ratio | None:
+def paired_ratio(first: Sequence[float | None], second: Sequence[float | None], *, trims: bool = True) -> Ratio | None:
     """The ratio first / second of two speeds, one per round; rounds that lack one of them are left out.
 
     The logarithms of the rounds' ratios are taken as normal, and the interval is Student's (a percentile bootstrap of 5
     rounds covers 85%, not 95%). What drifts from round to round cancels, since both ran in each. Many rounds
     are trimmed, by Yuen's test (Biometrika 61, 1974): the nearest that is kept takes the place of what is left out in
     their variance.
+
+    Args:
+        first, second: positive, one per round; None where there is none.
+        trims: whether many rounds are trimmed: those of extreme ratios were disturbed, and are no outcome.
     """
     logs = np.sort(np.log([a / b for a, b in zip(first, second, strict=True) if a and b]))
     if not len(logs):
         return None
-    trimmed = _num_trimmed(len(logs))
+    trimmed = num_trimmed(len(logs)) if trims else 0
     kept = logs[trimmed : len(logs) - trimmed]
     error = None
     if len(logs) >= ROUNDS_FOR_INTERVAL:
         replaced = np.clip(logs, kept[0], kept[-1])
         error = math.sqrt(float(((replaced - replaced.mean()) ** 2).sum()) / (len(kept) * (len(kept) - 1)))
-    return Ratio(value=math.exp(float(kept.mean())), standard_error=error, rounds=len(logs))
+    return Ratio(value=math.exp(float(kept.mean())), standard_error=error, rounds=len(logs), trimmed=trimmed)
 
 
-def _num_trimmed(rounds: int) -> int:
-    """Ratios that are left out at each end."""
+def num_trimmed(rounds: int) -> int:
+    """Ratios of speeds that are left out at each end."""
     return rounds // 6 if rounds >= ROUNDS_TO_TRIM else 0
 
 
@@ -173,8 +178,8 @@ class Pair:
 
     @property
     def inequality(self) -> str:
-        """What makes them not comparable, as the end of a sentence."""
-        return f"{', '.join(self.unequal)} {'differs' if len(self.unequal) == 1 else 'differ'}"
+        """What makes them not comparable, in a sentence."""
+        return f"Settings that differ: {', '.join(self.unequal)}."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,11 +203,22 @@ class Claim:
     sentence: str
 
 
-SPEED = "steady speed"
-"""The measure of which a sentence need not say that it is of it."""
+@dataclass(frozen=True, kw_only=True)
+class RatioOf:
+    """What ratios are of, in words."""
+
+    name: str
+    decided: str
+    """That one arm is faster, with the fields `first`, `ratio`, `second` and `interval`."""
 
 
-def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = SPEED) -> list[Claim]:
+SPEED = RatioOf(
+    name="steady speed", decided="{first} is {ratio} times as fast as {second} in steady speed ({interval})."
+)
+"""What a sentence need not say that it is of."""
+
+
+def claims_of(pairs: Sequence[RatioPair], plan: Plan, measure: RatioOf = SPEED) -> list[Claim]:
     """What a study says of its pairs, which are judged together: one of six fixed sentences for each.
 
     A pair with too few rounds counts among those that are judged, so that it may be looked at later. The one that was
@@ -211,7 +227,7 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = SPEED) -
     Args:
         pairs: of a study.
         plan: when it may claim something.
-        measure: in words, what the ratios are of.
+        measure: what the ratios are of.
     """
     ratios = [pair.ratio for pair in pairs if pair.is_judged]
     p_values = [ratio.p_value if ratio and plan.judges(ratio.rounds) else 1.0 for ratio in ratios]
@@ -226,8 +242,8 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, *, measure: str = SPEED) -
     ]
 
 
-def _not_comparable(pair: RatioPair, measure: str) -> Claim:
-    of_it = "" if measure == SPEED else f" in {measure}"
+def _not_comparable(pair: RatioPair, measure: RatioOf) -> Claim:
+    of_it = "" if measure == SPEED else f" in {measure.name}"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -235,17 +251,17 @@ def _not_comparable(pair: RatioPair, measure: str) -> Claim:
         ratio=None,
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE{of_it}: {pair.inequality}.",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE{of_it}. {pair.inequality}",
     )
 
 
-def _exploratory(pair: RatioPair, plan: Plan, measure: str) -> Claim:
+def _exploratory(pair: RatioPair, plan: Plan, measure: RatioOf) -> Claim:
     ratio = pair.ratio
     interval = ratio.interval(plan.level) if ratio else None
-    figures = "never measured in one round"
+    figures = "never measured in the same round"
     if ratio is not None:
         shown = interval_in_words(interval, plan.level, ratio.rounds)
-        figures = f"measured ratio {ratio.value:.3f} of {measure} ({shown})"
+        figures = f"measured ratio {ratio.value:.3f} of {measure.name} ({shown})"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -260,7 +276,7 @@ def _exploratory(pair: RatioPair, plan: Plan, measure: str) -> Claim:
     )
 
 
-def _claim(pair: RatioPair, level: float, plan: Plan, measure: str) -> Claim:
+def _claim(pair: RatioPair, level: float, plan: Plan, measure: RatioOf) -> Claim:
     ratio, both = pair.ratio, f"{pair.first} against {pair.second}"
     interval = ratio.interval(level) if ratio else None
     outcome: Outcome
@@ -268,12 +284,12 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: str) -> Claim:
         outcome = "too few rounds"
         rounds = counted(ratio.rounds if ratio else 0, "round")
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
-        of_it = "" if measure == SPEED else f", {measure}"
+        of_it = "" if measure == SPEED else f", {measure.name}"
         sentence = f"{both}{of_it}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
     elif interval[0] <= 1 <= interval[1]:
         outcome = "no difference shown"
         shown = interval_in_words(interval, level, ratio.rounds)
-        sentence = f"{both}: no difference shown, ratio {ratio.value:.3f} of {measure} ({shown})."
+        sentence = f"{both}: no difference shown, ratio {ratio.value:.3f} of {measure.name} ({shown})."
     else:
         outcome = "faster" if interval[0] > 1 else "slower"
         sentence = _faster_first(pair, ratio, level, measure)
@@ -288,12 +304,12 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: str) -> Claim:
     )
 
 
-def _faster_first(pair: RatioPair, ratio: Ratio, level: float, measure: str) -> str:
+def _faster_first(pair: RatioPair, ratio: Ratio, level: float, measure: RatioOf) -> str:
     faster, slower = pair.first, pair.second
     if ratio.value < 1:
         faster, slower, ratio = slower, faster, replace(ratio, value=1 / ratio.value)
     shown = interval_in_words(ratio.interval(level), level, ratio.rounds)
-    return f"{faster} is {ratio.value:.3f} times as fast as {slower} in {measure} ({shown})."
+    return measure.decided.format(first=faster, ratio=f"{ratio.value:.3f}", second=slower, interval=shown)
 
 
 def interval_in_words(interval: tuple[float, float] | None, level: float, rounds: int) -> str:

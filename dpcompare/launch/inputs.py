@@ -69,6 +69,18 @@ def prepare_inputs(
     return config.model_copy(update={"inputs": inputs})
 
 
+def check_inputs(config: RunConfig) -> None:
+    """Refuse what `prepare_inputs` refuses, as far as that is known before anything is prepared.
+
+    Raises:
+        RequestError: the run is shorter than what is asked of it, or its store is another one than it needs.
+    """
+    if (path := _named_store(config.workload)) is not None:
+        _require_fitting(open_store(path), config.workload)
+    if config.workload.steps is not None:
+        _check_steps(config, config.workload.steps)
+
+
 def with_seed(config: RunConfig, seed: int) -> RunConfig:
     """The same config under another seed; where its inputs are prepared, with that seed's initial weights.
 
@@ -173,21 +185,9 @@ def _source(name: str) -> str | Path:
 def _store(workload: Workload, largest_batch: int, progress: Progress | None) -> Store:
     if is_custom_dataset(workload.dataset):
         return _custom_store(workload.dataset, workload.image_size, _margin(workload), progress)
-    path = Path(workload.dataset).expanduser()
-    if workload.dataset not in BUILT_IN and is_store(path):
-        store = open_store(path.resolve(), verify=True)
-        if store.manifest.image_size != workload.image_size:
-            raise RequestError(
-                f"store {str(path)!r} holds images of {store.manifest.image_size} px, received image_size "
-                f"{workload.image_size}; pass --image-size {store.manifest.image_size}, or prepare another store with "
-                f"`dpcompare data prepare SOURCE DEST --image-size {workload.image_size}`"
-            )
-        if CROP in workload.augment and not store.manifest.margin:
-            raise RequestError(
-                f"augment: received crop, but the store {str(path)!r} was prepared without a margin to cut from; "
-                f"expected a store of `dpcompare data prepare SOURCE DEST --image-size {workload.image_size} --margin "
-                f"{margin_of(workload.image_size)}`, or another --augment"
-            )
+    if (path := _named_store(workload)) is not None:
+        store = open_store(path, verify=True)
+        _require_fitting(store, workload)
         return store
     cached = cache_dir() / "stores" / _store_key(workload, largest_batch)
     if (found := _sound_store(cached)) is not None:
@@ -207,6 +207,30 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
                 progress=progress,
             )
             return _kept(prepared, cached)
+
+
+def _named_store(workload: Workload) -> Path | None:
+    """The prepared store that a workload names; None where its data is still to be prepared."""
+    if workload.dataset in BUILT_IN or is_custom_dataset(workload.dataset):
+        return None
+    path = Path(workload.dataset).expanduser().resolve()
+    return path if is_store(path) else None
+
+
+def _require_fitting(store: Store, workload: Workload) -> None:
+    """Refuse a store of images of another size, or without the margin that `crop` needs."""
+    if store.manifest.image_size != workload.image_size:
+        raise RequestError(
+            f"store {workload.dataset!r} holds images of {store.manifest.image_size} px, received image_size "
+            f"{workload.image_size}; pass --image-size {store.manifest.image_size}, or prepare another store with "
+            f"`dpcompare data prepare SOURCE DEST --image-size {workload.image_size}`"
+        )
+    if CROP in workload.augment and not store.manifest.margin:
+        raise RequestError(
+            f"augment: received crop, but the store {workload.dataset!r} was prepared without a margin to cut from; "
+            f"expected a store of `dpcompare data prepare SOURCE DEST --image-size {workload.image_size} --margin "
+            f"{margin_of(workload.image_size)}`, or another --augment"
+        )
 
 
 @cache

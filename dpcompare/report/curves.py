@@ -13,18 +13,21 @@ LARGEST_NUMBER_OF_VALUES = 45
 
 
 def accuracy_over_steps(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    """None where no arm was evaluated more than once."""
+    """None where no arm was evaluated more than once in all of its rounds."""
     return _accuracies(arms, "step", "step", "Accuracy over the steps", "")
 
 
 def accuracy_over_seconds(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
-    """None where no arm was evaluated more than once, or its training was not timed."""
+    """None where no arm was evaluated more than once in all of its rounds, or no training was timed."""
     explanation = " Seconds are those of training, without evaluations and checkpoints: the median of the rounds."
+    for row in arms:
+        if untimed := max((point.rounds - point.timed for point in row.accuracy_curve), default=0):
+            explanation += f" Those of {row.name} leave out {counted(untimed, 'round')} that had to be resumed."
     return _accuracies(arms, "seconds", "seconds of training", "Accuracy over time", explanation)
 
 
 def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanation: str) -> Plot | None:
-    """A line per arm, with the band of its rounds; None where arms were evaluated once."""
+    """A line per arm, with the band of its rounds; None where all have but one point."""
     alt = load_altair()
     data = [
         {
@@ -37,13 +40,12 @@ def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanati
             f"{counted(point.rounds, 'round')})",
         }
         for row in arms
-        if len(row.accuracy_curve) > 1
         for point in row.accuracy_curve
         if (at := getattr(point, field)) is not None
     ]
-    if not data:
-        return None
     names = list(dict.fromkeys(str(row["arm"]) for row in data))
+    if len(data) == len(names):
+        return None
     base = alt.Chart(alt.Data(values=data)).encode(
         x=alt.X(f"{field}:Q", title=axis), color=colour_of_arms(alt, names, arms)
     )
@@ -57,6 +59,8 @@ def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanati
         rule = alt.Chart(alt.Data(values=[{"accuracy": targets.pop()}])).mark_rule(color=INK, strokeDash=[4, 4])
         chart += rule.encode(y="accuracy:Q")
         explanation += " The level line is the accuracy that was to be reached."
+    if any(len({each.steps_trained for each in row.rounds_shown if not each.failure}) > 1 for row in arms):
+        explanation += " Some rounds ended earlier than others: a curve ends where the first round of its arm does."
     return Plot(
         name=f"accuracy-over-{field}",
         title=title,

@@ -43,7 +43,7 @@ def _to_target(row: ArmRow, name: str, form: str) -> str:
     found = row.to_target
     if found is None:
         return "-"
-    if found.sentence:
+    if found.is_censored:
         return f"{found.reached} of {found.rounds} reached it"
     return figure(getattr(found, name), form)
 
@@ -133,11 +133,14 @@ FIGURES: dict[str, Column] = {
     "to target (s)": Column(
         cell=lambda row: _to_target(row, "seconds", "{:.1f}"),
         explanation="training seconds until an evaluation first reached the target accuracy, without evaluations and "
-        "checkpoints, the first step with what it compiles included; median of the rounds",
+        "checkpoints, the first step with what it compiles included; median of the rounds that were not resumed",
         is_optional=True,
     ),
     "to target (steps)": Column(
         cell=lambda row: _to_target(row, "steps", "{:.0f}"), explanation="steps until then", is_optional=True
+    ),
+    "to target (images)": Column(
+        cell=lambda row: _to_target(row, "images", "{:,.0f}"), explanation="images until then", is_optional=True
     ),
     "to target (J)": Column(
         cell=lambda row: figure(row.to_target.joules if row.to_target else None, "{:.0f}"),
@@ -178,8 +181,9 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.learning:
         lines += ["", f"**{escaped(comparison.learning.headline)}** {escaped(comparison.learning.varied)}", ""]
         lines += [f"- {escaped(made.sentence)}" for made in comparison.learning.claims]
-    if comparison.time_to_accuracy:
-        lines += ["", *(f"- {escaped(sentence)}" for sentence in comparison.time_to_accuracy.sentences)]
+    if comparison.target_sentences:
+        lines += ["", *(f"- {escaped(sentence)}" for sentence in comparison.target_sentences)]
+    lines += [line for sentence in comparison.not_judged for line in ("", escaped(sentence))]
     if scalings := [row.scaling for row in comparison.arms if row.scaling]:
         lines += ["", *(f"- {escaped(scaling.sentence)}" for scaling in scalings)]
     if comparison.predictions:

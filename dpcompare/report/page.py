@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ ENLARGED = 1.2
 """How much larger than drawn a plot may be: its text is then as large as the page's."""
 LARGEST_MATRIX = 20
 """Classes of a confusion matrix that a page can show."""
+MOST_CONFUSED = 15
+"""Pairs of classes that a page shows where the matrix is too large for it."""
 
 
 def as_html(comparison: Comparison, projection: Projection | None = None) -> str:
@@ -55,6 +58,7 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
         counted=counted,
         figure_of=figure,
         largest_matrix=LARGEST_MATRIX,
+        most_confused=most_confused,
         parts=[part for part in PART_COLOURS if any(part in row.step_parts_ms for row in comparison.arms)],
         plots=[(plot, _inline(as_svg(plot), plot.title)) for plot in drawn],
         projection=projection,
@@ -64,6 +68,17 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
         script=Markup(script),
         script_sha256=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def most_confused(counts: Sequence[Sequence[int]]) -> list[tuple[int, int, int]]:
+    """The classes that are confused most often, at most MOST_CONFUSED pairs: label, prediction, samples."""
+    wrong = [
+        (label, predicted, count)
+        for label, row in enumerate(counts)
+        for predicted, count in enumerate(row)
+        if count and label != predicted
+    ]
+    return sorted(wrong, key=lambda each: -each[2])[:MOST_CONFUSED]
 
 
 def _shown(value: Any) -> Any:

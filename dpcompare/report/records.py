@@ -105,6 +105,9 @@ FIELDS: dict[str, Field] = {
     "seconds_to_target": _of_run(
         float, "training seconds until then, without evaluations and checkpoints", "seconds_to_target"
     ),
+    "images_to_target": _of_run(
+        int, "images until then; one that came again in a later epoch counts again", "images_to_target"
+    ),
     "joules_to_target": _of_run(float, "energy until then", "joules_to_target"),
     # Of its arm: the same in all of its rounds.
     "arm_jitter_images_per_second": _of_arm(

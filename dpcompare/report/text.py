@@ -130,7 +130,7 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         if len(group.arms) > 1:
             yield within(group, comparison)
-    if comparison.time_to_accuracy is None and _accuracies_of_one_seed_differ(comparison):
+    if not comparison.not_judged and _accuracies_of_one_seed_differ(comparison):
         yield "Accuracies are from one seed, and rounding alone can move them; use --vary-seed to compare them."
 
 
@@ -143,11 +143,11 @@ def _accuracies_of_one_seed_differ(comparison: Comparison) -> bool:
 
 
 def within(group: Group, comparison: Comparison) -> str:
-    """Which arms on the same number of devices may be compared."""
-    which = _which(group)
+    """Which arms on the same number of devices may be compared; where accuracy is claimed, that speed is meant."""
+    which, in_what = _which(group), " in speed" if comparison.learning else ""
     if len(comparison.groups) > 1:
-        return f"On {_title(group)}: {which} may be compared."
-    return f"{which[0].upper()}{which[1:]} may be compared."
+        return f"On {_title(group)}: {which} may be compared{in_what}."
+    return f"{which[0].upper()}{which[1:]} may be compared{in_what}."
 
 
 def arms_by_value(setting: KnobRow, comparison: Comparison) -> dict[str, list[str]]:

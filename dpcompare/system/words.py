@@ -1,6 +1,8 @@
-"""Numbers with their nouns."""
+"""Numbers with their nouns, and words in a row."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def counted(count: int, noun: str) -> str:
@@ -8,3 +10,8 @@ def counted(count: int, noun: str) -> str:
     is_hissed = noun.endswith(("s", "x", "ch")) and not noun.endswith("och")
     plural = f"{noun}es" if is_hissed else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`one`, `one and two`, `one, two and three`."""
+    return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])

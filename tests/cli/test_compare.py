@@ -11,7 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from dpcompare.cli.compare import _next_steps
+from dpcompare.experiments.analysis import analyse
+from dpcompare.experiments.collection import collect
 from dpcompare.results.result import RunResult
+from tests.experiments.test_learning import ddp, multiworker, saved
 from tests.support.command import dpcompare, invoke, start
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
@@ -150,13 +154,15 @@ def test_a_dry_run_lists_every_run_and_starts_none(tmp_path):
 
 
 @pytest.mark.torch
-def test_what_varies_with_weights_of_a_file_is_said(tmp_path):
+@pytest.mark.parametrize("weights", ["imagenet", "of/this.safetensors"])
+def test_what_varies_with_weights_of_a_file_is_said(weights):
     arguments = ["--arm", "torch:single", "--model", "efficientnet-b0", "--device", "cpu", "--vary-seed", "--repeats=2"]
-    done = invoke("compare", *arguments, "--weights", "imagenet", "--augment", "flip", "--dry-run", "--json")
+    done = invoke("compare", *arguments, "--weights", weights, "--augment", "flip", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     assert (
-        "--vary-seed with --weights imagenet: every round starts from the weights of the file; what varies is: sample "
-        "order, augmentation, and the classifier where the file has none for these classes"
+        "--vary-seed: Each round uses its own seed, shared by all arms; it determines the classifier, where the file "
+        "of weights has none for these classes, the sample order and the augmentation. Every round starts from the "
+        f"weights of {weights}."
     ) in done.stderr
     assert [run["workload"]["seed"] for run in done.json["runs"]] == [1, 2]
 
@@ -184,6 +190,16 @@ def test_a_study_of_accuracy(tmp_path):
     run_dir = tmp_path / "out" / "runs" / "round-02" / "torch-single-1x1"
     lines = (run_dir / "predictions" / "process-0.csv").read_text().splitlines()
     assert (lines[0], len(lines)) == ("index,label,prediction", 360)
+
+
+def test_accuracies_that_lack_rounds_are_settled_by_more(tmp_path):
+    """Also where speeds may not be compared."""
+    folder = saved(tmp_path, ddp(), multiworker(profile="native"), rounds=2)
+    comparison = analyse(collect([folder]))
+    assert [made.outcome for made in comparison.claims] == ["NOT COMPARABLE"]
+    assert f"settle it   dpcompare compare --resume {folder} --repeats 6   (" in " ".join(
+        _next_steps(comparison, folder)
+    )
 
 
 @pytest.mark.torch
@@ -252,6 +268,10 @@ REFUSED = {
     "no second arm to be compared with": (
         ["--arm", "torch:single", "--until", "2%"],
         "expected at least 2: an interval is that of a ratio",
+    ),
+    "evaluations further apart than the run is long": (
+        ["--arm", "torch:single", *TINY, "--evaluate-every", "5", "--dry-run"],
+        "evaluate_every: received 5, but the run has only 4 steps",
     ),
     "a pair of one": (["--arm", "torch:single", "--pair", "torch:single"], "--pair: received .*expected two arms"),
     "a pair that is none of the arms": (

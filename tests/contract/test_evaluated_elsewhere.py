@@ -47,7 +47,7 @@ def test_the_code_knows_nothing_of_dpcompare():
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     standard = {"__future__", "collections.abc", "functools", "json", "pathlib", "sys"}
-    assert imported - standard == {"PIL", "numpy", "safetensors.torch", "timm", "torch", "torch.nn"}
+    assert imported - standard == {"PIL", "numpy", "numpy.typing", "safetensors.torch", "timm", "torch", "torch.nn"}
 
 
 @pytest.mark.torch
@@ -64,6 +64,7 @@ def test_a_model_of_tensorflow_has_the_same_loss_and_accuracy(tmp_path, photogra
         workload=workload,
         cluster=Cluster.partition(device="cpu"),
         checkpoint_every=6,
+        keep_predictions=True,
     )
     result, run_dir = train_once(prepare_inputs(config))
     done = evaluated(run_dir, photographs)
@@ -71,8 +72,17 @@ def test_a_model_of_tensorflow_has_the_same_loss_and_accuracy(tmp_path, photogra
     last = result.evaluations[-1]
     assert last.count == 18
     assert f"recorded: loss {last.loss:.7f}, accuracy {last.accuracy:.7f}" in done.stdout
+    assert "photographs that are classified otherwise: 0 of 18" in done.stdout
     changed = shutil.copytree(run_dir, tmp_path / "changed")
     document = json.loads((changed / RESULT_FILE).read_text())
     document["evaluations"][-1]["loss"] += 3e-5
     (changed / RESULT_FILE).write_text(json.dumps(document))
     assert evaluated(changed, photographs).returncode == 3
+    flipped = shutil.copytree(run_dir, tmp_path / "flipped")
+    (file,) = flipped.glob("predictions/process-*.csv")
+    header, first, *others = file.read_text().splitlines()
+    index, label, predicted = map(int, first.split(","))
+    file.write_text("\n".join([header, f"{index},{label},{(predicted + 1) % 3}", *others]))
+    again = evaluated(flipped, photographs)
+    assert again.returncode == 3
+    assert "photographs that are classified otherwise: 1 of 18" in again.stdout

@@ -69,8 +69,8 @@ def test_the_headline_is_the_largest_difference():
 )
 def test_an_unfair_knob_takes_the_claim_away_and_is_named(changes, knob):
     shown = compared(runs("torch", "ddp", FAST, **changes), runs("tensorflow", "multiworker", SLOW))
-    assert shown.headline.startswith("NOT COMPARABLE: no two arms")
-    assert shown.claims[0].sentence.endswith(f"are NOT COMPARABLE: {knob} differs.")
+    assert shown.headline.startswith("NOT COMPARABLE: the speeds of no two arms")
+    assert shown.claims[0].sentence.endswith(f"are NOT COMPARABLE. Settings that differ: {knob}.")
     assert shown.claims[0].ratio is None
     about_it = compared(runs("torch", "ddp", FAST, **changes), runs("torch", "ddp", SLOW), subject=(knob,))
     assert about_it.claims[0].outcome == "faster"
@@ -156,7 +156,9 @@ def test_failed_runs_are_the_reason_for_too_few_rounds():
     failed = runs("torch", "ddp", [*FAST[:2], None])
     failed.failures = ["round 3: killed"]
     shown = compared(failed, runs("torch", "fabric", SLOW[:3]), repeats=3)
-    assert shown.headline == "Too few rounds to claim anything: runs have failed, and at most 2 of 6 are complete."
+    assert shown.headline == (
+        "Too few rounds to claim anything about speed: runs have failed, and at most 2 of 6 are complete."
+    )
 
 
 def test_one_gpu_has_no_links_and_is_a_baseline_for_several():
@@ -277,7 +279,7 @@ def test_arms_of_different_studies_are_not_paired():
     assert compared(first, second).claims[0].outcome == "faster"
     first.source, second.source = "monday/modes", "tuesday/modes"
     apart = compared(first, second)
-    assert apart.claims[0].sentence.endswith("are NOT COMPARABLE: study differs.")
+    assert apart.claims[0].sentence.endswith("are NOT COMPARABLE. Settings that differ: study.")
     assert apart.verdict == "NOT COMPARABLE"
     assert "measure all arms in one" in apart.reasons[-1]
     baseline = single(SLOW)
@@ -424,7 +426,7 @@ def test_a_clear_claim_among_many_says_of_how_many():
         renamed("third", runs("torch", "ddp", SLOW)),
     )
     assert shown.headline.endswith(
-        "It is the largest difference shown in 3 pairs that may be compared, judged together at 95%."
+        "It is the largest difference in speed shown in 3 pairs that may be compared, judged together at 95%."
     )
 
 
@@ -478,4 +480,4 @@ def test_an_arm_alone_is_the_one_that_ran():
 
 def test_releases_that_measure_otherwise_are_not_ranked():
     shown = compared(runs("torch", "ddp", FAST, dpcompare_version="9.9.0"), runs("torch", "ddp", SLOW))
-    assert shown.claims[0].sentence.endswith("NOT COMPARABLE: dpcompare differs.")
+    assert shown.claims[0].sentence.endswith("NOT COMPARABLE. Settings that differ: dpcompare.")

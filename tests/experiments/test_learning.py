@@ -13,8 +13,9 @@ from dpcompare.config.workload import Workload
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import Collection, collect
 from dpcompare.experiments.predictions import confusion
-from dpcompare.experiments.study import Study
-from dpcompare.report.formats import as_json, as_markdown
+from dpcompare.experiments.study import Arm, Study
+from dpcompare.report.curves import accuracy_over_seconds, accuracy_over_steps
+from dpcompare.report.formats import FIGURES, as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
 from dpcompare.report.text import as_text
@@ -87,13 +88,14 @@ def test_arms_whose_rounds_have_the_same_seeds_may_be_compared():
     shown = compared(ddp(BETTER), multiworker())
     assert shown.verdict == "COMPARABLE"
     assert [made.outcome for made in shown.claims] == ["no difference shown"]  # of speed
+    assert shown.headline == "No difference in speed shown between any two arms that may be compared."
     assert shown.learning.headline.startswith("torch ddp 2x1 is 2.8")
     assert [(made.measure, made.outcome) for made in shown.learning.claims] == [
         ("accuracy", "higher"),
         ("loss", "lower"),
     ]
     assert shown.learning.varied == (
-        "Each round has a seed of its own, the same for all arms: initial weights, sample order."
+        "Each round uses its own seed, shared by all arms; it determines the initial weights and the sample order."
     )
     row = shown.arms[0]
     assert row.accuracy_over_seeds.mean == pytest.approx(np.mean(BETTER))
@@ -117,8 +119,8 @@ def test_the_same_sentence_is_everywhere():
 @pytest.mark.parametrize(
     ("classifier", "expected"),
     [
-        ("drawn", "a classifier, which the file of weights lacks for these classes, sample order, augmentation. It "),
-        ("from file", "the same for all arms: sample order, augmentation. It "),
+        ("drawn", "a classifier, which the file of weights lacks for these classes, the sample order and the "),
+        ("from file", "shared by all arms; it determines the sample order and the "),
     ],
 )
 def test_what_varies_with_weights_of_a_file_is_said_in_every_report(classifier, expected, capsys):
@@ -129,11 +131,25 @@ def test_what_varies_with_weights_of_a_file_is_said_in_every_report(classifier, 
             run.model_copy(update={"config": run.config | {"inputs": {"classifier": classifier}}}) for run in each.runs
         ]
     shown = compared(*arms)
-    assert shown.learning.varied.endswith(f"{expected}starts from the weights of photos.safetensors whatever the seed.")
+    assert shown.learning.varied.endswith(
+        f"{expected}augmentation. Every round starts from the weights of photos.safetensors."
+    )
     print_comparison(shown)
     assert shown.learning.varied in " ".join(capsys.readouterr().out.split())
     assert shown.learning.varied in as_markdown(shown)
     assert shown.learning.varied in as_html(shown)
+
+
+def test_one_arm_has_its_accuracy_and_nothing_to_compare():
+    assert compared(ddp(BETTER)).learning.headline == (
+        f"Only one arm, so there is nothing to compare. Its accuracy: mean {np.mean(BETTER):.1%}, standard deviation "
+        f"{np.std(BETTER, ddof=1) * 100:.2f} points, 8 rounds."
+    )
+
+
+def test_one_pair_of_three_is_shown_to_be_equal():
+    other = varied(runs("torch", "fabric", SPEEDS), SEEDS[::-1])
+    assert "; 1 of their 3 pairs is shown to be equally" in compared(ddp(), multiworker(), other).learning.headline
 
 
 def test_seeds_that_differ_within_a_round_are_no_pair():
@@ -141,7 +157,9 @@ def test_seeds_that_differ_within_a_round_are_no_pair():
     other.runs[2] = other.runs[2].model_copy(update={"weights_sha256": "of another seed"})
     shown = compared(ddp(), other)
     assert shown.verdict == "NOT COMPARABLE"
-    assert of_accuracy(shown)[0].sentence.endswith("are NOT COMPARABLE in accuracy: initial weights differs.")
+    assert of_accuracy(shown)[0].sentence.endswith(
+        "are NOT COMPARABLE in accuracy. Settings that differ: initial weights."
+    )
     same_seed = [runs("torch", "ddp", SPEEDS), runs("torch", "fabric", SPEEDS)]
     assert compared(*same_seed).learning is None  # rounds that repeat one training
 
@@ -149,10 +167,12 @@ def test_seeds_that_differ_within_a_round_are_no_pair():
 def test_what_decides_speed_alone_is_no_reason_and_what_is_learned_is_one():
     slower = compared(ddp(), multiworker(emulated=True, profile="native", measured_steps=39))
     assert slower.claims[0].outcome == "NOT COMPARABLE"
+    assert slower.headline.startswith("NOT COMPARABLE: the speeds of no two arms may be compared")
+    assert "No two arms may be compared in speed." in as_text(slower, 100)
     assert of_accuracy(slower)[0].outcome == "the same within the margin"
     assert slower.learning.headline == of_accuracy(slower)[0].sentence
     other = {"workload": {"learning_rate": 0.1}}
-    assert "learning rate differs" in of_accuracy(compared(ddp(), multiworker(**other)))[0].sentence
+    assert "Settings that differ: learning rate." in of_accuracy(compared(ddp(), multiworker(**other)))[0].sentence
     about_it = compared(ddp(BETTER), multiworker(**other), subject=("learning rate",))
     assert of_accuracy(about_it)[0].outcome == "higher"
 
@@ -168,6 +188,29 @@ def test_one_device_is_compared_with_several_where_batchnorm_sees_as_many_images
     assert together.outcome == "the same within the margin"
     without = of_accuracy(compared(one(model="toy-cnn"), ddp(model="toy-cnn")))[0]
     assert without.outcome == "the same within the margin"
+
+
+def test_running_statistics_that_move_twice_a_step_are_those_of_another_model():
+    def one(**workload):
+        return varied(single(SPEEDS), NEARLY, workload={"accumulate": 2} | workload)
+
+    twice, once = one(), ddp()  # 16 images are normalised together on both sides
+    assert "micro-batches per step" in of_accuracy(compared(twice, once))[0].sentence
+    again = {"batchnorm_recompute": 20}
+    recomputed = of_accuracy(compared(one(**again), ddp(workload=again)))[0]
+    assert recomputed.outcome == "the same within the margin"
+
+
+def saved(folder, *arms, rounds=8):
+    """A study of these arms on disk, as the first of their rounds left it."""
+    made = Study(arms=[Arm(name=each.name, config=each.config) for each in arms], repeats=rounds, vary_seed=True)
+    made.save(folder)
+    for of, each in zip(made.arms, arms, strict=True):
+        for number, run in zip(made.rounds, each.runs[:rounds], strict=True):
+            run_dir = made.run_dir(folder, number, of)
+            run_dir.mkdir(parents=True)
+            run.save(run_dir)
+    return folder
 
 
 def evaluated(made, accuracies, seconds):
@@ -205,7 +248,7 @@ def test_the_arm_that_needs_less_training_time_is_there_first():
     assert made.outcome == "faster"
     assert made.ratio == pytest.approx(1.5 ** (7 / 8))
     assert made.sentence.startswith(
-        "torch ddp 2x1 is 1.426 times as fast as tensorflow multiworker 2x1 in training time to an accuracy of 0.7 ("
+        "torch ddp 2x1 reaches an accuracy of 0.7 1.426 times as fast as tensorflow multiworker 2x1 (training time; "
     )
     assert made.sentence in as_markdown(shown)
     band = shown.arms[1].accuracy_curve[1]
@@ -220,12 +263,21 @@ def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
     second = evaluated(multiworker(target=0.7), [NEVER] * 2 + [EARLY] * 6, SECONDS)
     shown = compared(first, second)
     assert shown.time_to_accuracy.claims == []
-    assert shown.time_to_accuracy.left_out == [
-        "tensorflow multiworker 2x1 did not reach an accuracy of 0.7 in 2 of 8 rounds (the highest was 0.800): it is "
-        "censored, so it makes no ratio."
+    assert shown.target_sentences == [
+        "torch ddp 2x1 reaches an accuracy of 0.7 after 30 steps and 3.0 s of training (medians of 8 rounds).",
+        "tensorflow multiworker 2x1 missed the target accuracy of 0.7 in 2 of 8 rounds (best in those: 0.600), so its "
+        "time to target is censored and left out of the ratios.",
     ]
     assert (shown.arms[1].to_target.reached, shown.arms[1].to_target.seconds) == (6, None)
     assert "6 of 8 reached it" in as_markdown(shown)
+
+
+def test_a_seed_that_takes_long_is_not_trimmed():
+    first = evaluated(varied(runs("torch", "ddp", [100.0] * 12), [0.8] * 12, target=0.7), [EARLY] * 12, [0.1] * 12)
+    second = varied(runs("tensorflow", "multiworker", [100.0] * 12), [0.8] * 12, target=0.7)
+    evaluated(second, [EARLY] * 10 + [LATE] * 2, [0.1] * 12)
+    (made,) = compared(first, second).time_to_accuracy.claims
+    assert made.ratio == pytest.approx(1.5 ** (2 / 12))
 
 
 def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
@@ -234,13 +286,56 @@ def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
     costs = [cost.model_copy(update={"seconds": None}) for cost in second.runs[2].evaluation_costs]
     second.runs[2] = second.runs[2].model_copy(update={"evaluation_costs": costs})
     shown = compared(first, second)
-    assert shown.time_to_accuracy.left_out == [
-        "The training time of tensorflow multiworker 2x1 to an accuracy of 0.7 is not known in 1 of 8 rounds, because "
-        "the run was resumed; no ratio uses such a round."
-    ]
+    assert shown.arms[1].to_target.sentence == (
+        "tensorflow multiworker 2x1 reaches an accuracy of 0.7 after 45 steps and 4.5 s of training (medians of 8 "
+        "rounds). Its training time is not known in 1 of 8 rounds, because the run was resumed; neither the median nor "
+        "a ratio uses such a round."
+    )
     (made,) = shown.time_to_accuracy.claims
     assert (made.rounds, made.outcome) == (7, "too few rounds")  # 8 were planned
-    assert shown.arms[1].to_target.seconds is None
+    needed = {name: FIGURES[f"to target ({name})"].cell(shown.arms[1]) for name in ("steps", "images", "s")}
+    assert needed == {"steps": "45", "images": "1,440", "s": "4.5"}
+    assert {(point.timed, point.rounds) for point in shown.arms[1].accuracy_curve} == {(7, 8)}
+    over_time = accuracy_over_seconds(shown, shown.arms)
+    assert "Those of tensorflow multiworker 2x1 leave out 1 round that had to be resumed." in over_time.explanation
+    assert "tensorflow multiworker 2x1, step 45: accuracy" in over_time.chart.to_json()
+
+
+def test_a_curve_ends_where_the_first_round_does():
+    """The rounds that go on are of the slower seeds: the mean of them alone would fall."""
+    made = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 7 + [NEVER], SECONDS)
+    for number, run in enumerate(made.runs[:7]):
+        early = {name: getattr(run, name)[:2] for name in ("evaluations", "evaluation_costs")}
+        made.runs[number] = run.model_copy(update=early | {"train_loss": run.train_loss[:30]})
+    shown = compared(made)
+    assert [(point.step, point.mean) for point in shown.arms[0].accuracy_curve] == [
+        (15, pytest.approx((7 * 0.5 + 0.4) / 8)),
+        (30, pytest.approx((7 * 0.75 + 0.5) / 8)),
+    ]
+    assert "a curve ends where the first round of its arm does" in accuracy_over_steps(shown, shown.arms).explanation
+    whole = compared(evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS))
+    assert "ended earlier" not in accuracy_over_steps(whole, whole.arms).explanation
+
+
+@pytest.mark.parametrize("varies", [True, False])
+def test_every_report_says_what_an_arm_needed(varies, capsys):
+    """Also of one arm, and of rounds that repeat one training, of which nothing is claimed."""
+    made = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
+    made.varies_seed = varies
+    shown = compared(made)
+    print_comparison(shown)
+    sentence = "torch ddp 2x1 reaches an accuracy of 0.7 after 30 steps and 3.0 s of training (medians of 8 rounds)."
+    assert sentence in " ".join(capsys.readouterr().out.split())
+    assert sentence in as_markdown(shown)
+    assert sentence in as_html(shown)
+
+
+def test_accuracies_of_one_seed_are_said_to_be_so_beside_a_target_too():
+    arms = [evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS), evaluated(multiworker(target=0.7), [NEVER] * 8, SECONDS)]
+    for each in arms:
+        each.varies_seed = False
+        each.runs = [each.runs[0]] * 8
+    assert "use --vary-seed to compare them" in as_text(compared(*arms), 100)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +344,28 @@ def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
 def test_a_run_says_what_its_target_took(accuracies, said, tmp_path, capsys):
     print_summary(evaluated(ddp(target=0.7), [accuracies] * 8, SECONDS).runs[0], tmp_path)
     assert said in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_with_many_evaluations_shows_ten_of_them(tmp_path, capsys):
+    run = ddp().runs[0]
+    found = [
+        Evaluation(epoch=1, step=10 * number, loss=1.0, accuracy=0.9 if number == 130 else 0.5, count=400)
+        for number in range(1, 201)
+    ]
+    print_summary(run.model_copy(update={"evaluations": found}), tmp_path)
+    said = capsys.readouterr().out
+    assert said.count("after step") == 10
+    assert all(f"after step {step} " in said for step in (10, 1300, 2000))
+    assert "10 of 200, with the first, the best and the last; all are in result.json" in " ".join(said.split())
+    print_summary(run.model_copy(update={"evaluations": found[:10]}), tmp_path)
+    assert "with the first" not in capsys.readouterr().out
+
+
+def test_the_energy_to_the_target_is_told_where_it_is_counted(tmp_path, capsys):
+    run = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS).runs[0]
+    costs = [cost.model_copy(update={"joules": 10.0 * cost.step}) for cost in run.evaluation_costs]
+    print_summary(run.model_copy(update={"evaluation_costs": costs}), tmp_path)
+    assert "3.0 s of training, 300 J" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, capsys):
@@ -261,13 +378,27 @@ def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, 
     assert "speed not measured: no step came after the warm-up" in said
 
 
-def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy():
+def test_several_studies_are_said_not_to_be_judged_together():
+    first, second = ddp(BETTER, target=0.7), multiworker(target=0.7)
+    first.source, second.source = "studies/a", "studies/b"
+    shown = compared(first, second)
+    assert (shown.learning, shown.time_to_accuracy) == (None, None)
+    assert shown.not_judged[0].endswith("report each study alone.")
+
+
+def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy(capsys):
     first = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7, stop_at_target=True), [EARLY] * 8, [2 * each for each in SECONDS])
     second.runs = [run.model_copy(update={"train_loss": run.train_loss[:30]}) for run in second.runs]
     shown = compared(first, second)
     assert shown.verdict == "COMPARABLE"
     assert shown.learning is None
+    (why,) = shown.not_judged
+    assert why.endswith("all end near the same accuracy, so their final accuracies are not compared.")
+    print_comparison(shown)
+    assert why in " ".join(capsys.readouterr().out.split())
+    assert why in as_markdown(shown)
+    assert why in as_html(shown)
     assert shown.time_to_accuracy.claims[0].ratio == pytest.approx(2.0)
 
 
@@ -278,7 +409,7 @@ def predicted(*classes):
     return Predictions(classes=["cat", "dog", "hen"], labels=LABELS, predicted=np.array(classes))
 
 
-def test_predictions_are_counted_per_class_and_compared_sample_by_sample():
+def test_predictions_are_counted_per_class_and_compared_sample_by_sample(monkeypatch):
     first, second = ddp(), multiworker()
     right, wrong = predicted(0, 0, 1, 1, 2, 2), predicted(0, 1, 1, 1, 0, 0)
     first.predictions = [right, wrong]
@@ -289,12 +420,17 @@ def test_predictions_are_counted_per_class_and_compared_sample_by_sample():
     assert shown.arms[0].class_accuracy == [0.75, 1.0, 0.5]
     assert shown.arms[0].agreement_between_rounds == pytest.approx(0.5)
     assert shown.agreements[0].sentence == (
-        "torch ddp 2x1 and tensorflow multiworker 2x1 take 75.0% of the 6 validation samples for the same class (mean "
-        "of 2 rounds, 50.0% to 100.0%)."
+        "torch ddp 2x1 and tensorflow multiworker 2x1 predict the same class for 75.0% of the 6 validation samples "
+        "(mean of 2 rounds, 50.0% to 100.0%)."
     )
     page = as_html(compared(first, second))
     assert "Confusion matrix of torch ddp 2x1, 2 rounds of 6 samples" in page
     assert "| cat | 75.0% | 100.0% |" in as_markdown(compared(first, second))
+    monkeypatch.setattr("dpcompare.report.page.LARGEST_MATRIX", 2)
+    large = as_html(compared(first, second))
+    assert "The whole matrix of 3 classes is in the JSON" in large
+    pairs = re.findall(r"<tr><th scope=\"row\">(\w+)</th><td>(\w+)</td><td class=\"number\">(\d)</td></tr>", large)
+    assert pairs == [("hen", "cat", "2"), ("cat", "dog", "1")]  # of the first arm; the second makes no mistake
     assert confusion(LABELS, right.predicted, 3).tolist() == [[2, 0, 0], [0, 2, 0], [0, 0, 2]]
 
 

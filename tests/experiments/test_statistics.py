@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcompare.experiments.statistics import Plan, RatioPair, claims_of, holm, jitter, paired_ratio
+from dpcompare.experiments.statistics import Plan, RatioOf, RatioPair, claims_of, holm, jitter, paired_ratio
 from stress import check_statistics as calibration
 
 
@@ -112,8 +112,13 @@ SLIGHTLY_OFF = [101.0, 99.5, 100.0, 99.0, 101.5, 100.0]
             Plan(adding=True),
             "a against b: too few rounds to claim anything, 6 rounds, and more are being added (measured ratio 1.300).",
         ),
-        ((FASTER, SIX), ["precision"], Plan(), "a and b are NOT COMPARABLE: precision differs."),
-        ((FASTER, SIX), ["precision", "TF32"], Plan(), "a and b are NOT COMPARABLE: precision, TF32 differ."),
+        ((FASTER, SIX), ["precision"], Plan(), "a and b are NOT COMPARABLE. Settings that differ: precision."),
+        (
+            (FASTER, SIX),
+            ["precision", "TF32"],
+            Plan(),
+            "a and b are NOT COMPARABLE. Settings that differ: precision, TF32.",
+        ),
     ],
 )
 def test_the_five_sentences(speeds, unequal, plan, sentence):
@@ -208,8 +213,9 @@ def test_what_is_not_speed_is_named_also_where_nothing_is_claimed():
         RatioPair(first="a", second="b", ratio=None),
         RatioPair(first="a", second="c", ratio=None, unequal=["data"]),
     ]
-    assert [made.sentence for made in claims_of(pairs, Plan(), measure="training time to an accuracy of 0.9")] == [
+    measure = RatioOf(name="training time to an accuracy of 0.9", decided="")
+    assert [made.sentence for made in claims_of(pairs, Plan(), measure)] == [
         "a against b, training time to an accuracy of 0.9: too few rounds to claim anything, 0 rounds of 6.",
-        "a and c are NOT COMPARABLE in training time to an accuracy of 0.9: data differs.",
+        "a and c are NOT COMPARABLE in training time to an accuracy of 0.9. Settings that differ: data.",
     ]
     assert claims_of(pairs, Plan())[0].sentence == "a against b: too few rounds to claim anything, 0 rounds of 6."

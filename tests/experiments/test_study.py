@@ -69,6 +69,8 @@ def test_a_study_goes_on_only_as_the_same_study(tmp_path):
     open_study(study(repeats=3), tmp_path / "study")
     assert open_study(study(repeats=5), tmp_path / "study").repeats == 5
     assert open_study(study(repeats=2), tmp_path / "study").repeats == 5
+    with pytest.raises(RequestError, match="holds another study: its margin differs"):
+        open_study(study(margin=2.0), tmp_path / "study")
     changed = study(arms=(arm(name="arm a", seed=1), *study().arms[1:]))
     with pytest.raises(RequestError, match=r"holds another study: its arms \(arm a: seed 1 instead of 0\) differ"):
         open_study(changed, tmp_path / "study")

@@ -16,7 +16,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError
-from dpcompare.launch.inputs import num_training_images, prepare_compared, prepare_inputs, with_seed
+from dpcompare.launch.inputs import check_inputs, num_training_images, prepare_compared, prepare_inputs, with_seed
 from dpcompare.system.cache import cache_dir
 
 
@@ -47,6 +47,8 @@ def test_evaluations_are_no_further_apart_than_the_run_is_long():
     apart = config(steps=9).model_copy(update={"evaluate_every": 10})
     with pytest.raises(RequestError, match="evaluate_every: received 10, but the run has only 9 steps"):
         prepare_inputs(apart)
+    with pytest.raises(RequestError, match="received 10, but the run has only 9 steps"):
+        check_inputs(apart)  # before anything is prepared
 
 
 def test_weights_are_those_of_the_model():
@@ -110,8 +112,11 @@ def test_a_prepared_store_of_another_size_is_refused(photos, tmp_path):
 
 def test_crop_needs_a_margin_which_a_store_of_the_users_may_not_have(photos, tmp_path):
     prepare(photos, tmp_path / "store", 8)
-    with pytest.raises(RequestError, match=r"received crop, but the store .* without a margin .* --margin 1`, or"):
-        inputs(dataset=str(tmp_path / "store"), augment=("crop",), steps=6)
+    crop = config(dataset=str(tmp_path / "store"), augment=("crop",), steps=6)
+    for check in (check_inputs, prepare_inputs):
+        with pytest.raises(RequestError, match=r"received crop, but the store .* without a margin .* --margin 1`, or"):
+            check(crop)
+    check_inputs(config(dataset="/not/on/this/machine"))  # a plan may be for another one
     prepare(photos, tmp_path / "larger", 8, margin=3)
     found = inputs(dataset=str(tmp_path / "larger"), augment=("crop",), steps=6)
     assert open_store(found.store).split("train").images.shape[1:] == (11, 11, 3)

@@ -115,6 +115,12 @@ def test_nodes_that_are_one_machine_talk_over_loopback_and_machines_over_their_n
         assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & node.env.keys()
 
 
+def test_what_does_not_fit_into_the_run_is_refused():
+    done = invoke("plan", "torch:single", "--device", "cpu", "--steps", "8", "--evaluate-every", "9")
+    assert done.code == 2
+    assert "evaluate_every: received 9, but the run has only 8 steps" in done.stderr
+
+
 def test_the_server_of_parameters_sees_no_gpu():
     run = config("tensorflow", "parameter-server", 4, 1)
     nodes = plan(run, RUN_DIR, Endpoints(range(30001, 30005)))

@@ -120,7 +120,8 @@ def test_no_figure_of_the_report_is_without_a_column():
         "GPU (MiB)": "gpu_memory_bytes", "J/image": "joules_per_image", "last loss": "last_loss",
         "accuracy": "accuracy", "accuracy over seeds": "arm_accuracy_mean",
         "evaluation loss over seeds": "arm_evaluation_loss_mean", "to target (s)": "seconds_to_target",
-        "to target (steps)": "steps_to_target", "to target (J)": "joules_to_target", "efficiency": "arm_efficiency",
+        "to target (steps)": "steps_to_target", "to target (images)": "images_to_target",
+        "to target (J)": "joules_to_target", "efficiency": "arm_efficiency",
     }  # fmt: skip
     assert set(columns) == set(FIGURES)
     assert set(columns.values()) <= set(FIELDS)

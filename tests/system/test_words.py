@@ -8,7 +8,7 @@ import click
 import pytest
 
 from dpcompare.cli import cli
-from dpcompare.system.words import counted
+from dpcompare.system.words import counted, listed
 
 ROOT = Path(__file__).parents[2]
 NOUNS = (
@@ -54,6 +54,10 @@ NOT_SAID = re.compile(
 )
 def test_one_is_singular(count, noun, words):
     assert counted(count, noun) == words
+
+
+def test_the_last_of_several_follows_an_and():
+    assert [listed("abc"[:number]) for number in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
 
 
 def strings(path):
