@@ -18,7 +18,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import require_one_line
 from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.launch.attempt import make_attempt, write_result
+from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_inputs, remarks_on
@@ -302,7 +302,7 @@ def _collect(run_dir: Path, started_at: float, status: Status) -> NoReturn:
     causes = {
         "completed": None,
         "failed": why_it_failed(config, run_dir, LaunchOutcome()),
-        "interrupted": "interrupted",
+        "interrupted": INTERRUPTED,
     }
     end = LaunchEnd(status=status, error=causes[status], started_at=started_at, ended_at=time.time())
     try:

@@ -58,7 +58,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
                     callbacks.observe(event)
                 watch.look(lambda: callbacks.stopped_by() or poll_exit())
         except BaseException:
-            with suppress(FileNotFoundError):  # where the run directory is gone, they end without being told
+            with suppress(OSError):  # where it cannot be written any more, they end without being told
                 rendezvous.stop()
             raise
         if not watch.succeeded:

@@ -1,5 +1,6 @@
 """Whole runs that go wrong: what is said, and what stays on disk."""
 
+import errno
 import json
 import os
 import signal
@@ -18,9 +19,11 @@ from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
 from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.launch.run import _lost_a_port, prepare_run
 from dpcompare.launch.shell_script import shell_script
 from dpcompare.results.events import Failed, Started, StepsTrained, Stopped, read_events
+from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
@@ -303,6 +306,30 @@ def test_a_run_directory_that_vanishes_under_nodes_elsewhere_is_the_cause(tmp_pa
     placed = placed_on_hosts(monkeypatch, Removing())
     with pytest.raises(RunFailedError, match="is gone: it was removed"):
         run(placed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["result written", "no result"])
+def test_a_disk_that_is_full_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch, is_written):
+    class Idle:
+        MAY_QUEUE = False
+
+        @contextmanager
+        def started(self, config, run_dir, rendezvous, report):
+            monkeypatch.setattr(Rendezvous, "beat", full)
+            yield lambda: None
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    placed = placed_on_hosts(monkeypatch, Idle())
+    monkeypatch.setattr("dpcompare.launch.supervise.BEAT_SECONDS", 0.1)
+    if not is_written:
+        monkeypatch.setattr(RunResult, "save", full)
+    with pytest.raises(OSError if is_written else RunFailedError, match="No space left on device"):
+        run(placed, tmp_path / "run")
+    if is_written:  # a study makes it again
+        ended = RunResult.load(tmp_path / "run")
+        assert (ended.status, ended.error) == ("interrupted", "OSError: [Errno 28] No space left on device")
 
 
 def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):
