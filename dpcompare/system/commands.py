@@ -42,18 +42,19 @@ def run_command(
     deadline = Deadline(seconds)
     with ExitStack() as stack:
         signals = stack.enter_context(signals_held())
-        process = stack.enter_context(
-            subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL if text is None else stack.enter_context(_file_of(text)),
-                stdout=_STDERR if shown else subprocess.PIPE,
-                stderr=_STDERR if shown else subprocess.PIPE,
-                text=True,
-                errors="replace",  # such as the name of a device, in any encoding
-                env=env,
-                start_new_session=True,  # Ctrl-C is for this process
-            )
+        # Not as a context, whose end waits without a limit: one that waits for a broken device cannot be killed.
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL if text is None else stack.enter_context(_file_of(text)),
+            stdout=_STDERR if shown else subprocess.PIPE,
+            stderr=_STDERR if shown else subprocess.PIPE,
+            text=True,
+            errors="replace",  # such as the name of a device, in any encoding
+            env=env,
+            start_new_session=True,  # Ctrl-C is for this process
         )
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            stack.enter_context(pipe)
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):
