@@ -18,6 +18,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.launch.engines import hosts
 from dpcompare.launch.engines.hosts import SSH
+from dpcompare.launch.node import _node_context
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
 from dpcompare.launch.supervise import NodesWatch
@@ -217,6 +218,17 @@ def test_an_address_of_another_machine_is_told():
         listening("192.0.2.1"),
     ):
         pass
+
+
+def test_a_node_trains_what_its_attempt_was_started_with(tmp_path):
+    """Meanwhile, as in a queue, config.json was edited."""
+    placement = Placement(engine="hosts", hosts=("127.0.0.1", "localhost"))
+    cluster = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
+    config = RunConfig(framework="torch", mode="ddp", placement=placement, cluster=cluster)
+    config.save(tmp_path / "attempt-config.json")
+    config.model_copy(update={"mode": "fsdp"}).save(tmp_path / "config.json")
+    Rendezvous.open(tmp_path, 2)
+    assert _node_context(tmp_path, 0, None, print).config == config
 
 
 def end(rank, **changes):
