@@ -18,13 +18,13 @@ from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrain
 from dpcompare.results.run_dir import node_log_path
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.files import no_link
+from dpcompare.system.memory import OomWatch
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import (
     PROCESS_POLL_SECONDS,
     die_with_parent,
     is_alive,
     kill_groups,
-    oom_kills,
     process_state,
     signal_group,
     wait_for_exit,
@@ -66,7 +66,7 @@ def launch(
     node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
     trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
     watch = ProcessWatch(EventTail(run_dir, node_of), trainers, deadlines, observe)
-    kills_before = oom_kills()
+    oom_watch = OomWatch()
     with signals_held() as signals, ExitStack() as stack:
         enter = stack.enter_context(isolated()).enter if isolate else None
         running: dict[int, subprocess.Popen[bytes]] = {}
@@ -78,6 +78,7 @@ def launch(
             while running and not outcome.failed:
                 signals.deliver()
                 time.sleep(PROCESS_POLL_SECONDS)
+                oom_watch.look()
                 outcome.vanished += watch.look()
                 outcome.stalled = watch.stalled()
                 outcome.nodes |= _reap(running)
@@ -88,7 +89,7 @@ def launch(
             with suppress(OSError):  # a full disk: the run ends as it would have, and its clock stays unchecked
                 watch.save_clocks(run_dir)
             _wait_for_agents({node_of[rank] for rank in outcome.vanished}, running, outcome)
-            outcome.out_of_memory = oom_kills() > kills_before
+            outcome.out_of_memory = oom_watch.has_just_killed()
     watch.look()
     return outcome
 

@@ -37,7 +37,7 @@ class LaunchOutcome:
     stalled: list[Stall] = field(default_factory=list)
     """Training processes that showed no progress for too long."""
     out_of_memory: bool = False
-    """Whether the kernel killed a process of this machine for want of memory meanwhile."""
+    """Whether the kernel killed a process for want of memory at about the time of the end."""
     started_at: float | None = None
     """When all nodes had joined, seconds since the epoch; None where they share a machine and need not wait."""
     ended_at: float | None = None

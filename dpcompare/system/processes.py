@@ -85,9 +85,3 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def oom_kills() -> int:
-    """Processes of this machine that the kernel has killed for want of memory, in a control group or at all."""
-    counters = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return next((int(count) for name, count in counters if name == "oom_kill"), 0)
