@@ -102,6 +102,8 @@ class ProcessWatch:
         self._observe = observe
         self._deadlines = deadlines
         self._pids: dict[int, int] = {}
+        """Of the processes that have work to do."""
+        self._done: set[int] = set()
         # By the steady clock: the other may be set meanwhile.
         self._heard = dict.fromkeys(ranks, time.monotonic())
         self._started: set[int] = set()
@@ -119,7 +121,8 @@ class ProcessWatch:
             if isinstance(event, Started):
                 self._pids[rank] = event.pid
             elif isinstance(event, LAST_EVENTS):
-                self._pids.pop(rank, None)  # its node process has still to end, within the same limits
+                self._pids.pop(rank, None)
+                self._done.add(rank)  # its node process has still to end, within the same limits
             elif isinstance(event, StepsTrained):
                 self._started.add(rank)
                 self._seen[rank][2:] = [Seen(step=event.step, after=previous_look, by=time.monotonic())]
@@ -139,15 +142,18 @@ class ProcessWatch:
 
     def stalled(self) -> list[Stall]:
         """The processes that have been silent for longer than they may."""
-        now = time.monotonic()
+        now = self._looked_at  # what has come since, while an observer held us up, is not known yet
         limits = {
             rank: self._deadlines.progress if rank in self._started else self._deadlines.start for rank in self._heard
         }
         return [
-            Stall(process_rank=rank, seconds=now - heard, state=process_state(self._pids.get(rank)))
+            Stall(process_rank=rank, seconds=now - heard, state=self._state(rank))
             for rank, heard in self._heard.items()
             if now - heard > limits[rank]
         ]
+
+    def _state(self, rank: int) -> str:
+        return "done, and its node process was not" if rank in self._done else process_state(self._pids.get(rank))
 
 
 def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -> subprocess.Popen[bytes]:
