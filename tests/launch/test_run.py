@@ -322,7 +322,7 @@ def test_a_disk_that_is_full_here_is_the_cause_and_no_interruption(tmp_path, mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     placed = placed_on_hosts(monkeypatch, Idle())
-    monkeypatch.setattr("dpcompare.launch.supervise.BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("dpcompare.launch.rendezvous.BEAT_SECONDS", 0.1)
     if not is_written:
         monkeypatch.setattr(RunResult, "save", full)
     with pytest.raises(OSError if is_written else RunFailedError, match="No space left on device"):
@@ -330,6 +330,29 @@ def test_a_disk_that_is_full_here_is_the_cause_and_no_interruption(tmp_path, mon
     if is_written:  # a study makes it again
         ended = RunResult.load(tmp_path / "run")
         assert (ended.status, ended.error) == ("interrupted", "OSError: [Errno 28] No space left on device")
+
+
+def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch):
+    """As by a terminal in which somebody has pressed Ctrl-S."""
+    beats = []
+
+    class HeldUp:
+        MAY_QUEUE = False
+
+        @contextmanager
+        def started(self, config, run_dir, rendezvous, report):
+            def poll_exit():
+                for _ in range(2):
+                    beats.append(next(run_dir.glob("nodes/*/alive")).stat().st_mtime_ns)
+                    time.sleep(1)
+                return "its output was held up"
+
+            yield poll_exit
+
+    monkeypatch.setattr("dpcompare.launch.rendezvous.BEAT_SECONDS", 0.1)
+    with pytest.raises(RunFailedError, match="its output was held up"):
+        run(placed_on_hosts(monkeypatch, HeldUp()), tmp_path / "run")
+    assert beats[0] < beats[1]
 
 
 def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):
