@@ -69,7 +69,8 @@ def run(
     Args:
         config: what to run.
         run_dir: where config, logs and result go; default: a new directory below `runs/`.
-        observe: called with every event of the training processes; see `dpcompare.results.events`.
+        observe: called with every event of the training processes, see `dpcompare.results.events`, until it raises an
+            exception, which is logged.
         data_progress: called with (images done, images in all) while a dataset is prepared.
         report: called with a line for every restart, and with what an engine says.
         stopped_by: asked several times a second; a reason that it returns ends the run, which then has failed.

@@ -281,6 +281,28 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     assert not run_dir.exists() or not list(run_dir.iterdir())
 
 
+def test_an_observer_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
+    code = f"""
+    from pathlib import Path
+    from dpcompare.results.events import EventLog, Stopped
+    log = EventLog(Path({str(tmp_path / "run")!r}), 0)
+    log.append(Stopped())
+    log.append(Stopped())
+    raise SystemExit(7)
+    """
+    monkeypatch.setattr("dpcompare.launch.attempt.plan", lambda *arguments: [node(0, code)])
+    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+    seen = []
+
+    def fail(event):
+        seen.append(event)
+        raise ValueError("it cannot be shown")
+
+    with pytest.raises(RunFailedError, match=r"process 0 .* was ended by SIGTERM"):
+        run(config(mode="single", nodes=1, model="mlp", image_size=8), tmp_path / "run", observe=fail)
+    assert len(seen) == 1
+
+
 def placed_on_hosts(monkeypatch, engine):
     monkeypatch.setattr("dpcompare.launch.supervise.load_engine", lambda name: engine)
     monkeypatch.setattr("dpcompare.launch.supervise.LAST_WRITE_SECONDS", 0.1)
