@@ -66,9 +66,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
             rendezvous.stop()
         for event in tail.new_events():
             callbacks.observe(event)
-        outcome = watch.outcome()
-        outcome.ended_at = time.time()
-        yield outcome
+        yield watch.outcome()
 
 
 class State(Enum):
@@ -159,6 +157,7 @@ class NodesWatch:
         self._outcomes = self._rendezvous.outcomes()
         outcome = merge_outcomes(list(self._outcomes.values()))
         outcome.started_at = self._started_at
+        outcome.ended_at = self._ended_at()
         missing = [f"node {rank}" for rank in range(self._rendezvous.num_nodes) if rank not in self._outcomes]
         if missing:
             outcome.reasons.append(f"{', '.join(missing)} did not say how it ended")
@@ -173,3 +172,11 @@ class NodesWatch:
         if outcome.failed and self._cause and (missing or stopped):
             outcome.reasons.append(self._cause)
         return outcome
+
+    def _ended_at(self) -> float:
+        """When the last node ended: by its own clock where it has said so, which can be seen late here."""
+        now = time.time()
+        if self._started_at is None or len(self._outcomes) < self._rendezvous.num_nodes:
+            return now
+        last = max(outcome.time for outcome in self._outcomes.values())
+        return min(now, max(self._started_at, last))  # the clocks of two machines differ

@@ -283,6 +283,26 @@ def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, 
     assert "nothing was heard of any node for 61 s" in watch.outcome().reasons
 
 
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [((105.0, 107.0), 107.0), ((105.0,), 115.0), ((90.0, 91.0), 100.0), ((300.0, 107.0), 115.0)],
+    ids=["both", "one is missing", "a clock that is late", "a clock that is early"],
+)
+def test_a_run_ends_when_its_nodes_say_however_late_that_is_seen(tmp_path, monkeypatch, ends, expected):
+    """As where Slurm's controller, which is asked meanwhile, takes seconds to answer."""
+    now = 100.0
+    monkeypatch.setattr("dpcompare.launch.supervise.time.time", lambda: now)
+    rendezvous = Rendezvous.open(tmp_path, 2)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    for rank in range(2):
+        rendezvous.write_reached(rank)
+    watch.look(lambda: None)
+    for rank, ended in enumerate(ends):
+        rendezvous.write_outcome(end(rank, time=ended, status=0))
+    now += 15
+    assert watch.outcome().ended_at == expected
+
+
 def test_a_reason_from_outside_stops_the_nodes(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
