@@ -19,7 +19,7 @@ from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import RunOptions, study_options
-from dpcompare.cli.output import EXIT_FAILED, hint, print_json, stderr_console
+from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line
 from dpcompare.system.words import counted
@@ -112,7 +112,8 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
         )
         click.echo(f"interrupted; {what_next}", err=True)
         if not options.as_json and any(result.status == "completed" for result in _compared_results(out)):
-            print_comparison(analyse(collect([out])))
+            with if_anybody_reads():
+                print_comparison(analyse(collect([out])))
         raise
 
 
@@ -144,7 +145,8 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
     if as_json:
         print_json(comparison.model_dump(mode="json"))
     else:
-        print_comparison(comparison)
+        with if_anybody_reads():
+            print_comparison(comparison)
         for line in _next_steps(comparison, out):
             click.echo(line, err=True)
     if failed := [row.name for row in comparison.arms if row.all_failures]:

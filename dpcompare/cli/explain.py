@@ -18,7 +18,7 @@ from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, is_given
-from dpcompare.cli.output import hint, print_json, stdout_console
+from dpcompare.cli.output import hint, if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
@@ -88,7 +88,8 @@ def explain(
 
         width = stdout_console().width
         text = explained.as_markdown(explanation) if markdown else explained.as_text(explanation, width)
-        click.echo(text, nl=False)
+        with if_anybody_reads():
+            click.echo(text, nl=False)
 
 
 def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) -> tuple[RunConfig, str]:

@@ -56,12 +56,17 @@ def _console(**options: Any) -> Console:
 
 @contextmanager
 def if_anybody_reads() -> Iterator[None]:
-    """Within this context stdout may be lost: what was done is in files, and its exit code is no other for that."""
+    """Within this context stdout may be lost: what was done stays done, and its exit code is no other for that.
+
+    A reader that has gone, as in `dpcompare compare | head -1`, has what it wanted; any other loss is told.
+    """
     try:
         yield
         sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         give_up_stdout()
+        if not isinstance(error, BrokenPipeError):
+            click.echo(f"what was to be shown is lost: {error.strerror}", err=True)
 
 
 def is_animated() -> bool:

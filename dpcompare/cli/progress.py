@@ -17,9 +17,11 @@ from rich.table import Table
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.cli.waiting import Waiting
 from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
 from dpcompare.experiments.estimate import estimate_seconds
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.experiments.study_runs import Watcher, finished_run
+from dpcompare.launch.outcome import expendable
 from dpcompare.launch.remembered import remembered_first_step
 from dpcompare.results.events import Event, EventTail, Ready, Started, StepsTrained
 from dpcompare.results.progress import RunState
@@ -190,6 +192,7 @@ class StudyView:
         self._ended: dict[tuple[str, int], RunResult] = {}
         """By the path and the inode of their files: a disturbed run is made again."""
         self._running: tuple[tuple[Path, int], EventTail, RunState] | None = None
+        self._shown = Table(title=printable(str(study_dir)))
 
     def look(self) -> tuple[Table, bool]:
         """The table as of now, and whether a process is running the study."""
@@ -264,7 +267,11 @@ class StudyView:
         return f"round {number}: step {state.step}/{state.num_steps}, {state.figures}"
 
     def __rich__(self) -> Table:
-        return self.look()[0]
+        try:
+            self._shown, _ = self.look()
+        except (RequestError, OSError) as error:  # such as a disk that is away for a moment: the study goes on
+            self._shown.caption = printable(str(error))
+        return self._shown
 
 
 class StudyProgress(Watcher):
@@ -277,6 +284,7 @@ class StudyProgress(Watcher):
             if is_animated()
             else None
         )
+        self._say = expendable(self._print)
         self._total = study.repeats * len(study.arms)  # grows where rounds are added
         self._done = 0
         arms, rounds = counted(len(study.arms), "arm"), counted(study.repeats, "round")
@@ -293,7 +301,7 @@ class StudyProgress(Watcher):
         if self._live:
             self._live.stop()
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(printable(line), soft_wrap=True)
 
     def run_begins(self, number: int, arm: Arm, run_dir: Path) -> Callable[[Event], None]:

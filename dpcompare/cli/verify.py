@@ -15,7 +15,7 @@ from dpcompare.cli import completed_values
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
-from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console, stdout_console
+from dpcompare.cli.output import EXIT_NEGATIVE, if_anybody_reads, print_json, stderr_console, stdout_console
 from dpcompare.config.modes import modes_of_each_framework
 from dpcompare.errors import RequestError
 
@@ -166,13 +166,18 @@ def verify(
                 row |= {"measured": None, "detail": "the difference is not a finite number"}  # JSON has no infinity
         print_json({"passed": passed, "checks": rows, "not_compared": left_out})
     else:
-        if checks:
-            _print_table(checks)
-        passed_checks = sum(check.passed for check in checks)
-        click.echo(f"{passed_checks} of {len(checks)} checks passed" if checks else "nothing was compared")
-        for line in left_out:
-            click.echo(f"not compared: {line}")
+        with if_anybody_reads():
+            _print_checks(checks, left_out)
     return 0 if passed else EXIT_NEGATIVE
+
+
+def _print_checks(checks: list[Any], left_out: Sequence[str]) -> None:
+    if checks:
+        _print_table(checks)
+    passed = sum(check.passed for check in checks)
+    click.echo(f"{passed} of {len(checks)} checks passed" if checks else "nothing was compared")
+    for line in left_out:
+        click.echo(f"not compared: {line}")
 
 
 def _refuse_beside_like(context: click.Context) -> None:

@@ -23,6 +23,9 @@ from dpcompare.system.files import FolderWatch
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import signals_held
 
+INTERRUPTED = "interrupted"
+"""Said of an attempt that was ended by a signal to this process."""
+
 
 def make_attempt(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunResult:
     """Launch the processes of a prepared run once, and write result.json whatever happens.
@@ -38,7 +41,7 @@ def make_attempt(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunR
     there = FolderWatch(run_dir)
     assert config.inputs is not None
     store = StoreWatch(config.inputs.store, config.inputs.store_sha256)
-    watched = replace(callbacks, stopped_by=lambda: there.loss() or callbacks.stopped_by())
+    watched = replace(callbacks.expendable(), stopped_by=lambda: there.loss() or callbacks.stopped_by())
     # From the first process to the last word: between two contexts that hold them a signal would cost the result.
     with signals_held(), ExitStack() as engine:
         try:
@@ -51,13 +54,17 @@ def make_attempt(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunR
         except BaseException as raised:
             # Where this process had no memory, disk or file left, a study makes the run again.
             status = "interrupted" if isinstance(raised, (KeyboardInterrupt, OSError)) else "failed"
-            error = "interrupted" if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
+            error = INTERRUPTED if isinstance(raised, KeyboardInterrupt) else f"{type(raised).__name__}: {raised}"
             if isinstance(raised, OSError) and (gone := there.loss()):  # whatever could not be read there
                 status, error = "failed", gone
             raise
         finally:  # whatever happened, what was measured is kept
             end = LaunchEnd(status=status, error=error, started_at=started_at, ended_at=ended_at or time.time())
-            result = write_result(config, run_dir, end, unwritable=there.loss())
+            try:
+                result = write_result(config, run_dir, end, unwritable=there.loss())
+            except RunFailedError:
+                if error != INTERRUPTED:  # whoever interrupts a run knows why it ended
+                    raise
     return result
 
 
@@ -83,8 +90,7 @@ def write_result(config: RunConfig, run_dir: Path, end: LaunchEnd, *, unwritable
         unwritable: why nothing may be written into the run directory, where that is so.
 
     Raises:
-        RunFailedError: it cannot be written.
-        KeyboardInterrupt: nor can that of a run that was interrupted.
+        RunFailedError: it cannot be written; the message says that and what ended the run.
     """
     result = aggregate(config, run_dir, end)
     try:
@@ -92,8 +98,6 @@ def write_result(config: RunConfig, run_dir: Path, end: LaunchEnd, *, unwritable
             raise FileNotFoundError(unwritable)
         result.save(run_dir)
     except OSError as unwritten:  # a full disk, often the cause of all
-        if end.status == "interrupted":
-            raise KeyboardInterrupt from unwritten
         raise RunFailedError(
             f"{config.framework} {config.mode} failed.\n{result.error or 'It trained to its end.'}\n"
             f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint the run can "

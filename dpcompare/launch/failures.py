@@ -21,7 +21,7 @@ from dpcompare.system.processes import SIGNALED
 AGENTS = {"torchrun": "the torchrun agent", "spawn": "the program that spawned the processes"}
 """The node processes that start training processes, by the launch that uses them."""
 FULL = 1 - 1e-3
-"""Fraction of a disk in use from which it counts as full."""
+"""Fraction of a disk, or of the files it may hold, in use from which it counts as full."""
 OUT_OF_GPU_MEMORY = re.compile(
     r"^(?!.*(?:not a failure|device:CPU)).*(out[ _]of[ _]memory|OOM when allocating|_STATUS_ALLOC_FAILED)",
     re.IGNORECASE | re.MULTILINE,
@@ -144,7 +144,7 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
 
 
 def _cause_of_death(evidence: Evidence, status: int) -> str:
-    if evidence.outcome.out_of_memory:
+    if evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or nobody knows
         return "memory ran out: the kernel has just killed a process, most likely this one"
     if status == -signal.SIGBUS:
         return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"
@@ -184,7 +184,8 @@ def _name(evidence: Evidence, rank: int) -> str:
 def _is_full(folder: Path) -> bool:
     with suppress(OSError):  # it may be gone
         disk = os.statvfs(folder)
-        return disk.f_bfree <= disk.f_blocks * (1 - FULL)
+        # Without what is kept for root: a twentieth of a disk with ext4.
+        return disk.f_bavail <= disk.f_blocks * (1 - FULL) or disk.f_favail < disk.f_files * (1 - FULL)
     return False
 
 

@@ -18,13 +18,13 @@ from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrain
 from dpcompare.results.run_dir import node_log_path
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.files import no_link
+from dpcompare.system.memory import OomWatch
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import (
     PROCESS_POLL_SECONDS,
     die_with_parent,
     is_alive,
     kill_groups,
-    oom_kills,
     process_state,
     signal_group,
     wait_for_exit,
@@ -66,7 +66,7 @@ def launch(
     node_of = {process.process_rank: node.node_rank for node in node_processes for process in node.processes}
     trainers = [process.process_rank for node in node_processes for process in node.processes if process.trains]
     watch = ProcessWatch(EventTail(run_dir, node_of), trainers, deadlines, observe)
-    kills_before = oom_kills()
+    oom_watch = OomWatch()
     with signals_held() as signals, ExitStack() as stack:
         enter = stack.enter_context(isolated()).enter if isolate else None
         running: dict[int, subprocess.Popen[bytes]] = {}
@@ -78,6 +78,7 @@ def launch(
             while running and not outcome.failed:
                 signals.deliver()
                 time.sleep(PROCESS_POLL_SECONDS)
+                oom_watch.look()
                 outcome.vanished += watch.look()
                 outcome.stalled = watch.stalled()
                 outcome.nodes |= _reap(running)
@@ -88,7 +89,7 @@ def launch(
             with suppress(OSError):  # a full disk: the run ends as it would have, and its clock stays unchecked
                 watch.save_clocks(run_dir)
             _wait_for_agents({node_of[rank] for rank in outcome.vanished}, running, outcome)
-            outcome.out_of_memory = oom_kills() > kills_before
+            outcome.out_of_memory = oom_watch.has_just_killed()
     watch.look()
     return outcome
 
@@ -101,6 +102,8 @@ class ProcessWatch:
         self._observe = observe
         self._deadlines = deadlines
         self._pids: dict[int, int] = {}
+        """Of the processes that have work to do."""
+        self._done: set[int] = set()
         # By the steady clock: the other may be set meanwhile.
         self._heard = dict.fromkeys(ranks, time.monotonic())
         self._started: set[int] = set()
@@ -118,7 +121,8 @@ class ProcessWatch:
             if isinstance(event, Started):
                 self._pids[rank] = event.pid
             elif isinstance(event, LAST_EVENTS):
-                self._pids.pop(rank, None)  # its node process has still to end, within the same limits
+                self._pids.pop(rank, None)
+                self._done.add(rank)  # its node process has still to end, within the same limits
             elif isinstance(event, StepsTrained):
                 self._started.add(rank)
                 self._seen[rank][2:] = [Seen(step=event.step, after=previous_look, by=time.monotonic())]
@@ -138,15 +142,18 @@ class ProcessWatch:
 
     def stalled(self) -> list[Stall]:
         """The processes that have been silent for longer than they may."""
-        now = time.monotonic()
+        now = self._looked_at  # what has come since, while an observer held us up, is not known yet
         limits = {
             rank: self._deadlines.progress if rank in self._started else self._deadlines.start for rank in self._heard
         }
         return [
-            Stall(process_rank=rank, seconds=now - heard, state=process_state(self._pids.get(rank)))
+            Stall(process_rank=rank, seconds=now - heard, state=self._state(rank))
             for rank, heard in self._heard.items()
             if now - heard > limits[rank]
         ]
+
+    def _state(self, rank: int) -> str:
+        return "done, and its node process was not" if rank in self._done else process_state(self._pids.get(rank))
 
 
 def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -> subprocess.Popen[bytes]:

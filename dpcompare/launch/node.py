@@ -28,7 +28,7 @@ from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome, Report
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, is_open, join, listening, read_attempt
-from dpcompare.results.run_dir import CONFIG_FILE
+from dpcompare.results.run_dir import attempt_config_path
 from dpcompare.system.addresses import interface_of
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
@@ -107,7 +107,7 @@ def _node_context(run_dir: Path, node_rank: int | None, attempt_id: str | None, 
             f"{host} has dpcompare {__version__}, and the run was started by {attempt.dpcompare}; install the same "
             "release on all hosts"
         )
-    config = RunConfig.load(run_dir / CONFIG_FILE)
+    config = RunConfig.load(attempt_config_path(run_dir))
     rank, address = load_engine(config.placement.engine).node_identity(config, node_rank)
     rendezvous = Rendezvous(run_dir, attempt, config.cluster.num_nodes)
     if rank in rendezvous.node_infos():

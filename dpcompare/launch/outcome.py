@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.results.events import Event
+from dpcompare.system.terminal_text import printable
 
 Observer = Callable[[Event], None]
 """Called with every event of the training processes, soon after it was written."""
@@ -25,6 +28,36 @@ class Callbacks:
     stopped_by: Callable[[], str | None] = lambda: None
     """Asked several times a second; a reason that it returns ends the run, which then has failed."""
 
+    def expendable(self) -> Callbacks:
+        """The same, but what only shows the run can fail without ending it."""
+        return replace(self, observe=expendable(self.observe), report=expendable(self.report))
+
+
+T = TypeVar("T")
+
+
+def expendable(show: Callable[[T], None]) -> Callable[[T], None]:
+    """`show` as far as it works: its first error is logged, and from then on nothing is shown.
+
+    But for a want of memory, which is one of the whole process.
+    """
+    has_failed = False
+
+    def shown(what: T) -> None:
+        nonlocal has_failed
+        if has_failed:
+            return
+        try:
+            show(what)
+        except MemoryError:
+            raise
+        except Exception as error:
+            has_failed = True
+            reason = printable(f"{type(error).__name__}: {error}")
+            logging.getLogger(__name__).warning("the progress is shown no more (%s); the work goes on", reason)
+
+    return shown
+
 
 @dataclass
 class LaunchOutcome:
@@ -37,7 +70,7 @@ class LaunchOutcome:
     stalled: list[Stall] = field(default_factory=list)
     """Training processes that showed no progress for too long."""
     out_of_memory: bool = False
-    """Whether the kernel killed a process of this machine for want of memory meanwhile."""
+    """Whether the kernel killed a process for want of memory at about the time of the end."""
     started_at: float | None = None
     """When all nodes had joined, seconds since the epoch; None where they share a machine and need not wait."""
     ended_at: float | None = None

@@ -95,6 +95,33 @@ class Rendezvous:
         """Show the nodes that the process that started the run is there."""
         self._write(ALIVE_FILE, str(time.time()))
 
+    @contextmanager
+    def beating(self) -> Iterator[Callable[[], None]]:
+        """Within this context a thread beats, whatever holds the others up, such as a terminal that takes no output.
+
+        Yields what raises the OSError that has ended the thread, if one has.
+        """
+        over = threading.Event()
+        errors: list[OSError] = []
+
+        def beat() -> None:
+            while not over.wait(BEAT_SECONDS):
+                try:
+                    self.beat()
+                except OSError as error:
+                    errors.append(error)
+                    return
+
+        def check() -> None:
+            if errors:
+                raise errors[0]
+
+        threading.Thread(target=beat, name="beat", daemon=True).start()
+        try:
+            yield check
+        finally:
+            over.set()
+
     def stop(self) -> None:
         """Tell all nodes to end."""
         self._write(STOP_FILE)

@@ -18,7 +18,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import require_one_line
 from dpcompare.data.prepare import Progress
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.launch.attempt import make_attempt, write_result
+from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_inputs, remarks_on
@@ -69,7 +69,8 @@ def run(
     Args:
         config: what to run.
         run_dir: where config, logs and result go; default: a new directory below `runs/`.
-        observe: called with every event of the training processes; see `dpcompare.results.events`.
+        observe: called with every event of the training processes, see `dpcompare.results.events`, until it raises an
+            exception, which is logged.
         data_progress: called with (images done, images in all) while a dataset is prepared.
         report: called with a line for every restart, and with what an engine says.
         stopped_by: asked several times a second; a reason that it returns ends the run, which then has failed.
@@ -302,7 +303,7 @@ def _collect(run_dir: Path, started_at: float, status: Status) -> NoReturn:
     causes = {
         "completed": None,
         "failed": why_it_failed(config, run_dir, LaunchOutcome()),
-        "interrupted": "interrupted",
+        "interrupted": INTERRUPTED,
     }
     end = LaunchEnd(status=status, error=causes[status], started_at=started_at, ended_at=time.time())
     try:

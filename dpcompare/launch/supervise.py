@@ -12,7 +12,7 @@ from pathlib import Path
 from dpcompare.config.run import RunConfig
 from dpcompare.launch.engines import PollExit, load_engine
 from dpcompare.launch.outcome import Callbacks, Deadlines, LaunchOutcome, NodeOutcome, merge_outcomes
-from dpcompare.launch.rendezvous import BEAT_SECONDS, Rendezvous
+from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.events import EventTail
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.signals import signals_held
@@ -47,27 +47,26 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
     rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.topology.num_processes))
     watch = NodesWatch(rendezvous, deadlines, may_queue=engine.MAY_QUEUE)
-    with signals_held() as signals, ExitStack() as nodes:
+    with signals_held() as signals, rendezvous.beating() as check_beat, ExitStack() as nodes:
         try:
             poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, callbacks.report))
             while not watch.is_over():
                 signals.deliver()
                 time.sleep(NODES_POLL_SECONDS)
+                check_beat()
                 for event in tail.new_events():
-                    watch.hear()
                     callbacks.observe(event)
+                    watch.hear()  # only now: whoever reads the output may have held this up
                 watch.look(lambda: callbacks.stopped_by() or poll_exit())
         except BaseException:
-            with suppress(FileNotFoundError):  # where the run directory is gone, they end without being told
+            with suppress(OSError):  # where it cannot be written any more, they end without being told
                 rendezvous.stop()
             raise
         if not watch.succeeded:
             rendezvous.stop()
         for event in tail.new_events():
             callbacks.observe(event)
-        outcome = watch.outcome()
-        outcome.ended_at = time.time()
-        yield outcome
+        yield watch.outcome()
 
 
 class State(Enum):
@@ -90,7 +89,6 @@ class NodesWatch:
         self._outcomes: dict[int, NodeOutcome] = {}
         self._started_at: float | None = None
         self._cause: str | None = None
-        self._next_beat = Deadline(BEAT_SECONDS)
         self._silence = Deadline(math.inf if may_queue else deadlines.start)
         self._end = Deadline(math.inf)
 
@@ -114,9 +112,6 @@ class NodesWatch:
 
     def look(self, poll_exit: PollExit) -> None:
         """Read what the nodes have written, and ask whether they still run."""
-        if self._next_beat.passed:
-            self._rendezvous.beat()
-            self._next_beat.restart()
         self._outcomes = self._rendezvous.outcomes()
         self._count_nodes()
         if self._any_unsuccessful():
@@ -141,10 +136,11 @@ class NodesWatch:
             self._started_at = time.time()
 
     def _find_cause(self, poll_exit: PollExit) -> None:
+        silent = self._silence.passed  # before the engine reports something, which may be held up too
         self._cause = poll_exit()
         if self._cause:
             self._stop_within(LAST_WRITE_SECONDS)
-        elif self._silence.passed and self._state is not State.STOPPING:
+        elif silent and self._state is not State.STOPPING:
             self._cause = (
                 f"no host has joined within {self._silence.seconds:.0f} s"
                 if self._state is State.WAITING
@@ -161,6 +157,7 @@ class NodesWatch:
         self._outcomes = self._rendezvous.outcomes()
         outcome = merge_outcomes(list(self._outcomes.values()))
         outcome.started_at = self._started_at
+        outcome.ended_at = self._ended_at()
         missing = [f"node {rank}" for rank in range(self._rendezvous.num_nodes) if rank not in self._outcomes]
         if missing:
             outcome.reasons.append(f"{', '.join(missing)} did not say how it ended")
@@ -175,3 +172,11 @@ class NodesWatch:
         if outcome.failed and self._cause and (missing or stopped):
             outcome.reasons.append(self._cause)
         return outcome
+
+    def _ended_at(self) -> float:
+        """When the last node ended: by its own clock where it has said so, which can be seen late here."""
+        now = time.time()
+        if self._started_at is None or len(self._outcomes) < self._rendezvous.num_nodes:
+            return now
+        last = max(outcome.time for outcome in self._outcomes.values())
+        return min(now, max(self._started_at, last))  # the clocks of two machines differ

@@ -2,7 +2,7 @@
 
 RUN_DIR/
     config.json                     the prepared RunConfig; rewritten where the run is resumed
-    attempt-config.json             the same, as the present attempt was started with it
+    attempt-config.json             the same, as the present attempt was started with it: what its processes read
     events/process-<rank>.jsonl     what happened in each training process, while it happens
     events/watch-<rank>.json        when the launcher saw some of them, by its own clock
     process-<rank>.json             the record of each training process, when its work is done
@@ -35,6 +35,12 @@ CHECKPOINTS_DIR = "checkpoints"
 ATTEMPTS_DIR = "attempts"
 
 LOG_LINES_SHOWN = 20
+
+
+def attempt_config_path(run_dir: Path) -> Path:
+    """The config that the present attempt was started with; config.json may have been edited since."""
+    own = run_dir / ATTEMPT_CONFIG_FILE
+    return own if own.exists() else run_dir / CONFIG_FILE  # as a generated script leaves it, and 0.1.0
 
 
 def event_path(run_dir: Path, process_rank: int) -> Path:

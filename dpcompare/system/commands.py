@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import IO
 
 from dpcompare.system.deadline import Deadline
-from dpcompare.system.processes import PROCESS_POLL_SECONDS, kill_groups
+from dpcompare.system.processes import PROCESS_POLL_SECONDS, die_with_parent, kill_groups
 from dpcompare.system.signals import signals_held
 
 _STDERR = 2
@@ -42,18 +44,20 @@ def run_command(
     deadline = Deadline(seconds)
     with ExitStack() as stack:
         signals = stack.enter_context(signals_held())
-        process = stack.enter_context(
-            subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL if text is None else stack.enter_context(_file_of(text)),
-                stdout=_STDERR if shown else subprocess.PIPE,
-                stderr=_STDERR if shown else subprocess.PIPE,
-                text=True,
-                errors="replace",  # such as the name of a device, in any encoding
-                env=env,
-                start_new_session=True,  # Ctrl-C is for this process
-            )
+        # Not as a context, whose end waits without a limit: one that waits for a broken device cannot be killed.
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL if text is None else stack.enter_context(_file_of(text)),
+            stdout=_STDERR if shown else subprocess.PIPE,
+            stderr=_STDERR if shown else subprocess.PIPE,
+            text=True,
+            errors="replace",  # such as the name of a device, in any encoding
+            env=env,
+            start_new_session=True,  # Ctrl-C is for this process
+            preexec_fn=partial(die_with_parent, os.getpid()),  # or an installer would go on when we are killed
         )
+        for pipe in filter(None, (process.stdout, process.stderr)):
+            stack.enter_context(pipe)
         try:
             while True:
                 with suppress(subprocess.TimeoutExpired):

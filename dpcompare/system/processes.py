@@ -26,6 +26,8 @@ SIGNALED = 128
 """What our torchrun agents add to the number of the signal that ended a training process, for their own exit status."""
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+"""Loaded before any fork: in its child the lock of the loader may be held for ever, by a thread that is not there."""
 
 
 def die_with_parent(parent: int | None = None) -> None:
@@ -34,8 +36,7 @@ def die_with_parent(parent: int | None = None) -> None:
     The setting belongs to one process only: it is cleared by fork, so every child asks for itself. Where the pid of the
     parent is given, a parent that ended before this was asked for is noticed too.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent is not None and os.getppid() != parent:
         os._exit(1)
@@ -85,9 +86,3 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
-
-
-def oom_kills() -> int:
-    """Processes of this machine that the kernel has killed for want of memory, in a control group or at all."""
-    counters = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
-    return next((int(count) for name, count in counters if name == "oom_kill"), 0)

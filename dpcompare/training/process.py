@@ -23,7 +23,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
 from dpcompare.results.process_record import ProcessRecord
-from dpcompare.results.run_dir import CONFIG_FILE, log_path
+from dpcompare.results.run_dir import attempt_config_path, log_path
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.cores import CoresMeter, CoresUsed
 from dpcompare.system.devices import available_cores
@@ -61,7 +61,7 @@ def _write_output_to(path: Path) -> None:
 
 
 def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
-    config = RunConfig.load(run_dir / CONFIG_FILE)
+    config = RunConfig.load(attempt_config_path(run_dir))
     process_rank = node_rank * config.topology.processes_per_node + local_rank
     local_devices = _local_devices(config, node_rank, local_rank)
     place = {"node_rank": node_rank, "local_rank": local_rank}

@@ -60,6 +60,14 @@ def test_a_finished_study_runs_nothing_again_and_says_the_same(finished):
 
 
 @pytest.mark.torch
+def test_a_study_whose_table_nobody_reads_is_no_failed_one(finished):
+    again = start("compare", "--resume", finished[0])
+    again.stdout.close()
+    assert (again.wait(60), "page        " in again.stderr.read()) == (0, True)
+    again.stderr.close()
+
+
+@pytest.mark.torch
 def test_a_resumed_study_may_have_more_rounds_and_nothing_else(finished):
     folder, _, _ = finished
     longer = invoke("compare", "--resume", folder, "--repeats", "3", "--dry-run", "--json")

@@ -1,11 +1,13 @@
 """What is seen of a run and a study while they go."""
 
+import io
 import threading
 
 import pytest
+from rich.console import Console
 
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.cli.progress import RunProgress, StudyView
+from dpcompare.cli.progress import RunProgress, StudyProgress, StudyView
 from dpcompare.experiments.study import Study, open_study
 from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.events import EventLog, EventTail, Failed
@@ -113,6 +115,33 @@ def test_a_study_that_nobody_runs_is_not_shown_as_running(begun):
     assert shown.code == 0
     assert "interrupted after step 2" in shown.stdout
     assert "no process runs this study now" in shown.stdout
+
+
+def test_a_study_that_cannot_be_read_for_a_moment_is_shown_as_it_was(begun):
+    folder, _ = begun
+    view, console = StudyView(folder), Console(width=200, record=True, file=io.StringIO())
+    console.print(view)
+    (folder / "study.json").rename(folder / "away")
+    console.print(view)
+    (folder / "away").rename(folder / "study.json")
+    console.print(view)
+    shown = console.export_text()
+    assert (shown.count("123.4"), shown.count("holds no readable study.json"), shown.count("runs left")) == (3, 1, 2)
+
+
+def test_a_progress_that_fails_is_given_up_and_the_study_goes_on(begun, monkeypatch, caplog):
+    folder, _ = begun
+    progress, lines = StudyProgress(Study.load(folder), folder), []
+
+    def fail(line, **options):
+        lines.append(line)
+        raise ValueError("no\x1bsuch style")
+
+    monkeypatch.setattr(progress._console, "print", fail)
+    progress.run_says("one")
+    progress.run_says("two")
+    assert lines == ["one"]
+    assert caplog.messages == [r"the progress is shown no more (ValueError: no\x1bsuch style); the work goes on"]
 
 
 def test_a_view_may_be_asked_by_several_threads(begun):

@@ -1,6 +1,7 @@
 """The diagnosis of a failed run: what is said of what its processes left behind."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +66,29 @@ def test_a_process_that_crashed_is_judged_by_its_log(tmp_path, line, is_told):
     assert line in said
     assert said.endswith(REMEDY) == is_told
     assert ("too little memory" in said) == is_told
+
+
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [
+        (-signal.SIGKILL, "memory ran out"),
+        (0, "memory ran out"),  # of an agent that does not say
+        (-signal.SIGBUS, "most likely a file that it reads"),
+        (-signal.SIGSEGV, "it was killed (by a signal"),
+    ],
+)
+def test_memory_is_the_cause_where_the_kernel_may_have_killed_the_process(tmp_path, status, cause):
+    outcome = LaunchOutcome(nodes={0: status}, vanished=[0], out_of_memory=True)
+    said = why_it_failed(config(mode=("tensorflow", "multiworker")), tmp_path, outcome)
+    assert f": {cause}" in said.splitlines()[0]
+
+
+@pytest.mark.parametrize("left", [{"f_bavail": 0}, {"f_favail": 0}], ids=["space", "files"])
+def test_a_disk_is_full_where_all_that_is_left_is_for_root(tmp_path, monkeypatch, left):
+    disk = {"f_blocks": 10_000, "f_bfree": 500, "f_bavail": 500, "f_files": 10_000, "f_ffree": 500, "f_favail": 500}
+    monkeypatch.setattr("os.statvfs", lambda folder: SimpleNamespace(**disk | left))
+    said = why_it_failed(config(device="cpu"), tmp_path, LaunchOutcome(nodes={0: 1}, vanished=[0]))
+    assert "no space left on the disk" in said
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.launch.engines import hosts
 from dpcompare.launch.engines.hosts import SSH
+from dpcompare.launch.node import _node_context
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
 from dpcompare.launch.supervise import NodesWatch
@@ -219,6 +220,17 @@ def test_an_address_of_another_machine_is_told():
         pass
 
 
+def test_a_node_trains_what_its_attempt_was_started_with(tmp_path):
+    """Meanwhile, as in a queue, config.json was edited."""
+    placement = Placement(engine="hosts", hosts=("127.0.0.1", "localhost"))
+    cluster = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
+    config = RunConfig(framework="torch", mode="ddp", placement=placement, cluster=cluster)
+    config.save(tmp_path / "attempt-config.json")
+    config.model_copy(update={"mode": "fsdp"}).save(tmp_path / "config.json")
+    Rendezvous.open(tmp_path, 2)
+    assert _node_context(tmp_path, 0, None, print).config == config
+
+
 def end(rank, **changes):
     return NodeOutcome(**{"node_rank": rank, "host": f"h{rank}", "time": 1.0, "status": None} | changes)
 
@@ -269,6 +281,26 @@ def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, 
         watch.look(lambda: None)
         assert watch.is_over() == over, seconds
     assert "nothing was heard of any node for 61 s" in watch.outcome().reasons
+
+
+@pytest.mark.parametrize(
+    ("ends", "expected"),
+    [((105.0, 107.0), 107.0), ((105.0,), 115.0), ((90.0, 91.0), 100.0), ((300.0, 107.0), 115.0)],
+    ids=["both", "one is missing", "a clock that is late", "a clock that is early"],
+)
+def test_a_run_ends_when_its_nodes_say_however_late_that_is_seen(tmp_path, monkeypatch, ends, expected):
+    """As where Slurm's controller, which is asked meanwhile, takes seconds to answer."""
+    now = 100.0
+    monkeypatch.setattr("dpcompare.launch.supervise.time.time", lambda: now)
+    rendezvous = Rendezvous.open(tmp_path, 2)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    for rank in range(2):
+        rendezvous.write_reached(rank)
+    watch.look(lambda: None)
+    for rank, ended in enumerate(ends):
+        rendezvous.write_outcome(end(rank, time=ended, status=0))
+    now += 15
+    assert watch.outcome().ended_at == expected
 
 
 def test_a_reason_from_outside_stops_the_nodes(tmp_path, monkeypatch):

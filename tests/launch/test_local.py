@@ -302,6 +302,25 @@ def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, dea
     assert outcome.failed == stalls
 
 
+def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
+    last = "from dpcompare.results.events import Ended\nlog.append(Ended())\ntime.sleep(60)\n"
+    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=False) + last
+    outcome = launch(tmp_path, node(0, code), deadlines=Deadlines(start=60, progress=2.5))
+    assert [stall.state for stall in outcome.stalled] == ["done, and its node process was not"]
+
+
+def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
+    """As by a terminal in which somebody has pressed Ctrl-S."""
+    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=True)
+
+    def hold_up(event):
+        if isinstance(event, StepsTrained):
+            time.sleep(2)
+
+    outcome = launch(tmp_path, node(0, code), observe=hold_up, deadlines=Deadlines(start=60, progress=1.2))
+    assert (outcome.stalled, outcome.nodes) == ([], {0: 0})
+
+
 def test_a_stopped_process_is_told_and_ended(tmp_path):
     code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=True)
     pids = []

@@ -1,5 +1,6 @@
 """Whole runs that go wrong: what is said, and what stays on disk."""
 
+import errno
 import json
 import os
 import signal
@@ -18,9 +19,11 @@ from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
 from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.launch.run import _lost_a_port, prepare_run
 from dpcompare.launch.shell_script import shell_script
 from dpcompare.results.events import Failed, Started, StepsTrained, Stopped, read_events
+from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
@@ -278,6 +281,28 @@ def test_a_run_directory_that_vanishes_ends_the_run_at_once(tmp_path, monkeypatc
     assert not run_dir.exists() or not list(run_dir.iterdir())
 
 
+def test_an_observer_that_fails_does_not_end_the_run(tmp_path, monkeypatch):
+    code = f"""
+    from pathlib import Path
+    from dpcompare.results.events import EventLog, Stopped
+    log = EventLog(Path({str(tmp_path / "run")!r}), 0)
+    log.append(Stopped())
+    log.append(Stopped())
+    raise SystemExit(7)
+    """
+    monkeypatch.setattr("dpcompare.launch.attempt.plan", lambda *arguments: [node(0, code)])
+    monkeypatch.setattr("dpcompare.launch.run._require_machine", lambda config: None)
+    seen = []
+
+    def fail(event):
+        seen.append(event)
+        raise ValueError("it cannot be shown")
+
+    with pytest.raises(RunFailedError, match=r"process 0 .* was ended by SIGTERM"):
+        run(config(mode="single", nodes=1, model="mlp", image_size=8), tmp_path / "run", observe=fail)
+    assert len(seen) == 1
+
+
 def placed_on_hosts(monkeypatch, engine):
     monkeypatch.setattr("dpcompare.launch.supervise.load_engine", lambda name: engine)
     monkeypatch.setattr("dpcompare.launch.supervise.LAST_WRITE_SECONDS", 0.1)
@@ -303,6 +328,53 @@ def test_a_run_directory_that_vanishes_under_nodes_elsewhere_is_the_cause(tmp_pa
     placed = placed_on_hosts(monkeypatch, Removing())
     with pytest.raises(RunFailedError, match="is gone: it was removed"):
         run(placed, tmp_path / "run")
+
+
+@pytest.mark.parametrize("is_written", [True, False], ids=["result written", "no result"])
+def test_a_disk_that_is_full_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch, is_written):
+    class Idle:
+        MAY_QUEUE = False
+
+        @contextmanager
+        def started(self, config, run_dir, rendezvous, report):
+            monkeypatch.setattr(Rendezvous, "beat", full)
+            yield lambda: None
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    placed = placed_on_hosts(monkeypatch, Idle())
+    monkeypatch.setattr("dpcompare.launch.rendezvous.BEAT_SECONDS", 0.1)
+    if not is_written:
+        monkeypatch.setattr(RunResult, "save", full)
+    with pytest.raises(OSError if is_written else RunFailedError, match="No space left on device"):
+        run(placed, tmp_path / "run")
+    if is_written:  # a study makes it again
+        ended = RunResult.load(tmp_path / "run")
+        assert (ended.status, ended.error) == ("interrupted", "OSError: [Errno 28] No space left on device")
+
+
+def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch):
+    """As by a terminal in which somebody has pressed Ctrl-S."""
+    beats = []
+
+    class HeldUp:
+        MAY_QUEUE = False
+
+        @contextmanager
+        def started(self, config, run_dir, rendezvous, report):
+            def poll_exit():
+                for _ in range(2):
+                    beats.append(next(run_dir.glob("nodes/*/alive")).stat().st_mtime_ns)
+                    time.sleep(1)
+                return "its output was held up"
+
+            yield poll_exit
+
+    monkeypatch.setattr("dpcompare.launch.rendezvous.BEAT_SECONDS", 0.1)
+    with pytest.raises(RunFailedError, match="its output was held up"):
+        run(placed_on_hosts(monkeypatch, HeldUp()), tmp_path / "run")
+    assert beats[0] < beats[1]
 
 
 def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.launch.engines import slurm
 from dpcompare.launch.rendezvous import Rendezvous
+from dpcompare.system.signals import signals_held
 
 CLUSTER = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
 CONFIG = RunConfig(framework="torch", mode="ddp", cluster=CLUSTER, placement=Placement(engine="slurm"))
@@ -42,6 +43,18 @@ def test_the_end_of_a_run_does_not_wait_for_a_controller_that_is_away(tmp_path, 
         assert time.monotonic() - began < 5
     assert time.monotonic() - began < 10
     assert said[-1] == "Slurm job 7 was cancelled and is still UNKNOWN; look after it with squeue"
+
+
+def test_another_ctrl_c_does_not_keep_a_job_from_being_cancelled(tmp_path, commands, monkeypatch):
+    for name, seconds in (("CANCEL_SECONDS", 0.3), ("JOB_POLL_SECONDS", 0.1)):
+        monkeypatch.setattr(slurm, name, seconds)
+    second = f"[ -e {tmp_path}/sent ] || kill -INT {os.getpid()}; touch {tmp_path}/sent"
+    commands("scontrol", f"{second}; sleep 0.2; echo JobState=RUNNING")
+    commands("scancel", f'echo "$@" >> {tmp_path}/cancelled')
+    job = slurm.started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), print)
+    with pytest.raises(KeyboardInterrupt), signals_held(), job:
+        raise KeyboardInterrupt
+    assert (tmp_path / "cancelled").read_text().splitlines()[0] == "7"
 
 
 def test_a_comment_is_not_taken_for_the_state_of_a_job(commands):

@@ -21,7 +21,7 @@ from dpcompare.launch import local
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess, TrainingProcess
 from dpcompare.results.events import EventTail
-from dpcompare.results.run_dir import CONFIG_FILE
+from dpcompare.results.run_dir import attempt_config_path
 from tests.support import warm_process
 
 # torch imports the last one, which takes longest, when the first optimizer is made.
@@ -63,7 +63,7 @@ class WarmLauncher:
 
         What needs processes of its own is started as ever: an isolated network, another interpreter, spawn.
         """
-        config = RunConfig.load(run_dir / CONFIG_FILE)
+        config = RunConfig.load(attempt_config_path(run_dir))
         if isolate or config.python != sys.executable or config.launch == "spawn":
             return local.launch(node_processes, run_dir, deadlines, observe, isolate=isolate, stopped_by=stopped_by)
         placed = [(node, process) for node in node_processes for process in node.processes]

@@ -1,8 +1,8 @@
-"""The memory that processes may still take: the kernel's estimate, or less in a container."""
+"""The memory that processes may still take, by the kernel's estimate or a container's limit; those that it kills."""
 
 import pytest
 
-from dpcompare.system.memory import available_memory
+from dpcompare.system.memory import OomWatch, available_memory, oom_kills
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 4096), ("max", 4096), ("3000", 2000), ("9000", 4096)])
@@ -16,3 +16,32 @@ def test_the_smaller_of_what_the_kernel_and_a_container_leave(tmp_path, limit, e
 
 def test_this_machine_has_some():
     assert available_memory() > 1e6
+
+
+@pytest.mark.parametrize(
+    ("group", "counters", "expected"),
+    [
+        ("0::/run", "run/memory.events", 3),
+        ("4:cpu,memory:/run\n0::/", "memory/run/memory.oom_control", 3),
+        ("0::/../elsewhere", "memory.events", 100),
+    ],
+    ids=["version 2", "version 1", "not of this container"],
+)
+def test_kills_for_want_of_memory_are_those_of_our_control_group(tmp_path, group, counters, expected):
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self" / "cgroup").write_text(f"{group}\n")
+    (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 100\n")
+    (tmp_path / counters).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / counters).write_text("oom 5\noom_kill 3\noom_group_kill 0\n")
+    assert oom_kills(tmp_path, tmp_path) == expected
+
+
+def test_a_kill_for_want_of_memory_is_forgotten_after_a_while(monkeypatch):
+    now, kills = 0.0, 0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    monkeypatch.setattr("dpcompare.system.memory.oom_kills", lambda: kills)
+    watch = OomWatch()
+    kills += 1
+    for now, just in ((1.0, True), (11.0, True), (22.0, False)):
+        watch.look()
+        assert watch.has_just_killed() == just, now

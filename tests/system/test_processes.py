@@ -55,6 +55,19 @@ time.sleep(60)
 """
 
 
+def test_a_command_ends_with_who_runs_it():
+    """As an installer, under which another would begin."""
+    code = "from dpcompare.system.commands import run_command; run_command(['sh', '-c', 'echo $$ >&2; exec sleep 60'], "
+    parent = subprocess.Popen(
+        [sys.executable, "-c", f"{code}seconds=60, shown=True)"], stderr=subprocess.PIPE, text=True
+    )
+    pid = int(parent.stderr.readline())
+    parent.kill()
+    parent.wait()
+    parent.stderr.close()
+    wait_until(lambda: not is_alive(pid))
+
+
 def killed_parent(asks):
     """Start a process that asked to die with its parent and has forked; kill it; returns the pid of its child."""
     argv = [sys.executable, "-c", textwrap.dedent(PARENT_AND_CHILD), asks]

@@ -112,3 +112,14 @@ def test_a_command_is_killed_at_its_limit_and_by_an_interruption():
     with pytest.raises(KeyboardInterrupt):
         run_command(["sleep", "60"], seconds=50)
     assert time.monotonic() - start < 30
+
+
+def test_a_command_that_cannot_be_killed_is_not_waited_for(monkeypatch):
+    """As nvidia-smi, where the driver does not answer: its process ends when that does, if ever."""
+    left, start = [], time.monotonic()
+    monkeypatch.setattr("dpcompare.system.commands.kill_groups", left.extend)
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_command(["sleep", "60"], seconds=0.1)
+    assert time.monotonic() - start < 30
+    left[0].kill()
+    left[0].wait()

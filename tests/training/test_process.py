@@ -10,7 +10,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.process_record import ProcessRecord
-from dpcompare.results.run_dir import CONFIG_FILE, process_record_path
+from dpcompare.results.run_dir import ATTEMPT_CONFIG_FILE, CONFIG_FILE, process_record_path
 from dpcompare.system.numa import near_cores
 from dpcompare.training import process
 from tests.support.numpy_backend import NumpyBackend
@@ -49,7 +49,8 @@ def trained(tmp_path, monkeypatch):
         workload = Workload(model="mlp", image_size=8, steps=4, warmup_steps=1, learning_rate=0.01)
         cluster = cluster or Cluster.partition(gpus=["0"])
         config = RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster)
-        prepare_inputs(config).save(tmp_path / CONFIG_FILE)
+        prepare_inputs(config).save(tmp_path / ATTEMPT_CONFIG_FILE)
+        (tmp_path / CONFIG_FILE).write_text("edited since the attempt was started")
         assert process._work(tmp_path, 0, 0) == 0
         return ProcessRecord.model_validate_json(process_record_path(tmp_path, 0).read_text())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import shlex
@@ -35,6 +34,8 @@ STATE_SECONDS = 10.0
 """How long it may take to tell the state of a job, which is asked for again and again."""
 UNKNOWN_POLL_SECONDS = 15.0
 """How long it is not asked again where it has not told: the nodes are looked after meanwhile."""
+SUBMIT_SECONDS = 900.0
+"""How long it may take to accept a job; the nodes of one that it accepts later find nobody, and end."""
 CANCEL_SECONDS = 15.0
 """How long a job that was cancelled may take to end before it is killed: TensorFlow catches SIGTERM."""
 
@@ -219,9 +220,8 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
     try:
         with signals_held():  # or a job might be submitted whose id nobody knows
             script = job_script(config, run_dir, rendezvous.attempt.id)
-            job = (
-                _slurm("sbatch", "--parsable", text=script, interruptible=False, seconds=math.inf).strip().split(";")[0]
-            )
+            submitted = _slurm("sbatch", "--parsable", text=script, interruptible=False, seconds=SUBMIT_SECONDS)
+            job = submitted.strip().split(";")[0]
         report(f"Slurm job {job} was submitted")
         yield _followed(job, run_dir, report)
         _ended_within(job, CANCEL_SECONDS)  # its nodes have ended: it does by itself, unless they did not all
@@ -253,10 +253,11 @@ def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
     return poll_exit
 
 
-def _state(job: str) -> tuple[str, str]:
+def _state(job: str, *, interruptible: bool = True) -> tuple[str, str]:
     """A job's state and Slurm's reason; COMPLETED where Slurm has forgotten it, some minutes after its end."""
+    command = ["scontrol", "--oneliner", "show", "job", job]
     try:
-        answer = run_command(["scontrol", "--oneliner", "show", "job", job], seconds=STATE_SECONDS)
+        answer = run_command(command, seconds=STATE_SECONDS, interruptible=interruptible)
     except subprocess.TimeoutExpired as error:
         return UNKNOWN, str(error)
     if answer.returncode:
@@ -272,7 +273,7 @@ def _fields(described: str) -> dict[str, str]:
 
 
 def _cancel(job: str, report: Report) -> None:
-    """End a job that is still there: asked to, then killed."""
+    """End a job that is still there: asked to, then killed. No second Ctrl-C comes in between."""
     for command in (["scancel", job], ["scancel", "--signal=KILL", "--full", job]):
         if _ended_within(job, 0):
             return
@@ -280,12 +281,13 @@ def _cancel(job: str, report: Report) -> None:
             run_command(command, seconds=CANCEL_SECONDS, interruptible=False)
         if _ended_within(job, CANCEL_SECONDS):
             return
-    report(f"Slurm job {job} was cancelled and is still {_state(job)[0]}; look after it with squeue")
+    state, _ = _state(job, interruptible=False)
+    report(f"Slurm job {job} was cancelled and is still {state}; look after it with squeue")
 
 
 def _ended_within(job: str, seconds: float) -> bool:
     deadline = Deadline(seconds)
-    while _state(job)[0] not in ENDED:
+    while _state(job, interruptible=False)[0] not in ENDED:
         if deadline.passed:
             return False
         time.sleep(JOB_POLL_SECONDS / 4)
