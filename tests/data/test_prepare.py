@@ -123,14 +123,22 @@ def test_a_killed_preparation_leaves_no_process_and_its_files_to_the_next(prepar
     preparing.kill()
     preparing.communicate()
     wait_until(lambda: not any(is_alive(int(pid)) for pid in children))
-    (left,) = tmp_path.glob(".store-*")
-    in_use = tmp_path / ".store-in-use"
-    in_use.mkdir()
+    (left,) = tmp_path.glob(".dpcompare-unfinished-*")
+    in_use = shutil.copytree(left, tmp_path / ".dpcompare-unfinished-in-use")
     for folder in (left, in_use):
         os.utime(folder, (0, 0))
     with folder_held(in_use):
-        sweep(tmp_path, ".store-")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".store-in-use", "many"]
+        sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [in_use.name, "many"]
+
+
+def test_preparing_removes_no_folder_that_is_not_its_own(tmp_path):
+    mine = {tmp_path / name for name in (".store-backup", ".dpcompare-unfinished-notes")}
+    for folder in mine:
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    prepare("synthetic-mini", tmp_path / "store", 8)
+    assert set(tmp_path.iterdir()) == mine | {tmp_path / "store"}
 
 
 def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
