@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpcompare.results.evaluation import Evaluation
-from dpcompare.results.quantities import Finite, Rate
 from dpcompare.results.run_dir import HISTORY_FILE
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.quantities import Count, Finite, Number, Rate
 
 Status = Literal["completed", "failed", "interrupted"]
 
@@ -20,15 +20,15 @@ class Attempt(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    first_step: int
+    first_step: Count
     """Steps made before it."""
-    last_step: int
+    last_step: Count
     """Steps made in all when it ended; those after the checkpoint that was resumed were made again."""
     status: Status
     error: str | None
     framework: str
     mode: str
-    num_replicas: int
+    num_replicas: Number
     images_per_second: Rate | None
 
 

@@ -16,13 +16,13 @@ from dpcompare.results.clock import ClockCheck, much_between_steps
 from dpcompare.results.computed import Computed
 from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.load import MachineLoad
-from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate
 from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.results.target import TrainingCost, reached
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.quantities import Count, Finite, Measured, Number, Rate
 
 FORMAT = 2
 """Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
@@ -63,7 +63,7 @@ class NodeRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    node_rank: int
+    node_rank: Count
     host: str
     device_names: list[str]
     versions: dict[str, str]
@@ -118,7 +118,7 @@ class RunResult(BaseModel):
     step_seconds: StepSeconds | None = None
     slow_start: SlowStart | None = None
     """The first measured steps, where they were slower than the others; None where they were not."""
-    compiled_steps: list[int] = []
+    compiled_steps: list[Number] = []
     """Steps of the last attempt for which the framework traced or compiled something in any process, by its own
     counter, as in the first one; see `Backend.num_compilations`."""
     slow_steps: SlowSteps | None = None
