@@ -232,13 +232,14 @@ def _contradiction(
     evaluations: Sequence[Evaluation],
 ) -> str | None:
     """What shows that a run which seemed to complete did not do what was asked."""
+    if config.inputs is None:
+        return "its config names no prepared inputs"
     if len(records) != config.topology.num_processes:
         return f"of {counted(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
     if len({record.sample_order_sha256 for record in records[: config.topology.num_trainers]}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"
-    assert config.inputs is not None
     expected = _num_steps(config, processes, evaluations)
     if processes[0].num_steps != expected:
         return (

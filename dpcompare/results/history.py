@@ -22,6 +22,7 @@ from dpcompare.results.run_dir import (
     RESULT_FILE,
     TRACES_DIR,
     attempt_path,
+    config_of_attempt,
     process_record_paths,
 )
 
@@ -33,7 +34,7 @@ def result_so_far(run_dir: Path) -> RunResult:
     except OtherFormatError:
         raise
     except RequestError:
-        config = RunConfig.load(_config_of_attempt(run_dir))
+        config = RunConfig.load(config_of_attempt(run_dir))
         times = [event.time for event in read_events(run_dir, config.topology.num_processes)] or [time.time()]
         end = LaunchEnd(
             status="interrupted", error="the launcher was killed", started_at=min(times), ended_at=max(times)
@@ -54,7 +55,7 @@ def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
             history.save(run_dir)
         folder = attempt_path(run_dir, len(history.attempts))
         folder.mkdir(parents=True, exist_ok=True)
-        if (own := _config_of_attempt(run_dir)).name == ATTEMPT_CONFIG_FILE:
+        if (own := config_of_attempt(run_dir)).name == ATTEMPT_CONFIG_FILE:
             own.rename(folder / CONFIG_FILE)
         elif not (folder / CONFIG_FILE).exists():
             shutil.copy(own, folder / CONFIG_FILE)
@@ -73,12 +74,6 @@ def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
     _up_to(history, step).save(run_dir)
     (run_dir / LOGS_DIR).mkdir(exist_ok=True)
     config.save(run_dir / CONFIG_FILE)
-
-
-def _config_of_attempt(run_dir: Path) -> Path:
-    """The config that the present attempt was started with; config.json may have been edited since."""
-    own = run_dir / ATTEMPT_CONFIG_FILE
-    return own if own.exists() else run_dir / CONFIG_FILE  # as a generated script leaves it, and 0.1.0
 
 
 def _extended(history: History, result: RunResult) -> History:

@@ -37,6 +37,12 @@ ATTEMPTS_DIR = "attempts"
 LOG_LINES_SHOWN = 20
 
 
+def config_of_attempt(run_dir: Path) -> Path:
+    """The config that the present attempt was started with; config.json may have been edited since."""
+    own = run_dir / ATTEMPT_CONFIG_FILE
+    return own if own.exists() else run_dir / CONFIG_FILE  # as a generated script leaves it, and 0.1.0
+
+
 def event_path(run_dir: Path, process_rank: int) -> Path:
     return run_dir / EVENTS_DIR / f"process-{process_rank}.jsonl"
 
