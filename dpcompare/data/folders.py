@@ -225,7 +225,7 @@ def _listed(file: Path) -> tuple[list[str], list[int]]:
         ValueError: it holds none.
         OSError, SubprocessError: that process cannot be started, or does not end.
     """
-    done = run_command([sys.executable, "-P", "-c", _READ_LIST, str(file)], seconds=LIST_SECONDS)
+    done = run_command([sys.executable, "-P", "-c", _READ_LIST, str(file)], seconds=LIST_SECONDS, tied=True)
     if done.returncode < 0:
         raise ValueError(f"SciPy crashed: {signal.Signals(-done.returncode).name}")
     if done.returncode:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import IO
 
 from dpcompare.system.deadline import Deadline
-from dpcompare.system.processes import PROCESS_POLL_SECONDS, kill_groups
+from dpcompare.system.processes import PROCESS_POLL_SECONDS, die_with_parent, kill_groups
 from dpcompare.system.signals import signals_held
 
 _STDERR = 2
@@ -23,6 +25,7 @@ def run_command(
     env: Mapping[str, str] | None = None,
     interruptible: bool = True,
     shown: bool = False,
+    tied: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program and return its exit status and what it printed.
 
@@ -33,6 +36,7 @@ def run_command(
         env: its environment; default: that of this process.
         interruptible: whether Ctrl-C kills it too, rather than waiting for its end.
         shown: whether what it prints goes to our stderr instead of being returned.
+        tied: whether the kernel kills it where this process is killed, which has no time to.
 
     Raises:
         OSError: it cannot be started.
@@ -52,6 +56,7 @@ def run_command(
                 errors="replace",  # such as the name of a device, in any encoding
                 env=env,
                 start_new_session=True,  # Ctrl-C is for this process
+                preexec_fn=partial(die_with_parent, os.getpid()) if tied else None,
             )
         )
         try:

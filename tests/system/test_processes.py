@@ -75,6 +75,17 @@ def test_it_is_cleared_by_fork():
     wait_until(lambda: not is_alive(asked))
 
 
+def test_a_command_that_is_tied_ends_with_who_runs_it(tmp_path):
+    code = (
+        "from dpcompare.system.commands import run_command; "
+        "run_command(['sh', '-c', 'echo $$ > pid; exec sleep 60'], seconds=60, tied=True)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as parent:
+        wait_until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith("\n"))
+        parent.kill()
+    wait_until(lambda: not is_alive(int((tmp_path / "pid").read_text())))
+
+
 def test_a_parent_that_was_gone_before_is_noticed():
     """The trap: the parent ends between fork and the request, and the kernel tells of no death that was before it."""
     code = (
