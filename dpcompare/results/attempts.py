@@ -49,5 +49,14 @@ class History(BaseModel):
             return cls()
         return read_document(cls, run_dir / HISTORY_FILE, kind="the history of a run", expected="a run directory")
 
+    def up_to(self, step: int) -> History:
+        """Without what was trained beyond a step, which is trained again."""
+        losses = self.losses[:step]
+        return History(
+            losses=losses + [None] * (step - len(losses)),  # events that a loss of power took, unlike the checkpoint
+            evaluations=[evaluation for evaluation in self.evaluations if evaluation.step <= step],
+            attempts=self.attempts,
+        )
+
     def save(self, run_dir: Path) -> None:
         write_document(self, run_dir / HISTORY_FILE)

@@ -11,8 +11,9 @@ from pydantic import BaseModel
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.attempts import History
 from dpcompare.results.result import RunResult
-from dpcompare.results.run_dir import EVENTS_DIR, config_of_attempt
+from dpcompare.results.run_dir import CONFIG_FILE, EVENTS_DIR, HISTORY_FILE, attempt_path, config_of_attempt
 from dpcompare.system.terminal_text import printable
 
 RECOMPUTED = (
@@ -29,12 +30,15 @@ RECOMPUTED = (
 )  # fmt: skip
 """Keys of a result that its config, the records of its processes, their events and history.json give."""
 
+MOST_LOST_STEPS = 1_000_000
+"""Between two attempts, of which a loss of power took the events: far more than there can be, and few to hold."""
+
 ROUNDING = 1e-6
 """How far a figure may be from itself, relative to it, with another release of NumPy."""
 
 
 def contradictions(result: RunResult, config: RunConfig, run_dir: Path) -> list[str] | None:
-    """What the files of a completed run give that its result has otherwise; None where there are no events.
+    """What the files of a completed run give that its result has otherwise; None where events are missing.
 
     Events hold checksums against damage, not against forgery: who writes both can write what he likes. A figure that
     the result lacks is one that it has otherwise: no release whose results are read wrote one without it.
@@ -53,27 +57,50 @@ def contradictions(result: RunResult, config: RunConfig, run_dir: Path) -> list[
         if changed := _differences("config", config.model_dump(mode="json"), asked, source=own.name):
             return changed
         again = read_back(config, run_dir, end)
+        history = History.load(run_dir)
+        earlier = _history_again(run_dir, history)
     except RequestError as error:
         return [str(error)]
     if again.status != result.status:
         return [f"it is said to have {result.status}: {again.error}"]
-    return [
+    compared = [(name, getattr(result, name), getattr(again, name)) for name in RECOMPUTED]
+    if earlier:
+        compared.append((HISTORY_FILE, history, earlier))
+    found = [
         difference
-        for name in RECOMPUTED
-        for difference in _differences(
-            name, _plain(getattr(result, name)), _plain(getattr(again, name)), source="the events"
-        )
+        for name, written, computed in compared
+        for difference in _differences(name, _plain(written), _plain(computed), source="the events")
     ]
+    return found if found or earlier else None
 
 
-def read_back(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
+def _history_again(run_dir: Path, written: History) -> History | None:
+    """history.json, computed again from the events of the attempts; None where those of one are gone.
+
+    Raises:
+        RequestError: they are not what the processes of these attempts write.
+    """
+    again = History()
+    for number, attempt in enumerate(written.attempts, start=1):
+        folder = attempt_path(run_dir, number)
+        if not (folder / EVENTS_DIR).is_dir():
+            return None
+        if attempt.first_step > len(again.losses) + MOST_LOST_STEPS:
+            raise RequestError(f"attempt {number} begins after {attempt.first_step} steps that no attempt has made")
+        end = LaunchEnd(status=attempt.status, error=attempt.error, started_at=0.0, ended_at=0.0)
+        config = RunConfig.load(folder / CONFIG_FILE)
+        again = read_back(config, folder, end, again.up_to(attempt.first_step)).history
+    return again.up_to(len(written.losses))
+
+
+def read_back(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History | None = None) -> RunResult:
     """`aggregate`, of files that anybody may have written meanwhile.
 
     Raises:
         RequestError: they are not what the processes of this config write.
     """
     try:
-        return aggregate(config, run_dir, end)
+        return aggregate(config, run_dir, end, history)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, RequestError):
             raise

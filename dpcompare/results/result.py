@@ -11,7 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
 from dpcompare.models.gradients import Gradients
-from dpcompare.results.attempts import Attempt, Status
+from dpcompare.results.attempts import Attempt, History, Status
 from dpcompare.results.clock import ClockCheck, much_between_steps
 from dpcompare.results.computed import Computed
 from dpcompare.results.evaluation import Evaluation
@@ -285,6 +285,21 @@ class RunResult(BaseModel):
         if self.slow_steps is None or self.step_seconds is None:
             return None
         return self.slow_steps.stall(self.step_seconds.median, self.step_seconds.mean * self.measured_steps)
+
+    @property
+    def history(self) -> History:
+        """What the next attempt has of this one and of those before it."""
+        attempt = Attempt(
+            first_step=self.first_step,
+            last_step=len(self.train_loss),
+            status=self.status,
+            error=self.error,
+            framework=self.framework,
+            mode=self.mode,
+            num_replicas=self.num_replicas,
+            images_per_second=self.images_per_second,
+        )
+        return History(losses=self.train_loss, evaluations=self.evaluations, attempts=[*self.attempts, attempt])
 
     def save(self, run_dir: Path) -> None:
         write_document(self, run_dir / RESULT_FILE)

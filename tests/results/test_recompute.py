@@ -2,17 +2,19 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.results.events import EventLog, EventTail
+from dpcompare.results.events import Evaluated, EventLog, EventTail
+from dpcompare.results.history import close_attempt
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import event_path
 from tests.support.command import invoke
-from tests.support.events import trained
+from tests.support.events import ready, trained
 from tests.support.recorded import aggregated, events, record, recorded_config, recorded_run
 
 ATTEMPT = {"first_step": 0, "last_step": 2, "status": "failed", "error": "killed", "framework": "torch"}
@@ -115,6 +117,36 @@ def test_a_condition_is_not_passed_by_a_run_that_does_not_count(run_dir, tmp_pat
     assert reported.code == 3
     assert "cannot be judged for run" in reported.stderr
     assert "images_per_second (800, by the events 80)" in reported.stdout
+
+
+def test_the_figures_of_earlier_attempts_are_those_of_their_events(config, run_dir):
+    longer = config.model_copy(update={"workload": config.workload.model_copy(update={"steps": 6})})
+    (run_dir / "logs").mkdir()
+    close_attempt(run_dir, longer, step=3)
+    for rank in range(2):
+        record(rank).save(run_dir)
+    made = {"step": 6, "time": 1003.0}
+    evaluated = {"step": 6, "epoch": 1, "loss_sum": 359.0, "correct": 90}
+    found = [
+        event
+        for rank, count in enumerate((150, 209))
+        for event in (
+            ready(steps=6, first_step=3, process_rank=rank),
+            trained([2.0, 1.0, 1.0], process_rank=rank, **made),
+            Evaluated(process_rank=rank, count=count, **evaluated),
+        )
+    ]
+    aggregated(longer, run_dir, found).save(run_dir)
+    assert contradictions(RunResult.load(run_dir), longer, run_dir) == []
+    history = json.loads((run_dir / "history.json").read_text())
+    history["losses"][1] = 0.1
+    history["attempts"][0]["images_per_second"] = 900.0
+    (run_dir / "history.json").write_text(json.dumps(history))
+    altered(run_dir, train_loss=history["losses"] + [0.5, 0.25, 0.25], attempts=history["attempts"])
+    told = contradictions(RunResult.load(run_dir), longer, run_dir)
+    assert told == ["history.json.losses", "history.json.attempts"]
+    shutil.rmtree(run_dir / "attempts")  # then there is nothing to compare with
+    assert contradictions(RunResult.load(run_dir), longer, run_dir) is None
 
 
 def test_a_result_without_events_says_so(run_dir):
