@@ -23,7 +23,9 @@ from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import shell_script
 from dpcompare.models.weights import fit, initial_weights, read_source
 from dpcompare.results.checkpoint import decode, encode
+from dpcompare.results.events import read_events
 from dpcompare.results.history import result_so_far
+from dpcompare.results.progress import RunState
 from dpcompare.results.run_dir import event_path
 from stress.fuzz_mutations import (
     Mutation,
@@ -109,6 +111,11 @@ def _events(folder: Path) -> Reader:
 
     def read(content: bytes) -> None:
         read_run(b"".join(with_line_checksum(line) + b"\n" for line in content.split(b"\n")))
+        state = RunState(2)
+        with suppress(RequestError):  # as `watch` reads them
+            for event in read_events(folder / "other" / "run", 2):
+                state.add(event)
+        assert isinstance(state.figures, str)
 
     return Reader(read, (b"\n".join(lines),), mutated_line)
 

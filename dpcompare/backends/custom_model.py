@@ -38,7 +38,9 @@ def tensor_shapes(
     argv = [python, "-P", "-m", "dpcompare.backends.custom_model", model, framework, str(image_size), str(num_classes)]
     try:
         done = run_command(
-            argv, seconds=LONGEST_SECONDS, env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+            argv,
+            seconds=LONGEST_SECONDS,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
         )
     except subprocess.TimeoutExpired:
         raise RequestError(

@@ -161,9 +161,7 @@ def _write_files(
                         "--skip-corrupt to leave such images out and count them"
                     )
                 good[row] = False
-                # A name that is not UTF-8 is recorded with what it has instead.
-                name = str(file).removeprefix(f"{files.source}{os.sep}")
-                corrupt.append(os.fsencode(name).decode(errors="backslashreplace"))
+                corrupt.append(_as_utf8(str(file).removeprefix(f"{files.source}{os.sep}")))
             done += decoded.count
             progress(done, total)
         if not good.any():
@@ -178,9 +176,14 @@ def _write_files(
         resize=RESIZE_RULE,
         decoder=DECODER,
         skipped=tuple(corrupt),
-        notes=tuple(files.notes()),
+        notes=tuple(map(_as_utf8, files.notes())),
         revision=files.revision,
     )
+
+
+def _as_utf8(text: str) -> str:
+    """With what a name that is not UTF-8 has instead: of what is left out, that is no reason to refuse the rest."""
+    return os.fsencode(text).decode(errors="backslashreplace")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import glob
 import hashlib
 import json
 import os
@@ -237,25 +236,28 @@ def _read_images(images: npt.NDArray[np.uint8]) -> tuple[str, npt.NDArray[np.int
 
 STALE_SECONDS = 60.0
 """How old a folder at least is that is taken for one of a killed command: a younger one may not yet be held."""
+_PREFIX = ".dpcompare-unfinished-"
+_MARKER = "may-be-removed-by-dpcompare"
+"""A file in each folder of `unfinished`, without which none is removed, whatever its name."""
 
 
 @contextmanager
-def unfinished(folder: Path, prefix: str) -> Iterator[Path]:
-    """A new folder to prepare something in, held while this lasts, then removed unless it was renamed.
+def unfinished(folder: Path) -> Iterator[Path]:
+    """A new folder to prepare something in, held while this lasts, then removed with what is still in it.
 
     Those of commands that were killed are removed.
 
     Args:
         folder: where it is made.
-        prefix: of its name, which begins with a dot.
 
     Raises:
         RequestError: nothing can be written there.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        sweep(folder, prefix)
-        made = Path(tempfile.mkdtemp(prefix=prefix, dir=folder))
+        sweep(folder)
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
+        (made / _MARKER).touch()
     except OSError as error:
         raise RequestError(
             f"no store can be written below {str(folder)!r} ({error.strerror}); choose another destination, or "
@@ -268,11 +270,12 @@ def unfinished(folder: Path, prefix: str) -> Iterator[Path]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def sweep(folder: Path, prefix: str) -> None:
+def sweep(folder: Path) -> None:
     """Remove folders that `unfinished` has made and nobody holds any more."""
-    for path in folder.glob(f"{glob.escape(prefix)}*"):
+    for path in folder.glob(f"{_PREFIX}*"):
         try:
-            if not path.is_dir() or path.is_symlink() or time.time() - path.stat().st_mtime < STALE_SECONDS:
+            is_ours = (path / _MARKER).is_file() and not path.is_symlink()
+            if not is_ours or time.time() - path.stat().st_mtime < STALE_SECONDS:
                 continue
             with folder_held(path) as is_free:
                 if is_free:
@@ -309,8 +312,8 @@ class StoreWriter:
         self._until_done = ExitStack()
 
     def __enter__(self) -> StoreWriter:
-        folder = unfinished(self._destination.parent, f".{self._destination.name}-")
-        self._temporary = self._until_done.enter_context(folder)
+        self._temporary = self._until_done.enter_context(unfinished(self._destination.parent)) / "store"
+        self._temporary.mkdir()
         return self
 
     def __exit__(
@@ -353,7 +356,6 @@ class StoreWriter:
             )
         manifest = Manifest(image_size=self._image_size, margin=self._margin, splits=splits, **described)
         (self._temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
-        self._temporary.chmod(0o755)  # mkdtemp makes it private
         try:
             os.rename(self._temporary, self._destination)  # noqa: PTH104 (Path.rename has no other meaning)
         except OSError:

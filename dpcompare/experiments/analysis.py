@@ -100,8 +100,8 @@ def _unchecked(arms: Sequence[ArmRuns]) -> str | None:
     if not unchecked:
         return None
     return (
-        f"The figures of {unchecked} of {num_runs} runs are as written in result.json: there are no events beside it "
-        "to compute them from."
+        f"The figures of {unchecked} of {num_runs} runs are as written in result.json: the events to compute "
+        "them from are not beside it."
     )
 
 

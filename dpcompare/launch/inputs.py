@@ -16,7 +16,7 @@ from dpcompare.data.built_in import BUILT_IN, num_synthetic
 from dpcompare.data.custom import custom_dataset
 from dpcompare.data.names import is_custom_dataset, is_hugging_face
 from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, margin_of, prepare
-from dpcompare.data.store import FORMAT, Store, is_store, open_store, sweep, unfinished
+from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
@@ -192,11 +192,10 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
     cached = cache_dir() / "stores" / _store_key(workload, largest_batch)
     if (found := _sound_store(cached)) is not None:
         return found
-    sweep(cached.parent, ".")  # what commands that were killed have left of other datasets
     with in_turn(_lock_of(cached)):
         if (found := _sound_store(cached)) is not None:  # another command has just prepared it
             return found
-        with unfinished(cached.parent, f".{cached.name}-") as temporary:
+        with unfinished(cached.parent) as temporary:
             prepared = prepare(
                 _source(workload.dataset),
                 temporary / "store",
@@ -236,7 +235,7 @@ def _require_fitting(store: Store, workload: Workload) -> None:
 @cache
 def _custom_store(name: str, image_size: int, margin: int, progress: Progress | None) -> Store:
     """Prepared again by every command, since a user's code may give something else each time; kept by its content."""
-    with unfinished(cache_dir() / "stores", ".custom-") as temporary:
+    with unfinished(cache_dir() / "stores") as temporary:
         prepared = prepare(name, temporary / "store", image_size, margin=margin, progress=progress)
         cached = cache_dir() / "stores" / f"{name.replace(':', '.')}-{image_size}px-{prepared.manifest.sha256[:16]}"
         with in_turn(_lock_of(cached)):

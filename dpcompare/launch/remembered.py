@@ -17,6 +17,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.quantities import Measured, Rate
 
 D = TypeVar("D", bound=BaseModel)
 
@@ -33,8 +34,8 @@ class Settings(BaseModel):
 
     tune: dict[str, str]
     """What was changed of it."""
-    images_per_second: float
-    first_step_seconds: float
+    images_per_second: Rate
+    first_step_seconds: Measured
     """Compiling included, where they compile."""
 
     def seconds(self, num_images: int) -> float:
@@ -55,7 +56,7 @@ class FirstStep(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    seconds: float
+    seconds: Measured
 
 
 def remember_settings(config: RunConfig, kept: Sequence[Settings]) -> None:
@@ -66,7 +67,16 @@ def remember_settings(config: RunConfig, kept: Sequence[Settings]) -> None:
 def remembered_settings(config: RunConfig) -> tuple[Settings, ...]:
     """What autotune has kept for runs like this one, the native profile as it is first; nothing where it never ran."""
     found = _remembered(Found, "autotuned", config)
-    return found.kept if found else ()
+    return found.kept if found and all(_is_possible(config, each.tune) for each in found.kept) else ()
+
+
+def _is_possible(config: RunConfig, tune: dict[str, str]) -> bool:
+    """Whether a run can have these settings: others may write a cache that is shared."""
+    try:
+        RunConfig(**dict(config) | {"tune": tune})
+    except RequestError:
+        return False
+    return True
 
 
 def remember_first_step(config: RunConfig, seconds: float) -> None:

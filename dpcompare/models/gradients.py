@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dpcompare.system.quantities import Count
+
 MOST_POINTS = 64
 """Of the curve that is kept."""
 
@@ -13,12 +15,12 @@ MOST_POINTS = 64
 class Gradients:
     """What a process knows of the gradients of its replica."""
 
-    num_bytes: int
+    num_bytes: Count
     """Of all gradients, as they are exchanged."""
-    messages: tuple[int, ...] = ()
+    messages: tuple[Count, ...] = ()
     """Bytes of each collective of a step, in the order in which they are made; of sharded layers, the bytes of the
     parameters of each. Empty where the framework does not tell."""
-    ready: tuple[tuple[int, float], ...] = ()
+    ready: tuple[tuple[Count, float], ...] = ()
     """(bytes, share): how many bytes of gradients there are after which share of a step; growing. Of a warm-up step of
     the first process; empty where it was not observed."""
     backward_ends: float | None = None

@@ -40,15 +40,21 @@ class LaunchEnd:
     """When the last process had ended."""
 
 
-def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
+def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History | None = None) -> RunResult:
     """Combine what the processes of a run left in its directory, whether or not it completed.
 
     A launch that completed still becomes a failed run where its processes contradict each other.
 
+    Args:
+        config: of the attempt.
+        run_dir: holds its events and the records of its processes.
+        end: how its launch ended.
+        history: of the attempts before it; default: that of the directory.
+
     Raises:
         RequestError: the files are those of another version of dpcompare.
     """
-    history = History.load(run_dir)
+    history = history or History.load(run_dir)
     processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
     records = [
         read_document(ProcessRecord, path, kind="the record of a process", expected="a run directory")
@@ -232,13 +238,14 @@ def _contradiction(
     evaluations: Sequence[Evaluation],
 ) -> str | None:
     """What shows that a run which seemed to complete did not do what was asked."""
+    if config.inputs is None:
+        return "its config names no prepared inputs"
     if len(records) != config.topology.num_processes:
         return f"of {counted(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
     if len({record.sample_order_sha256 for record in records[: config.topology.num_trainers]}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"
-    assert config.inputs is not None
     expected = _num_steps(config, processes, evaluations)
     if processes[0].num_steps != expected:
         return (

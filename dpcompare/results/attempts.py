@@ -8,9 +8,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from dpcompare.results.evaluation import Evaluation
-from dpcompare.results.quantities import Finite, Rate
 from dpcompare.results.run_dir import HISTORY_FILE
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.quantities import Count, Finite, Number, Rate
 
 Status = Literal["completed", "failed", "interrupted"]
 
@@ -20,15 +20,15 @@ class Attempt(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    first_step: int
+    first_step: Count
     """Steps made before it."""
-    last_step: int
+    last_step: Count
     """Steps made in all when it ended; those after the checkpoint that was resumed were made again."""
     status: Status
     error: str | None
     framework: str
     mode: str
-    num_replicas: int
+    num_replicas: Number
     images_per_second: Rate | None
 
 
@@ -48,6 +48,15 @@ class History(BaseModel):
         if not (run_dir / HISTORY_FILE).is_file():
             return cls()
         return read_document(cls, run_dir / HISTORY_FILE, kind="the history of a run", expected="a run directory")
+
+    def up_to(self, step: int) -> History:
+        """Without what was trained beyond a step, which is trained again."""
+        losses = self.losses[:step]
+        return History(
+            losses=losses + [None] * (step - len(losses)),  # events that a loss of power took, unlike the checkpoint
+            evaluations=[evaluation for evaluation in self.evaluations if evaluation.step <= step],
+            attempts=self.attempts,
+        )
 
     def save(self, run_dir: Path) -> None:
         write_document(self, run_dir / HISTORY_FILE)

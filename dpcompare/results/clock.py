@@ -12,11 +12,11 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.errors import RequestError
-from dpcompare.results.quantities import Finite, Measured, Number
 from dpcompare.results.run_dir import watch_path
 from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import median_of_parts
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.quantities import Count, Finite, Measured, Number
 
 LARGEST_DIFFERENCE = 0.05
 """Part by which a sum of seconds may lie outside the bounds that the launcher's looks set.
@@ -67,7 +67,7 @@ class ClockCheck(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    process_rank: int
+    process_rank: Count
     own_seconds: Measured
     """Steps, what lies between them, evaluations and checkpoints, added up from one event to another."""
     least_seconds: Measured

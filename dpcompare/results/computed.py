@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.data.digest import combined
-from dpcompare.results.quantities import Count, Finite, Measured
+from dpcompare.system.quantities import Count, Finite, Measured
 
 
 class ComputedByProcess(BaseModel):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.results.quantities import Finite, Number, Share
+from dpcompare.system.quantities import Count, Finite, Number, Share
 
 LARGEST_MEAN, LARGEST_BATCH = 1.25, 3.0
 """Times the loss of the median batch that the mean and the worst batch of an evaluation may have unmentioned."""
@@ -15,9 +15,9 @@ class Evaluation(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    epoch: int
+    epoch: Count
     """Epochs started when it was made, from 1."""
-    step: int
+    step: Count
     """Steps trained when it was made."""
     loss: Finite | None
     """None where it is not finite."""

@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dpcompare.errors import RequestError
 from dpcompare.results.run_dir import event_path
 from dpcompare.system.files import no_link
+from dpcompare.system.quantities import Count, Duration, Measured, Number
 
 
 def _now() -> float:
@@ -54,11 +55,11 @@ class Ready(Event):
     """The backend is set up; training starts."""
 
     kind = "ready"
-    steps: int
+    steps: Number
     """Steps of the whole training, those before `first_step` included."""
-    first_step: int
+    first_step: Count
     """Steps trained before this attempt: those of the checkpoint it resumes from, else 0."""
-    num_replicas: int
+    num_replicas: Number
     """Replicas over all processes."""
 
 
@@ -67,18 +68,18 @@ class StepsTrained(Event):
     """Steps were trained since the last such event; each series has one entry per step."""
 
     kind = "train"
-    step: int
+    step: Number
     """The last of these steps, counted from 1."""
     losses: Sequence[float]
     """Sums of the losses of this process's samples."""
-    global_counts: Sequence[int]
+    global_counts: Sequence[Number]
     """Samples of the global batch, all processes together."""
-    step_seconds: Sequence[float]
-    data_seconds: Sequence[float]
+    step_seconds: Annotated[Sequence[Duration], Field(min_length=1)]
+    data_seconds: Sequence[Measured]
     """The part of `step_seconds` spent waiting for the batch."""
     host_overhead_seconds: Sequence[float]
     """Between the end of the step before and the start of this one; not part of `step_seconds`."""
-    compiled_steps: Sequence[int] | None = None
+    compiled_steps: Sequence[Number] | None = None
     """Numbers of those for which the framework traced or compiled something; None: there were none."""
     apart_seconds: Sequence[float] | None = None
     """Evaluations, checkpoints and the writing of traces before each step, part of neither; None: there were none."""
@@ -91,17 +92,17 @@ class Evaluated(Event):
     """This process has evaluated its part of the validation split."""
 
     kind = "evaluate"
-    step: int
+    step: Count
     """Steps trained before it."""
-    epoch: int
+    epoch: Count
     """Epochs started before it."""
     loss_sum: float
-    correct: int
-    count: int
+    correct: Count
+    count: Count
     """Samples that `loss_sum` and `correct` are over."""
     batch_loss_sums: Sequence[float] = ()
     """`loss_sum` of each batch."""
-    batch_counts: Sequence[int] = ()
+    batch_counts: Sequence[Count] = ()
     """`count` of each batch."""
 
 
@@ -110,10 +111,10 @@ class CheckpointSaved(Event):
     """A checkpoint is on the disk; only the process that wrote it logs this."""
 
     kind = "checkpoint"
-    step: int
+    step: Count
     seconds: float
     """From the end of the step until the file was written."""
-    bytes: int
+    bytes: Count
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.results.aggregate import LaunchEnd
-from dpcompare.results.attempts import Attempt, History
+from dpcompare.results.attempts import History
 from dpcompare.results.events import read_events
 from dpcompare.results.recompute import read_back
 from dpcompare.results.result import RunResult
@@ -51,7 +51,7 @@ def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
     history = History.load(run_dir)
     if (run_dir / EVENTS_DIR).is_dir() or (run_dir / RESULT_FILE).is_file():
         if not history.attempts or (attempt_path(run_dir, len(history.attempts)) / EVENTS_DIR).is_dir():
-            history = _extended(history, result_so_far(run_dir))
+            history = result_so_far(run_dir).history
             history.save(run_dir)
         folder = attempt_path(run_dir, len(history.attempts))
         folder.mkdir(parents=True, exist_ok=True)
@@ -71,31 +71,6 @@ def close_attempt(run_dir: Path, config: RunConfig, *, step: int) -> None:
         ):  # the events last: they show what is left
             if (run_dir / name).exists():
                 (run_dir / name).rename(folder / name)
-    _up_to(history, step).save(run_dir)
+    history.up_to(step).save(run_dir)
     (run_dir / LOGS_DIR).mkdir(exist_ok=True)
     config.save(run_dir / CONFIG_FILE)
-
-
-def _extended(history: History, result: RunResult) -> History:
-    """History with the attempt that is closed."""
-    attempt = Attempt(
-        first_step=result.first_step,
-        last_step=len(result.train_loss),
-        status=result.status,
-        error=result.error,
-        framework=result.framework,
-        mode=result.mode,
-        num_replicas=result.num_replicas,
-        images_per_second=result.images_per_second,
-    )
-    return History(losses=result.train_loss, evaluations=result.evaluations, attempts=[*history.attempts, attempt])
-
-
-def _up_to(history: History, step: int) -> History:
-    """Without what was trained beyond a step, which is trained again."""
-    losses = history.losses[:step]
-    return History(
-        losses=losses + [None] * (step - len(losses)),  # events that a loss of power took, unlike the checkpoint
-        evaluations=[evaluation for evaluation in history.evaluations if evaluation.step <= step],
-        attempts=history.attempts,
-    )

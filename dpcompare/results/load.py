@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.results.quantities import Finite, Measured, Number
 from dpcompare.system.cores import CoresUsed
+from dpcompare.system.quantities import Finite, Integer, Measured, Number
 from dpcompare.system.words import counted
 
 LARGEST_PART = 0.1
@@ -34,7 +34,7 @@ class MachineLoad(BaseModel):
     """That the host of this virtual machine gave to others."""
     waiting_fraction: Finite | None
     """Part of the time in which some process waited for a core, be it one of the run; None where it is not counted."""
-    heat_throttles: int | None
+    heat_throttles: Integer | None
     """Times that a core or a package became too hot; None where that is not counted."""
 
     @classmethod

@@ -13,6 +13,7 @@ from dpcompare.results.run_dir import process_record_path
 from dpcompare.system.cores import CoresUsed
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import write_document
+from dpcompare.system.quantities import Count
 
 
 class ProcessRecord(BaseModel):
@@ -20,13 +21,13 @@ class ProcessRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    process_rank: int
-    node_rank: int
-    local_rank: int
-    pid: int
+    process_rank: Count
+    node_rank: Count
+    local_rank: Count
+    pid: Count
     host: str
     device_names: list[str]
-    threads: int
+    threads: Count
     bound_to_cores: str | None = None
     """Those near its GPUs, as ranges, where it was bound to them; None where it could run on all."""
     collective: str
@@ -34,9 +35,9 @@ class ProcessRecord(BaseModel):
     settings: dict[str, Any]
     """What the backend chose or was given that a fair comparison must know; see `Backend.describe`."""
     sample_order_sha256: str
-    peak_memory_bytes: int
+    peak_memory_bytes: Count
     """Most resident memory at once."""
-    peak_device_memory_bytes: int | None
+    peak_device_memory_bytes: Count | None
     """Most memory of the process's GPUs at once, from the first measured step on; None on the CPU."""
     versions: dict[str, str]
     gpus: list[GpuState] = []

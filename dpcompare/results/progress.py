@@ -25,6 +25,8 @@ class RunState:
         self._speeds: dict[int, float] = {}
 
     def add(self, event: Event) -> None:
+        if event.process_rank not in self._losses:  # of one that only serves the others
+            return
         match event:
             case Ready():
                 self._start(event)
@@ -52,7 +54,7 @@ class RunState:
         if rank == 0:
             self._counts += event.global_counts
         self._speeds[rank] = sum(event.global_counts) / sum(event.step_seconds)
-        complete = min(map(len, self._losses.values()))
+        complete = min(len(self._counts), *map(len, self._losses.values()))
         if complete == 0:
             return
         self.loss = sum(losses[complete - 1] for losses in self._losses.values()) / self._counts[complete - 1]
@@ -64,7 +66,6 @@ class RunState:
     def _evaluate(self, event: Evaluated) -> None:
         parts = self._evaluations[event.epoch]
         parts.append(event)
-        if len(parts) == len(self._losses):
-            count = sum(part.count for part in parts)
+        if len(parts) == len(self._losses) and (count := sum(part.count for part in parts)):
             accuracy = sum(part.correct for part in parts) / count
             self.evaluated.append((event.epoch, accuracy, sum(part.loss_sum for part in parts) / count, count))

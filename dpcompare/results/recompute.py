@@ -11,8 +11,10 @@ from pydantic import BaseModel
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.attempts import History
 from dpcompare.results.result import RunResult
-from dpcompare.results.run_dir import EVENTS_DIR
+from dpcompare.results.run_dir import CONFIG_FILE, EVENTS_DIR, HISTORY_FILE, attempt_config_path, attempt_path
+from dpcompare.system.terminal_text import printable
 
 RECOMPUTED = (
     "framework", "mode", "num_nodes", "num_processes", "num_replicas", "device_type", "emulated", "model", "dataset",
@@ -20,49 +22,85 @@ RECOMPUTED = (
     "threads_per_process",
     "device_names", "collective", "sample_order_sha256", "computed", "gradients", "settings", "versions", "nodes",
     "peak_memory_bytes", "peak_device_memory_bytes",
-    "first_step", "images_per_second", "steady_images_per_second", "measured_steps", "step_seconds", "slow_steps",
+    "first_step", "attempts", "images_per_second", "steady_images_per_second", "measured_steps", "step_seconds",
+    "slow_steps",
     "data_wait_fraction", "host_overhead_seconds", "joules_per_image", "first_step_seconds", "train_loss",
     "evaluations", "evaluation_costs", "steps_left_out", "slow_start", "compiled_steps", "between_steps_fraction",
     "clock",
 )  # fmt: skip
-"""Keys of a result that its config, the records of its processes and their events give."""
+"""Keys of a result that its config, the records of its processes, their events and history.json give."""
+
+MOST_LOST_STEPS = 1_000_000
+"""Between two attempts, of which a loss of power took the events: far more than there can be, and few to hold."""
 
 ROUNDING = 1e-6
 """How far a figure may be from itself, relative to it, with another release of NumPy."""
 
 
 def contradictions(result: RunResult, config: RunConfig, run_dir: Path) -> list[str] | None:
-    """What the events of a run give that its result has otherwise; None where there are no events to compute from.
+    """What the files of a completed run give that its result has otherwise; None where events are missing.
 
-    Events hold checksums against damage, not against forgery: who writes both can write what he likes.
+    Events hold checksums against damage, not against forgery: who writes both can write what he likes. A figure that
+    the result lacks is one that it has otherwise: no release whose results are read wrote one without it.
 
     Args:
         result: as result.json has it.
         config: as the result has it.
-        run_dir: holds the events.
+        run_dir: holds the events, and the config that the run was started with.
     """
     if not (run_dir / EVENTS_DIR).is_dir():
         return None
+    own = attempt_config_path(run_dir)
+    end = LaunchEnd(status=result.status, error=result.error, started_at=0.0, ended_at=0.0)
     try:
-        again = read_back(config, run_dir, LaunchEnd(status="interrupted", error=None, started_at=0.0, ended_at=0.0))
+        asked = RunConfig.load(own).model_dump(mode="json")
+        if changed := _differences("config", config.model_dump(mode="json"), asked, source=own.name):
+            return changed
+        again = read_back(config, run_dir, end)
+        history = History.load(run_dir)
+        earlier = _history_again(run_dir, history)
     except RequestError as error:
         return [str(error)]
-    written = [name for name in RECOMPUTED if name in result.model_fields_set]  # others are of later releases
-    return [
-        f"{name}{_figures(getattr(result, name), getattr(again, name))}"
-        for name in written
-        if not _same(_plain(getattr(result, name)), _plain(getattr(again, name)))
+    if again.status != result.status:
+        return [f"it is said to have {result.status}: {again.error}"]
+    compared = [(name, getattr(result, name), getattr(again, name)) for name in RECOMPUTED]
+    if earlier:
+        compared.append((HISTORY_FILE, history, earlier))
+    found = [
+        difference
+        for name, written, computed in compared
+        for difference in _differences(name, _plain(written), _plain(computed), source="the events")
     ]
+    return found if found or earlier else None
 
 
-def read_back(config: RunConfig, run_dir: Path, end: LaunchEnd) -> RunResult:
+def _history_again(run_dir: Path, written: History) -> History | None:
+    """history.json, computed again from the events of the attempts; None where those of one are gone.
+
+    Raises:
+        RequestError: they are not what the processes of these attempts write.
+    """
+    again = History()
+    for number, attempt in enumerate(written.attempts, start=1):
+        folder = attempt_path(run_dir, number)
+        if not (folder / EVENTS_DIR).is_dir():
+            return None
+        if attempt.first_step > len(again.losses) + MOST_LOST_STEPS:
+            raise RequestError(f"attempt {number} begins after {attempt.first_step} steps that no attempt has made")
+        end = LaunchEnd(status=attempt.status, error=attempt.error, started_at=0.0, ended_at=0.0)
+        config = RunConfig.load(folder / CONFIG_FILE)
+        again = read_back(config, folder, end, again.up_to(attempt.first_step)).history
+    return again.up_to(len(written.losses))
+
+
+def read_back(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History | None = None) -> RunResult:
     """`aggregate`, of files that anybody may have written meanwhile.
 
     Raises:
         RequestError: they are not what the processes of this config write.
     """
     try:
-        return aggregate(config, run_dir, end)
+        return aggregate(config, run_dir, end, history)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, RequestError):
             raise
@@ -88,7 +126,20 @@ def _same(written: Any, again: Any) -> bool:
     return bool(written == again)
 
 
-def _figures(written: Any, again: Any) -> str:
-    if isinstance(written, (int, float)) and isinstance(again, (int, float)):
-        return f" ({written:.6g}, by the events {again:.6g})"
-    return ""
+def _differences(name: str, written: Any, again: Any, *, source: str) -> list[str]:
+    """What differs, each by its name, with both values where they are short."""
+    if _same(written, again):
+        return []
+    if isinstance(written, dict) and isinstance(again, dict):
+        return [
+            difference
+            for key in dict.fromkeys((*written, *again))
+            for difference in _differences(f"{name}.{key}", written.get(key), again.get(key), source=source)
+        ] or [printable(name)]
+    if isinstance(written, (dict, list)) or isinstance(again, (dict, list)):
+        return [printable(name)]
+    return [printable(f"{name} ({_shown(written)}, by {source} {_shown(again)})")]
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else "nothing" if value is None else str(value)

@@ -11,18 +11,18 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
 from dpcompare.models.gradients import Gradients
-from dpcompare.results.attempts import Attempt, Status
+from dpcompare.results.attempts import Attempt, History, Status
 from dpcompare.results.clock import ClockCheck, much_between_steps
 from dpcompare.results.computed import Computed
 from dpcompare.results.evaluation import Evaluation
 from dpcompare.results.load import MachineLoad
-from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate
 from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
 from dpcompare.results.target import TrainingCost, reached
 from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.quantities import Count, Finite, Measured, Number, Rate
 
 FORMAT = 2
 """Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
@@ -63,7 +63,7 @@ class NodeRecord(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    node_rank: int
+    node_rank: Count
     host: str
     device_names: list[str]
     versions: dict[str, str]
@@ -118,7 +118,7 @@ class RunResult(BaseModel):
     step_seconds: StepSeconds | None = None
     slow_start: SlowStart | None = None
     """The first measured steps, where they were slower than the others; None where they were not."""
-    compiled_steps: list[int] = []
+    compiled_steps: list[Number] = []
     """Steps of the last attempt for which the framework traced or compiled something in any process, by its own
     counter, as in the first one; see `Backend.num_compilations`."""
     slow_steps: SlowSteps | None = None
@@ -285,6 +285,21 @@ class RunResult(BaseModel):
         if self.slow_steps is None or self.step_seconds is None:
             return None
         return self.slow_steps.stall(self.step_seconds.median, self.step_seconds.mean * self.measured_steps)
+
+    @property
+    def history(self) -> History:
+        """What the next attempt has of this one and of those before it."""
+        attempt = Attempt(
+            first_step=self.first_step,
+            last_step=len(self.train_loss),
+            status=self.status,
+            error=self.error,
+            framework=self.framework,
+            mode=self.mode,
+            num_replicas=self.num_replicas,
+            images_per_second=self.images_per_second,
+        )
+        return History(losses=self.train_loss, evaluations=self.evaluations, attempts=[*self.attempts, attempt])
 
     def save(self, run_dir: Path) -> None:
         write_document(self, run_dir / RESULT_FILE)

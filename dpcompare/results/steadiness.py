@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.results.quantities import Count, Finite, Measured, Number, Rate
+from dpcompare.system.quantities import Count, Finite, Measured, Number, Rate
 
 NUM_PARTS = 10
 JITTER_SCALE = 1.4826
@@ -89,7 +89,8 @@ class SlowSteps(BaseModel):
 
     def stall(self, median_seconds: float, measured_seconds: float) -> str | None:
         """A sentence about slow steps that cost enough to be spoken of; None where there are none."""
-        if self.lost_seconds <= max(LARGEST_LOSS * measured_seconds, LARGEST_LOSS_SECONDS):
+        without = self.images_per_second_without
+        if without is None or self.lost_seconds <= max(LARGEST_LOSS * measured_seconds, LARGEST_LOSS_SECONDS):
             return None
         took = f"took {_seconds(self.largest_seconds)}"
         alone = self.last - self.first + 1 == self.count
@@ -99,7 +100,7 @@ class SlowSteps(BaseModel):
         left_out = "it" if self.count == 1 else "them"
         return (
             f"{slowest if alone else f'{self.count} steps were slow: {slowest}'}, median {_seconds(median_seconds)}; "
-            f"without {left_out} {self.images_per_second_without:.1f} images/s"
+            f"without {left_out} {without:.1f} images/s"
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.results.evaluation import Evaluation
-from dpcompare.results.quantities import Count, Measured
+from dpcompare.system.quantities import Count, Measured
 
 
 class TrainingCost(BaseModel):

@@ -11,6 +11,8 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from dpcompare.system.quantities import Count, Integer
+
 Number = TypeVar("Number", int, float)
 
 PROC, CPUS = Path("/proc"), Path("/sys/devices/system/cpu")
@@ -23,7 +25,7 @@ class CoresUsed(BaseModel):
 
     seconds: float
     """Between the two moments."""
-    cores: int
+    cores: Count
     """That the process may run on."""
     own_seconds: float
     """Taken by this process, all its threads together."""
@@ -33,7 +35,7 @@ class CoresUsed(BaseModel):
     """In which a virtual machine wanted to run and its host let others run."""
     waiting_seconds: float | None
     """In which some process of the machine waited for a core, from /proc/pressure; None where the kernel has none."""
-    heat_throttles: int | None
+    heat_throttles: Integer | None
     """Times that a core or a package became too hot; None where the kernel does not count them."""
 
 

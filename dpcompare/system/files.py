@@ -6,6 +6,9 @@ import errno
 import os
 import pwd
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpcompare.errors import RequestError
@@ -20,6 +23,18 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
+@contextmanager
+def put_in_place(path: Path) -> Iterator[Path]:
+    """Where to write a file that then takes the place of `path`, and of a link that somebody has put there.
+
+    For libraries that open files by their names.
+    """
+    with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
+        written = Path(folder, path.name)
+        yield written
+        written.replace(path)
+
+
 def require_files_of_its_own(folder: Path, what: str) -> None:
     """Refuse a folder in which, or below which, there is anything but files and folders.
 
@@ -30,7 +45,7 @@ def require_files_of_its_own(folder: Path, what: str) -> None:
         what: it is, such as `the run directory`.
 
     Raises:
-        RequestError: there is such a thing.
+        RequestError: there is such a thing, or a folder of another user's in which this one cannot look.
     """
     for above, folders, files in os.walk(folder):
         for name in (*folders, *files):
@@ -39,6 +54,8 @@ def require_files_of_its_own(folder: Path, what: str) -> None:
                 mode = path.lstat().st_mode
             except FileNotFoundError:  # a run or study that is being made
                 continue
+            except PermissionError:  # names can be listed, and nothing else
+                raise _not_permitted(Path(above), what, "read") from None
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 kind = "a link" if stat.S_ISLNK(mode) else "neither a file nor a folder"
                 raise RequestError(
@@ -64,11 +81,15 @@ def require_writable(folder: Path, what: str) -> None:
         rights |= dict.fromkeys((Path(above, name) for name in files), os.R_OK)
     for path, needed in rights.items():  # what is above comes first
         if not os.access(path, needed, effective_ids=True) and path.exists():
-            raise RequestError(
-                f"{str(path)!r} in {what} cannot be {'written' if needed == everything else 'read'} by "
-                f"{_name_of_user(os.geteuid())}: it belongs to {_name_of_user(path.stat().st_uid)}; do this as that "
-                "user, or with a copy of the directory that is your own (cp -r)"
-            )
+            raise _not_permitted(path, what, "written" if needed == everything else "read")
+
+
+def _not_permitted(path: Path, what: str, verb: str) -> RequestError:
+    return RequestError(
+        f"{str(path)!r} in {what} cannot be {verb} by {_name_of_user(os.geteuid())}: it belongs to "
+        f"{_name_of_user(path.stat().st_uid)}; do this as that user, or with a copy of the directory that is your own "
+        "(cp -r)"
+    )
 
 
 def _name_of_user(uid: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.system.devices import device_id, gpus_by_nvml
+from dpcompare.system.quantities import Count
 
 SLOWDOWNS = {
     0x08: "hardware slowdown",
@@ -62,13 +63,13 @@ class GpuReading(_Told):
 
     power_limit_watts: float | None = None
     """The lowest of the limits in force."""
-    sm_clock_mhz: int | None = None
-    memory_clock_mhz: int | None = None
-    application_sm_clock_mhz: int | None = None
-    application_memory_clock_mhz: int | None = None
-    pcie_generation: int | None = None
+    sm_clock_mhz: Count | None = None
+    memory_clock_mhz: Count | None = None
+    application_sm_clock_mhz: Count | None = None
+    application_memory_clock_mhz: Count | None = None
+    pcie_generation: Count | None = None
     """Of the link as it is: an idle GPU lowers it."""
-    pcie_width: int | None = None
+    pcie_width: Count | None = None
     """Lanes."""
     clock_reasons: list[str] | None = None
     """Values of CLOCK_REASONS: what keeps the clocks below their maximum at this moment."""
@@ -86,15 +87,15 @@ class GpuState(_Told):
     uuid: str | None = None
     name: str | None = None
     """Of its model."""
-    memory_bytes: int | None = None
-    max_sm_clock_mhz: int | None = None
-    max_memory_clock_mhz: int | None = None
+    memory_bytes: Count | None = None
+    max_sm_clock_mhz: Count | None = None
+    max_memory_clock_mhz: Count | None = None
     persistence_mode: bool | None = None
     """Whether the driver stays loaded while nothing uses the GPU."""
     ecc: bool | None = None
     mig: bool | None = None
     """Whether it is cut into parts."""
-    numa_nodes: list[int] | None = None
+    numa_nodes: list[Count] | None = None
     """Of the host's memory that is near it."""
     cpus: str | None = None
     """Those near it, as ranges."""

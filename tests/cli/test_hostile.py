@@ -36,7 +36,8 @@ def hook(event, arguments):
         seen.append(f"import {arguments[0]}")
 
 from dpcompare.cli import main
-import altair, jinja2, markupsafe, tensorboardX, vl_convert  # what is imported once opens and executes its own files
+for module in sys.argv[3].split():  # what is imported once opens and executes its own files
+    __import__(module)
 import dpcompare.cli.progress, dpcompare.experiments.analysis, dpcompare.launch.run, dpcompare.report.page
 sys.addaudithook(hook)
 codes = []
@@ -106,6 +107,25 @@ def hostile(tmp_path):
     return folder
 
 
+def read_under_watch(hostile, allowed, commands, imported):
+    """The exit codes of commands where the stranger's files are, what they did that no reader may, and their output."""
+    argv = [sys.executable, "-P", "-c", WATCHED, str(allowed), json.dumps(commands), imported]
+    process = subprocess.run(
+        argv,
+        cwd=hostile,
+        env=os.environ
+        | {"PYTHONDONTWRITEBYTECODE": "1", "DPCOMPARE_CACHE_DIR": str(allowed), "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert "Traceback" not in process.stderr
+    assert not set("\x1b\x07") & set(process.stdout + process.stderr)
+    codes, seen = json.loads(process.stdout.splitlines()[-1])
+    return codes, seen, process.stderr
+
+
 def listing(folder):
     return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
 
@@ -142,23 +162,33 @@ def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hosti
         (["node", study], 2),
     ]
     before = listing(hostile)
-    process = subprocess.run(
-        [sys.executable, "-P", "-c", WATCHED, str(allowed), json.dumps([command for command, _ in expected])],
-        cwd=hostile,
-        env=os.environ
-        | {"PYTHONDONTWRITEBYTECODE": "1", "DPCOMPARE_CACHE_DIR": str(allowed), "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.returncode == 0, process.stderr[-3000:]
-    codes, seen = json.loads(process.stdout.splitlines()[-1])
+    imported = "altair jinja2 markupsafe tensorboardX vl_convert"
+    codes, seen, said = read_under_watch(hostile, allowed, [command for command, _ in expected], imported)
     assert seen == [], seen
-    assert dict(zip(range(len(codes)), codes, strict=True)) == dict(enumerate(code for _, code in expected)), (
-        process.stderr
-    )
+    assert dict(enumerate(codes)) == dict(enumerate(code for _, code in expected)), said
     assert listing(hostile) == before
-    assert "Traceback" not in process.stderr
-    assert not set("\x1b\x07") & set(process.stdout + process.stderr)
     assert {path.parent for path in allowed.rglob("*.svg")} == {allowed / "plots"}
     assert not any("<script>alert" in Path(allowed, page).read_text() for page in ("page.html", "more.html"))
+
+
+@pytest.mark.parametrize(
+    ("option", "imported"),
+    [
+        ("--parquet", "pyarrow.parquet"),
+        pytest.param("--mlflow", "mlflow sqlalchemy alembic", marks=pytest.mark.slow),
+        pytest.param("--wandb", "wandb", marks=pytest.mark.slow),
+    ],
+)
+def test_what_other_programs_get_of_a_stranger_executes_nothing_of_his(hostile, tmp_path, option, imported):
+    for module in imported.split():
+        pytest.importorskip(module, reason="needs an extra")
+    allowed = tmp_path / "allowed"
+    allowed.mkdir()
+    before = listing(hostile)
+    command = ["report", str(hostile / "study"), option, str(allowed / "tracked")]
+    codes, seen, said = read_under_watch(hostile, allowed, [command], imported)
+    assert codes == [0], said
+    if option == "--wandb":  # which starts a process of its own, and talks to it
+        seen = [each for each in seen if str(hostile) in each or each.startswith("import")]
+    assert seen == [], seen
+    assert listing(hostile) == before

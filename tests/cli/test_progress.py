@@ -10,7 +10,7 @@ from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.cli.progress import RunProgress, StudyProgress, StudyView
 from dpcompare.experiments.study import Study, open_study
 from dpcompare.launch.remembered import remember_first_step
-from dpcompare.results.events import EventLog, EventTail, Failed
+from dpcompare.results.events import Evaluated, EventLog, EventTail, Failed
 from dpcompare.results.progress import RunState
 from dpcompare.system.locks import only_one
 from tests.experiments.test_fairness import result
@@ -61,6 +61,27 @@ def test_processes_that_begin_again_forget_what_was_half_told():
     for event in (begin(0, first_step=2), begin(1, first_step=2), train(0, [4.0], step=3), train(1, [4.0], step=3)):
         state.add(event)
     assert (state.step, state.loss) == (3, 1.0)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step_seconds": [0.0, 0.0]}, {"step_seconds": []}, {"global_counts": []}, {"global_counts": [0, 0]}]
+)
+def test_steps_that_make_no_sense_are_refused_or_not_counted(begun, changes):
+    folder, log = begun
+    log.append(trained([8.0, 4.0], **{"step": 4} | changes))
+    shown = invoke("watch", folder, "--once")
+    assert "Traceback" not in shown.stderr
+    if changes == {"global_counts": []}:
+        assert (shown.code, "interrupted after step 2" in shown.stdout) == (0, True)
+    else:
+        assert (shown.code, "an event of kind 'train' has" in shown.stderr) == (2, True)
+
+
+def test_an_evaluation_of_nothing_and_steps_of_who_only_serves_are_no_progress():
+    state = RunState(1)
+    for event in (Evaluated(step=0, epoch=1, loss_sum=0.0, correct=0, count=0), train(1, [8.0], step=1)):
+        state.add(event)
+    assert (state.evaluated, state.step, state.figures) == ([], 0, "")
 
 
 @pytest.fixture

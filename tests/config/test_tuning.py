@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
+from dpcompare.cli.remembered import as_remembered
 from dpcompare.config.modes import MODES
 from dpcompare.config.tuning import SETTINGS, settings_of, tuning_of
 from dpcompare.errors import RequestError
 from dpcompare.experiments.autotune import tuned
 from dpcompare.experiments.study import Arm, Study
-from dpcompare.launch.remembered import remembered_first_step, remembered_settings
+from dpcompare.launch.remembered import Settings, remember_settings, remembered_first_step, remembered_settings
 from tests.support.command import invoke
 
 
@@ -273,6 +274,30 @@ def test_a_native_run_takes_what_autotune_found_here_as_far_as_it_pays_within_it
     assert remembered_settings(longer) == remembered_settings(config)
     other = config.model_copy(update={"workload": workload.model_copy(update={"global_batch_size": 32})})
     assert remembered_settings(other) == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"images_per_second": 0},
+        {"first_step_seconds": -1},
+        {"tune": {"compilation": "\x1b]0;evil\x07"}},
+        {"tune": {"\x1b[31m": "none"}},
+    ],
+)
+def test_settings_that_no_run_can_have_are_not_taken_from_a_cache(tmp_path, monkeypatch, changes):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path))
+    workload = Workload(model="mlp", image_size=8, steps=8, profile="native")
+    config = RunConfig(
+        framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu")
+    )
+    remember_settings(config, [Settings(tune={}, images_per_second=100.0, first_step_seconds=1.0)])
+    assert remembered_settings(config)
+    (path,) = (tmp_path / "autotuned").iterdir()
+    content = json.loads(path.read_text())
+    content["kept"][0] |= changes
+    path.write_text(json.dumps(content))
+    assert as_remembered(config) == config
 
 
 def test_autotune_tries_what_gpus_have_and_refuses_what_the_workload_rules_out(tmp_path, monkeypatch):

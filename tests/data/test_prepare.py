@@ -123,14 +123,22 @@ def test_a_killed_preparation_leaves_no_process_and_its_files_to_the_next(prepar
     preparing.kill()
     preparing.communicate()
     wait_until(lambda: not any(is_alive(int(pid)) for pid in children))
-    (left,) = tmp_path.glob(".store-*")
-    in_use = tmp_path / ".store-in-use"
-    in_use.mkdir()
+    (left,) = tmp_path.glob(".dpcompare-unfinished-*")
+    in_use = shutil.copytree(left, tmp_path / ".dpcompare-unfinished-in-use")
     for folder in (left, in_use):
         os.utime(folder, (0, 0))
     with folder_held(in_use):
-        sweep(tmp_path, ".store-")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".store-in-use", "many"]
+        sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [in_use.name, "many"]
+
+
+def test_preparing_removes_no_folder_that_is_not_its_own(tmp_path):
+    mine = {tmp_path / name for name in (".store-backup", ".dpcompare-unfinished-notes")}
+    for folder in mine:
+        folder.mkdir()
+        os.utime(folder, (0, 0))
+    prepare("synthetic-mini", tmp_path / "store", 8)
+    assert set(tmp_path.iterdir()) == mine | {tmp_path / "store"}
 
 
 def test_a_process_that_decodes_and_is_killed_is_told(preparing, tmp_path):
@@ -285,6 +293,13 @@ def test_names_that_are_not_utf8_are_refused_or_written_in_another_way(photos, t
     Path(os.fsdecode(bad)).write_bytes(b"no image")
     store = prepare(root, tmp_path / "store", 32, skip_corrupt=True)
     assert store.manifest.skipped == (r"cat/x\xe9.png",)
+    Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9")).mkdir()  # empty, so it is no class
+    Path(os.fsdecode(os.fsencode(root) + b"/dog/notes.\xe9")).touch()
+    noted = prepare(root, tmp_path / "noted", 32, skip_corrupt=True).manifest.notes
+    assert noted == (
+        r"left out, without an image: caf\xe9/",
+        r"left out, files in formats that are not read (by suffix): .\xe9: 1",
+    )
     (root / "cat").rename(Path(os.fsdecode(os.fsencode(root) + b"/x\xe9")))
     with pytest.raises(RequestError, match=r"b'x\\xe9' is not UTF-8"):
         find_images(root)

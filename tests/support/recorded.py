@@ -62,6 +62,7 @@ def aggregated(config, run_dir, found, status="completed", error=None):
 def recorded_run(config, run_dir):
     """A run that has completed, with all that its processes have written; returns its directory."""
     run_dir.mkdir()
+    config.save(run_dir / "config.json")
     for rank in range(2):
         record(rank).save(run_dir)
     aggregated(config, run_dir, events(0) + events(1)).save(run_dir)

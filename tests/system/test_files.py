@@ -1,5 +1,6 @@
 """Folders in which somebody else has put links, pipes, and files of other owners."""
 
+import errno
 import os
 import pwd
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.rendezvous import ALIVE_FILE, Rendezvous
 from dpcompare.results.events import EventLog, Failed
 from dpcompare.results.run_dir import event_path
-from dpcompare.system.files import require_files_of_its_own, require_writable
+from dpcompare.system.files import put_in_place, require_files_of_its_own, require_writable
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.locks import is_held, only_one
 from tests.support.command import invoke
@@ -72,6 +73,23 @@ def test_events_and_signs_of_life_are_not_written_through_a_link(folder, preciou
         rendezvous.beat()
 
 
+def _fill(path):
+    path.write_text("half")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_what_a_library_writes_takes_the_place_of_a_link(folder, precious):
+    trace = folder / "process-0.json"
+    trace.symlink_to(precious)
+    with put_in_place(trace) as path:
+        path.write_text("trace")
+    assert trace.read_text() == "trace"
+    with pytest.raises(OSError, match="No space"), put_in_place(trace) as path:
+        _fill(path)
+    assert [path.name for path in folder.iterdir()] == [trace.name]
+    assert trace.read_text() == "trace"
+
+
 @pytest.mark.parametrize("make", [lambda path: path.symlink_to("/"), os.mkfifo], ids=["link", "pipe"])
 @pytest.mark.parametrize("name", ["result.json", "study.json", "config.json", "logs", "checkpoints/step-1.safetensors"])
 def test_what_leads_out_of_a_directory_is_refused_by_whoever_reads_it(folder, make, name):
@@ -114,12 +132,19 @@ def test_the_folder_of_another_user_is_refused_in_words(folder, as_nobody):
         pass
 
 
+def _require_own(run_dir):
+    """As `run --resume` does."""
+    require_files_of_its_own(run_dir, "the run directory")
+    require_writable(run_dir, "the run directory")
+
+
 @pytest.mark.parametrize(
     ("name", "mode", "verb"),
     [
         ("run", 0o555, "written"),
         ("run/events", 0o555, "written"),
         ("run/checkpoints", 0o000, "written"),
+        ("run/checkpoints", 0o744, "read"),
         ("run/checkpoints/step-1.safetensors", 0o000, "read"),
         ("run/config.json", 0o000, "read"),
     ],
@@ -132,10 +157,10 @@ def test_a_run_of_another_user_is_not_resumed_halfway(tmp_path, as_nobody, name,
         (tmp_path / file).touch()
     for path in (tmp_path / "run", *(tmp_path / "run").rglob("*")):
         path.chmod(0o777)
-    require_writable(Path("run"), "the run directory")
+    _require_own(Path("run"))
     (tmp_path / name).chmod(mode)
     owner = pwd.getpwuid(tmp_path.stat().st_uid).pw_name
     words = f"{name}' in the run directory cannot be {verb} by user .*: it belongs to user {owner}"
     with as_nobody(), pytest.raises(RequestError, match=words):
-        require_writable(Path("run"), "the run directory")
+        _require_own(Path("run"))
     (tmp_path / name).chmod(0o777)
