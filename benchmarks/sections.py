@@ -14,7 +14,8 @@ def commit() -> str:
     """The commit of the working tree, and whether it was changed since."""
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.strip()
+        here = Path(__file__).parent  # not where it was started, as a test in a folder of its own
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
     return git("rev-parse", "--short", "HEAD") + (" (changed)" if git("status", "--porcelain", "-uno") else "")
 
