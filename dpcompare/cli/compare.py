@@ -112,8 +112,9 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
         )
         click.echo(f"interrupted; {what_next}", err=True)
         if not options.as_json and any(result.status == "completed" for result in _compared_results(out)):
+            comparison = analyse(collect([out]))
             with if_anybody_reads():
-                print_comparison(analyse(collect([out])))
+                print_comparison(comparison)
         raise
 
 

@@ -66,7 +66,7 @@ def if_anybody_reads() -> Iterator[None]:
     except OSError as error:
         give_up_stdout()
         if not isinstance(error, BrokenPipeError):
-            click.echo(f"what was to be shown is lost: {error.strerror}", err=True)
+            click.echo(f"could not write the output: {error.strerror}", err=True)
 
 
 def is_animated() -> bool:

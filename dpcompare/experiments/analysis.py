@@ -100,8 +100,8 @@ def _unchecked(arms: Sequence[ArmRuns]) -> str | None:
     if not unchecked:
         return None
     return (
-        f"The figures of {unchecked} of {num_runs} runs are as written in result.json: the events to compute "
-        "them from are not beside it."
+        f"The figures of {unchecked} of {num_runs} runs are as written in result.json: they could not be recomputed, "
+        "because their events are missing."
     )
 
 

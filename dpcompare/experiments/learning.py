@@ -19,7 +19,7 @@ from dpcompare.experiments.accuracy_statistics import (
 )
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import Learning, LearningRow, SpreadRow
-from dpcompare.system.words import counted, listed
+from dpcompare.system.words import counted, joined
 
 SheetOf = Callable[[ArmRuns, ArmRuns], fairness.Sheet]
 """The fairness sheet of two arms."""
@@ -107,8 +107,8 @@ def varied_by_seed(configs: Sequence[Mapping[str, Any]]) -> str:
         varied.append("the augmentation")
     if any(workload.get("regularization") == "shared" for workload in workloads):
         varied.append("the regularization")
-    sentence = f"Each round uses its own seed, shared by all arms; it determines {listed(varied)}."
-    return f"{sentence} Every round starts from the weights of {listed(list(files))}." if files else sentence
+    sentence = f"Each round uses its own seed, shared by all arms; it determines {joined(varied)}."
+    return f"{sentence} Every round starts from the weights of {joined(list(files))}." if files else sentence
 
 
 def _weights_of_seed(config: Mapping[str, Any]) -> str | None:
@@ -117,9 +117,9 @@ def _weights_of_seed(config: Mapping[str, Any]) -> str | None:
         return "the initial weights"
     inputs = config.get("inputs")
     if inputs is None:  # the file is not read yet
-        return "the classifier, where the file of weights has none for these classes"
+        return "the classifier (where the weights file has none for these classes)"
     if inputs.get("classifier", "drawn") == "drawn":
-        return "a classifier, which the file of weights lacks for these classes"
+        return "the classifier (the weights file has none for these classes)"
     return None
 
 

@@ -16,7 +16,7 @@ from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.result import RunResult
 from dpcompare.results.target import TrainingCost
-from dpcompare.system.words import counted, listed
+from dpcompare.system.words import counted, joined
 
 
 def target_row(arm: ArmRuns) -> TargetRow | None:
@@ -47,7 +47,7 @@ def _reached(name: str, row: TargetRow) -> str:
     needed = [counted(round(row.steps), "step"), *([] if row.seconds is None else [f"{row.seconds:.1f} s of training"])]
     rounds = counted(row.rounds, "round")
     of_rounds = rounds if row.rounds == 1 else f"medians of {rounds}"
-    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {listed(needed)} ({of_rounds})."
+    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {joined(needed)} ({of_rounds})."
     if untimed := row.rounds - row.timed:
         sentence += (
             f" Its training time is not known in {untimed} of {rounds}, because the run was resumed; neither the "

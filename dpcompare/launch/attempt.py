@@ -41,7 +41,7 @@ def make_attempt(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunR
     there = FolderWatch(run_dir)
     assert config.inputs is not None
     store = StoreWatch(config.inputs.store, config.inputs.store_sha256)
-    watched = replace(callbacks.expendable(), stopped_by=lambda: there.loss() or callbacks.stopped_by())
+    watched = replace(callbacks, stopped_by=lambda: there.loss() or callbacks.stopped_by())
     # From the first process to the last word: between two contexts that hold them a signal would cost the result.
     with signals_held(), ExitStack() as engine:
         try:

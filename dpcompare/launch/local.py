@@ -153,7 +153,9 @@ class ProcessWatch:
         ]
 
     def _state(self, rank: int) -> str:
-        return "done, and its node process was not" if rank in self._done else process_state(self._pids.get(rank))
+        return (
+            "done, but its node process had not exited" if rank in self._done else process_state(self._pids.get(rank))
+        )
 
 
 def _start(node: NodeProcess, run_dir: Path, enter: Callable[[], None] | None) -> subprocess.Popen[bytes]:

@@ -54,7 +54,9 @@ def expendable(show: Callable[[T], None]) -> Callable[[T], None]:
         except Exception as error:
             has_failed = True
             reason = printable(f"{type(error).__name__}: {error}")
-            logging.getLogger(__name__).warning("the progress is shown no more (%s); the work goes on", reason)
+            logging.getLogger(__name__).warning(
+                "the progress display was turned off after an error (%s); the run continues", reason
+            )
 
     return shown
 

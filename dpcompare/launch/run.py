@@ -81,13 +81,14 @@ def run(
         KeyboardInterrupt: the run was interrupted; all processes have ended and result.json says so.
     """
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
+    callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         config = prepare_run(config, directory, data_progress)
         for line in remarks_on(config):
-            report(line)
+            callbacks.report(line)
         try:
             with _hold(directory):
-                return _train(config, directory, Callbacks(observe=observe, report=report, stopped_by=stopped_by))
+                return _train(config, directory, callbacks)
         except RequestError:
             if not any((directory / name).exists() for name in (EVENTS_DIR, ATTEMPTS_DIR)):  # nothing was ever started
                 shutil.rmtree(directory, ignore_errors=True)
@@ -119,13 +120,14 @@ def resume(
     require_one_line(directory.absolute(), "run directory")
     require_files_of_its_own(directory, "the run directory")
     require_writable(directory, "the run directory")
+    callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         _require_machine(config)
         config = prepare_inputs(config.model_copy(update={"inputs": None}))
         with _hold(directory):
             path, step, problems = newest_checkpoint(directory, training=training_id(config))
             for problem in problems:
-                report(problem)
+                callbacks.report(problem)
             assert config.inputs is not None
             num_steps = config.workload.total_steps(config.inputs.num_train)
             if path is None:
@@ -137,10 +139,10 @@ def resume(
                     f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have "
                     f"{counted(num_steps, 'step')}; ask for more with --steps or --epochs"
                 )
-            report(f"resuming from {path.name}, after step {step} of {num_steps}")
+            callbacks.report(f"resuming from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)
-            return _train(config, directory, Callbacks(observe=observe, report=report, stopped_by=stopped_by))
+            return _train(config, directory, callbacks)
 
 
 def _require_target_ahead(run_dir: Path, config: RunConfig) -> None:

@@ -20,6 +20,8 @@ from dpcompare.system.signals import signals_held
 NODES_POLL_SECONDS = 0.2
 NODES_STOP_SECONDS = 20.0
 """How long the other nodes may take to end after one has failed: they stop by themselves."""
+MOST_LATE_SECONDS = 30.0
+"""By which the end of the nodes can be seen late; clocks of machines that differ by more are not believed."""
 LAST_WRITE_SECONDS = 5.0
 """How long what a node wrote may take to be seen here, through a shared disk, after it has ended."""
 EXTRA_SILENCE_SECONDS = 60.0
@@ -174,9 +176,9 @@ class NodesWatch:
         return outcome
 
     def _ended_at(self) -> float:
-        """When the last node ended: by its own clock where it has said so, which can be seen late here."""
+        """When the last node ended: by its own clock, since it can be seen late here, unless that differs by more."""
         now = time.time()
         if self._started_at is None or len(self._outcomes) < self._rendezvous.num_nodes:
             return now
         last = max(outcome.time for outcome in self._outcomes.values())
-        return min(now, max(self._started_at, last))  # the clocks of two machines differ
+        return max(self._started_at, last) if 0 <= now - last <= MOST_LATE_SECONDS else now

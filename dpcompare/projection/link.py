@@ -57,7 +57,7 @@ class Link:
 
 
 _BITS = {"k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)((?i:[kmgt]))((?i:bit)|b|B)(?:/s|ps)?")
+_RATE = re.compile(r"(\d+(?:\.\d+)?)((?i:[kmgt]))((?i:bit)|b|B)(?:/(?i:s)|(?i:ps))?")
 """A lowercase b is a bit, an uppercase B a byte; of the rest the case does not matter."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ns|us|ms|s)")
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}

@@ -105,7 +105,7 @@ def measured_arms(
     refuse_unless_any(found, left_out)
     projected = [_together(family) for family in found.values()]
     for largest, family in zip(projected, found.values(), strict=True):
-        only_fits = f"its step is that of {largest.name} but for cluster, link or batch, and helps to fit the constants"
+        only_fits = f"it differs from {largest.name} only in cluster, link or batch, and is used to fit the constants"
         left_out |= {each.name: only_fits for each in family if each.name != largest.name}
     return projected, left_out
 
@@ -174,8 +174,8 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
             "its step was measured to be faster with exchange than without, so its exchange is taken to cost nothing"
         )
     if per_replica < 1:
-        faster = f"computing is taken to be {1 / per_replica:.2g} times as fast with a whole one for each"
-        assumed.append(f"its replicas had {per_replica:.2g} of a core each; {faster}")
+        faster = f"with a full core each, computing is assumed to be {1 / per_replica:.2g} times as fast"
+        assumed.append(f"its replicas had {per_replica:.2g} cores each; {faster}")
     if basis is not config and basis.mode != config.mode:
         assumed.append(f"it computes as {basis.framework} {basis.mode}, since it has no step without exchange")
     if any(run.disturbed_by for run in without):
@@ -271,7 +271,10 @@ def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
     work = replace(largest.work, fixed_seconds=_fixed_seconds(largest, family))
     assumed = largest.assumed
     if work.fixed_seconds == work.computing_seconds:
-        assumed += ("its larger batch took no longer than its smaller one, so no batch is taken to compute longer",)
+        assumed += (
+            "its larger batch took no longer than its smaller one, so computing time is assumed not to grow with the "
+            "batch",
+        )
     return replace(largest, cells=cells, fitted=fit(cells), work=work, assumed=assumed)
 
 

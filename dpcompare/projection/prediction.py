@@ -311,6 +311,8 @@ def _goals(
         needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=least, most=most)
         needed = needed and needed + others
         goal = f"{speed:,.12g} images per second"
-        not_enough = "no number of nodes is enough" if most > 1 else "one node is not enough, and it cannot span more"
+        not_enough = (
+            "no number of nodes is enough" if most > 1 else "one node is not enough, and this mode cannot use several"
+        )
         needs = counted(needed, "node") if needed else not_enough
         yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

@@ -62,10 +62,10 @@ def contradictions(result: RunResult, config: RunConfig, run_dir: Path) -> list[
     except RequestError as error:
         return [str(error)]
     if again.status != result.status:
-        return [f"it is said to have {result.status}: {again.error}"]
+        return [f"result.json says that it {result.status}, but {again.error}"]
     compared = [(name, getattr(result, name), getattr(again, name)) for name in RECOMPUTED]
     if earlier:
-        compared.append((HISTORY_FILE, history, earlier))
+        compared.append((HISTORY_FILE, _settled(history, history), _settled(earlier, history)))
     found = [
         difference
         for name, written, computed in compared
@@ -91,6 +91,20 @@ def _history_again(run_dir: Path, written: History) -> History | None:
         config = RunConfig.load(folder / CONFIG_FILE)
         again = read_back(config, folder, end, again.up_to(attempt.first_step)).history
     return again.up_to(len(written.losses))
+
+
+_AS_WRITTEN = {"status", "error", "last_step", "images_per_second"}
+
+
+def _settled(history: History, written: History) -> dict[str, Any]:
+    """What the events of closed attempts give for good.
+
+    Nodes of a launcher that was killed, or that waits for none, may log steps after their attempt was closed: its end
+    and speed are as written, and so is a loss that was not there yet.
+    """
+    attempts = [attempt.model_dump(mode="json", exclude=_AS_WRITTEN) for attempt in history.attempts]
+    known = [loss for loss, there in zip(history.losses, written.losses, strict=True) if there is not None]
+    return {"losses": known, "evaluations": _plain(history.evaluations), "attempts": attempts}
 
 
 def read_back(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History | None = None) -> RunResult:

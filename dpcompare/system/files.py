@@ -27,12 +27,13 @@ def no_link(path: str, flags: int) -> int:
 def put_in_place(path: Path) -> Iterator[Path]:
     """Where to write a file that then takes the place of `path`, and of a link that somebody has put there.
 
-    For libraries that open files by their names.
+    For libraries that open files by their names. Where nothing is written, `path` stays as it is.
     """
     with tempfile.TemporaryDirectory(prefix=".unfinished-", dir=path.parent) as folder:
         written = Path(folder, path.name)
         yield written
-        written.replace(path)
+        if written.exists():
+            written.replace(path)
 
 
 def require_files_of_its_own(folder: Path, what: str) -> None:

@@ -12,6 +12,6 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
-def listed(words: Sequence[str]) -> str:
+def joined(words: Sequence[str]) -> str:
     """`one`, `one and two`, `one, two and three`."""
     return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])

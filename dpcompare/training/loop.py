@@ -125,6 +125,7 @@ class Trainer:
                 self.checkpoint(step)
             if step == self._last_step:
                 break
+        self._trace.close()
         if self._last_step < self._num_steps:
             if self._batches:
                 self._inspection.inspect(self._last_step, self._batches)
@@ -272,8 +273,12 @@ class _Trace:
     def after(self, step: int) -> bool:
         """Write the trace where this step was its last; returns whether it was."""
         if step == self._last:
-            self._open.close()
+            self.close()
         return step == self._last
+
+    def close(self) -> None:
+        """Write the trace of a run that has ended before the last step of its trace."""
+        self._open.close()
 
 
 def _require_finite(state: TrainingState) -> None:

@@ -80,7 +80,7 @@ with if_anybody_reads():
 
 
 @pytest.mark.parametrize(
-    ("output", "says"), [("pipe", ""), ("/dev/full", "what was to be shown is lost: No space left on device\n")]
+    ("output", "says"), [("pipe", ""), ("/dev/full", "could not write the output: No space left on device\n")]
 )
 def test_a_summary_that_nobody_can_read_does_not_make_a_run_a_failed_one(output, says):
     reading, writing = os.pipe()

@@ -162,7 +162,9 @@ def test_a_progress_that_fails_is_given_up_and_the_study_goes_on(begun, monkeypa
     progress.run_says("one")
     progress.run_says("two")
     assert lines == ["one"]
-    assert caplog.messages == [r"the progress is shown no more (ValueError: no\x1bsuch style); the work goes on"]
+    assert caplog.messages == [
+        r"the progress display was turned off after an error (ValueError: no\x1bsuch style); the run continues"
+    ]
 
 
 def test_a_view_may_be_asked_by_several_threads(begun):

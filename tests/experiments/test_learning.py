@@ -119,7 +119,7 @@ def test_the_same_sentence_is_everywhere():
 @pytest.mark.parametrize(
     ("classifier", "expected"),
     [
-        ("drawn", "a classifier, which the file of weights lacks for these classes, the sample order and the "),
+        ("drawn", "the classifier (the weights file has none for these classes), the sample order and the "),
         ("from file", "shared by all arms; it determines the sample order and the "),
     ],
 )

@@ -306,7 +306,7 @@ def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
     last = "from dpcompare.results.events import Ended\nlog.append(Ended())\ntime.sleep(60)\n"
     code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=False) + last
     outcome = launch(tmp_path, node(0, code), deadlines=Deadlines(start=60, progress=2.5))
-    assert [stall.state for stall in outcome.stalled] == ["done, and its node process was not"]
+    assert [stall.state for stall in outcome.stalled] == ["done, but its node process had not exited"]
 
 
 def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):

@@ -178,9 +178,11 @@ def test_arms_on_several_clusters_fit_one_machine():
     assert arm.measured_nodes == 2  # four processes shared two cores
     assert arm.refitted_step_ms == pytest.approx(arm.measured_step_ms, rel=0.1)
     assert arm.copying_ns_per_byte > 0
-    assert document.left_out["torch ddp 4x1"].endswith("and helps to fit the constants")
+    assert document.left_out["torch ddp 4x1"].endswith("and is used to fit the constants")
     (alone,) = predicted(four, nodes=(4, 8)).arms
-    assert alone.assumed[0].startswith("its replicas had 0.5 of a core each; computing is taken to be 2 times as fast")
+    assert alone.assumed[0].startswith(
+        "its replicas had 0.5 cores each; with a full core each, computing is assumed to be 2 times as fast"
+    )
     assert (alone.computing_ms, alone.points[0].step_parts_ms["computing"]) == pytest.approx((450, 225))
 
 
@@ -330,7 +332,7 @@ def test_a_goal_of_one_node_is_reached_or_not():
     assert (reached.value, reached.sentence.endswith(": 1 node")) == (1, True)
     assert missed.value is None
     assert "2,000,000 images per second" in missed.sentence
-    assert missed.sentence.endswith("one node is not enough, and it cannot span more")
+    assert missed.sentence.endswith("one node is not enough, and this mode cannot use several")
     goal = predicted(arm_of(config_of()), target_efficiency=0.999).arms[0].goals[0]
     assert goal.goal.startswith("99.9% efficiency")
 
