@@ -129,6 +129,7 @@ def _programs_say(output: bytes) -> Iterator[None]:
 
     class Program:
         returncode = 0
+        stdout = stderr = None
 
         def __init__(self, argv: object, *, encoding: str | None = None, errors: str | None = None, **_: Any) -> None:
             self._output = output.decode(encoding or "utf-8", errors or "strict")

@@ -86,7 +86,7 @@ def _history_again(run_dir: Path, written: History) -> History | None:
         if not (folder / EVENTS_DIR).is_dir():
             return None
         if attempt.first_step > len(again.losses) + MOST_LOST_STEPS:
-            raise RequestError(f"attempt {number} begins after {attempt.first_step} steps that no attempt has made")
+            raise RequestError(f"attempt {number} begins at step {attempt.first_step}, which no attempt has reached")
         end = LaunchEnd(status=attempt.status, error=attempt.error, started_at=0.0, ended_at=0.0)
         config = RunConfig.load(folder / CONFIG_FILE)
         again = read_back(config, folder, end, again.up_to(attempt.first_step)).history

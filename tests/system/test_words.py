@@ -8,7 +8,7 @@ import click
 import pytest
 
 from dpcompare.cli import cli
-from dpcompare.system.words import counted, listed
+from dpcompare.system.words import counted, joined
 
 ROOT = Path(__file__).parents[2]
 NOUNS = (
@@ -30,10 +30,11 @@ NEVER_ONE = {
     *("num_stages", "len(seconds)", "collection.repeats", "num_runs", "num_classes", "len(split)", "expected.count"),
     *("VALIDATED_NODES", "ROUNDS_FOR_CLAIM", "ASSUMED_LAYERS", "TIMES_THE_BATCH", "batch", "explanation.rounds"),
     # No numbers.
-    *("framework", "arm.config.mode"),
+    *("framework", "arm.config.mode", "where"),
     *("device_type", "config.cluster.device_type", "optimizer", "group.workload.optimizer"),
     # Fractions.
-    *("ratio", "ratio.value", "explanation.speedup", "remedy.speedup", "speed"),
+    *("ratio", "ratio.value", "explanation.speedup", "remedy.speedup", "speed", "slower", "1 / per_replica"),
+    *("per_replica", "arm.cores_per_replica"),
 }
 NOT_SAID = re.compile(
     r"\bknobs?\b|what is compared|differs or is unknown|runs by itself|loss less that|belongs into|received nothing|"
@@ -57,7 +58,7 @@ def test_one_is_singular(count, noun, words):
 
 
 def test_the_last_of_several_follows_an_and():
-    assert [listed("abc"[:number]) for number in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
+    assert [joined("abc"[:number]) for number in (1, 2, 3)] == ["a", "a and b", "a, b and c"]
 
 
 def strings(path):
