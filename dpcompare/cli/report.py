@@ -14,9 +14,12 @@ from dpcompare.cli.written_files import json_file, plots_dir, writable, write
 from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
-    from dpcompare.experiments.comparison import Comparison
+    from dpcompare.experiments.comparison import ArmRow, Comparison
     from dpcompare.results.evaluation import Evaluation
     from dpcompare.results.result import RunResult
+
+MOST_OF_A_KIND = 2
+"""Remarks on an arm in the short report; of more the first is shown, and how many there are."""
 
 
 @click.command()
@@ -130,16 +133,25 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
             print_sentence(f"SUSPICIOUS: {row.name} has an efficiency above 105%")
-        for remark in row.remarks:
-            print_sentence(f"{remark.kind} {row.name}: {remark.sentence}")
-        for outlier in row.outliers:
-            print_sentence(f"OUTLIERS {row.name}: {outlier}")
-        for why in row.repeated:
-            print_sentence(f"RUN AGAIN {row.name}: {why}")
+        _print_remarks(row, full=full)
         for failure in row.all_failures:
             print_sentence(f"FAILED {row.name}: {failure}")
     if full:
         print_sheet(comparison)
+
+
+def _print_remarks(row: ArmRow, *, full: bool) -> None:
+    """What is said aloud of the runs of an arm; in short the first of each kind, and how many more there are."""
+    remarks = [(remark.kind, remark.sentence) for remark in row.remarks]
+    remarks += [("OUTLIERS", outlier) for outlier in row.outliers]
+    remarks += [("RUN AGAIN", why) for why in row.repeated]
+    for kind in dict.fromkeys(kind for kind, _ in remarks):
+        sentences = [sentence for each, sentence in remarks if each == kind]
+        shown = len(sentences) if full or len(sentences) <= MOST_OF_A_KIND else 1
+        for sentence in sentences[:shown]:
+            print_sentence(f"{kind} {row.name}: {sentence}")
+        if more := len(sentences) - shown:
+            print_sentence(f"{kind} {row.name}: {counted(more, 'more run')}, see --full")
 
 
 def _print_figures(comparison: Comparison) -> None:

@@ -13,6 +13,7 @@ from dpcompare.results.load import MachineLoad
 from dpcompare.results.result import NodeRecord
 from tests.experiments.test_fairness import result
 from tests.experiments.test_study import arm, study
+from tests.support.command import invoke
 
 
 def test_a_half_written_result_counts_as_not_made(tmp_path):
@@ -101,6 +102,14 @@ def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     assert "RUN AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
     again, _ = made(request, tmp_path / "s", {})
     assert again == []
+
+
+def test_a_short_report_says_once_what_disturbed_most_runs(tmp_path, made):
+    made(two_arms(6), tmp_path / "s", {(number, "a"): 9 for number in range(1, 6)})
+    short, full = (invoke("report", tmp_path / "s", *options).stdout for options in ((), ("--full",)))
+    assert short.count("DISTURBED a: ") == 2
+    assert "DISTURBED a: 4 more runs, see --full" in short
+    assert full.count("DISTURBED a: round") == 5
 
 
 def test_at_most_a_quarter_of_a_study_is_made_again(tmp_path, made):
