@@ -142,7 +142,7 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
 
 def _print_remarks(row: ArmRow, *, full: bool) -> None:
     """What is said aloud of the runs of an arm; in short the first of each kind, and how many more there are."""
-    remarks = [(remark.kind, remark.sentence) for remark in row.remarks]
+    remarks: list[tuple[str, str]] = [(remark.kind, remark.sentence) for remark in row.remarks]
     remarks += [("OUTLIERS", outlier) for outlier in row.outliers]
     remarks += [("RUN AGAIN", why) for why in row.repeated]
     for kind in dict.fromkeys(kind for kind, _ in remarks):
