@@ -32,7 +32,7 @@ from PIL import Image
 
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
-from dpcompare.backends.base import Backend
+from dpcompare.backends.base import Backend, Counted
 from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
@@ -175,6 +175,19 @@ class Nothing(Backend):
 
     def read(self, handles: Sequence[Any]) -> Any:
         return np.array(handles, np.float64)
+
+    def counted(self) -> Counted:
+        return Counted(optimizer_steps=None, images=None)
+
+    def first_gradient_squares(self) -> float | None:
+        return None
+
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Any:
+        return np.empty((0, 0))
+
+    def to_host(self, batch: DeviceBatch) -> dict[str, Any]:
+        weights = np.asarray(batch.weights)
+        return {"images": np.zeros((len(weights), 1)), "labels": np.zeros(len(weights), np.int64), "weights": weights}
 
 
 def run_of(num_steps: int) -> dict[str, float]:
