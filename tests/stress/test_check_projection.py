@@ -29,9 +29,14 @@ def campaign_of(tmp_path, *, cells=12, error=0.03, drift=0.0):
 
 
 def test_near_predictions_pass_and_every_term_is_judged(tmp_path):
-    lines, passed = judged(*campaign_of(tmp_path))
+    campaign, predictions = campaign_of(tmp_path)
+    lines, passed = judged(campaign, predictions, [0.49] * len(predictions))
     assert passed
-    assert lines[0] == "PASSED: 12 of 12 cells are valid, median error 3.0%, largest 3.0%."
+    assert lines[0] == (
+        "PASSED: 12 of 12 cells are valid, median error 3.0%, largest 3.0%, "
+        "with the computing after, of all cells: median error 0.9%, largest 0.9%."
+    )
+    assert lines[4].endswith("| +3.0% | yes | +0.9% |")
     assert "| without overlap | 23.6% | 23.6% |" in lines
 
 
@@ -45,7 +50,8 @@ def test_near_predictions_pass_and_every_term_is_judged(tmp_path):
     ],
 )
 def test_what_is_off_fails(tmp_path, changes, told):
-    lines, passed = judged(*campaign_of(tmp_path, **changes))
+    campaign, predictions = campaign_of(tmp_path, **changes)
+    lines, passed = judged(campaign, predictions, [0.5 / 1.03] * len(predictions))  # which decides nothing
     assert not passed
     assert lines[0].startswith("FAILED: ")
     assert told in lines[0]
