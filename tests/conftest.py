@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.experiments.verify_groups import plan_groups
 from dpcompare.launch.local import launch
 from dpcompare.system.devices import installed_gpus
 from tests.support.runs import SharedRuns, turn
@@ -77,8 +78,6 @@ def _children() -> set[int]:
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = status.read_text().rpartition(")")[2].split()
-            if b"resource_tracker" in (status.parent / "cmdline").read_bytes():
-                continue  # multiprocessing's own, one per interpreter until it ends
         except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
             continue
         parents[int(status.parent.name)] = int(fields[1])
@@ -86,7 +85,15 @@ def _children() -> set[int]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     stay = {os.getpid()}.union(*(launcher.pids for launcher in WARM_LAUNCHERS))
-    return found - stay
+    return {pid for pid in found - stay if not _is_tracker(pid)}
+
+
+def _is_tracker(pid: int) -> bool:
+    """Whether a process is multiprocessing's own, one per interpreter until it ends; or has ended meanwhile."""
+    try:
+        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 WARM_LAUNCHERS: list[WarmLauncher] = []
@@ -116,6 +123,15 @@ def train_once(session_folder: Path, warm_launcher: WarmLauncher) -> SharedRuns:
 def warm(warm_launcher: WarmLauncher, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this process runs is trained in processes that need not import a framework first."""
     monkeypatch.setattr("dpcompare.launch.attempt.launch", warm_launcher.launch)
+
+
+@pytest.fixture
+def first_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify` makes the runs of its first group alone: the model, with SGD."""
+    monkeypatch.setattr(
+        "dpcompare.experiments.verify_groups.plan_groups",
+        lambda *arguments, **options: plan_groups(*arguments, **options)[:1],
+    )
 
 
 def _environment() -> dict[str, str]:

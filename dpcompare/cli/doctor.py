@@ -6,6 +6,7 @@ import dataclasses
 import math
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -13,6 +14,9 @@ from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
 from dpcompare.system.terminal_text import printable
 from dpcompare.system.words import counted
+
+WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps": 40, "warmup_steps": 5}
+"""Steps of some milliseconds, so that a round takes seconds."""
 
 
 @click.command()
@@ -98,7 +102,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
             continue
     else:
         raise RequestError("--noise: no framework is usable here; expected one of " + ", ".join(FRAMEWORKS))
-    workload = Workload(model="toy-bn", image_size=64, steps=40, warmup_steps=5)
+    workload = Workload(**WORKLOAD_OF_NOISE)
     cluster = Cluster.partition(1, 1, device=device)  # type: ignore[arg-type]
     config = prepare_inputs(RunConfig(framework=framework, mode="single", workload=workload, cluster=cluster, **given))
     study = Study(arms=tuple(Arm(name=f"{framework} single {name}", config=config) for name in "AB"), repeats=rounds)

@@ -138,13 +138,14 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
         if has_agents and status > SIGNALED:  # the agent's, which stands for that of the first process that failed
             status = SIGNALED - status
         yield (
-            f"{_name(evidence, rank)} ended without a message{_in_words(status)}: {_cause_of_death(evidence, status)}\n"
+            f"{_name(evidence, rank)} ended without a message{_in_words(status)}: "
+            f"{_cause_of_death(evidence, node, status)}\n"
             f"{evidence.end_of_log(rank)}"
         )
 
 
-def _cause_of_death(evidence: Evidence, status: int) -> str:
-    if evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or nobody knows
+def _cause_of_death(evidence: Evidence, node: int, status: int) -> str:
+    if node in evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or nobody knows
         return "memory ran out: the kernel has just killed a process, most likely this one"
     if status == -signal.SIGBUS:
         return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"

@@ -89,7 +89,8 @@ def launch(
             with suppress(OSError):  # a full disk: the run ends as it would have, and its clock stays unchecked
                 watch.save_clocks(run_dir)
             _wait_for_agents({node_of[rank] for rank in outcome.vanished}, running, outcome)
-            outcome.out_of_memory = oom_watch.has_just_killed()
+            if oom_watch.has_just_killed():
+                outcome.out_of_memory = {node.node_rank for node in node_processes}
     watch.look()
     return outcome
 

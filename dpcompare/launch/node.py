@@ -135,7 +135,7 @@ def _node_outcome(node: NodeContext, outcome: LaunchOutcome, raised: BaseExcepti
         status=status,
         vanished=outcome.vanished,
         stalled=outcome.stalled,
-        out_of_memory=outcome.out_of_memory,
+        out_of_memory=bool(outcome.out_of_memory),
         message=message,
         stopped=stopped,
     )

@@ -71,8 +71,8 @@ class LaunchOutcome:
     """Ranks of training processes that ended without a last event: killed, or crashed in native code."""
     stalled: list[Stall] = field(default_factory=list)
     """Training processes that showed no progress for too long."""
-    out_of_memory: bool = False
-    """Whether the kernel killed a process for want of memory at about the time of the end."""
+    out_of_memory: set[int] = field(default_factory=set)
+    """Nodes on whose machine the kernel killed a process for want of memory at about the time of the end."""
     started_at: float | None = None
     """When all nodes had joined, seconds since the epoch; None where they share a machine and need not wait."""
     ended_at: float | None = None
@@ -121,6 +121,7 @@ class NodeOutcome(BaseModel):
     vanished: list[int] = []
     stalled: list[Stall] = []
     out_of_memory: bool = False
+    """Whether the kernel killed a process of its machine for want of memory at about the time of the end."""
     message: str | None = None
     """Why it was never started."""
     stopped: bool = False
@@ -145,7 +146,8 @@ def merge_outcomes(outcomes: Sequence[NodeOutcome]) -> LaunchOutcome:
             merged.nodes[outcome.node_rank] = outcome.status
         merged.vanished += outcome.vanished
         merged.stalled += outcome.stalled
-        merged.out_of_memory |= outcome.out_of_memory
+        if outcome.out_of_memory:
+            merged.out_of_memory.add(outcome.node_rank)
         if outcome.message and outcome.message not in merged.reasons:
             merged.reasons.append(outcome.message)
     return merged

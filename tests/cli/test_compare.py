@@ -168,9 +168,9 @@ def test_what_varies_with_weights_of_a_file_is_said(weights):
     done = invoke("compare", *arguments, "--weights", weights, "--augment", "flip", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     assert (
-        "--vary-seed: Each round uses its own seed, shared by all arms; it determines the classifier (where the weights "
-        "file has none for these classes), the sample order and the augmentation. Every round starts from the weights "
-        f"of {weights}."
+        "--vary-seed: Each round uses its own seed, shared by all arms; it determines the classifier (where the "
+        "weights file has none for these classes), the sample order and the augmentation. Every round starts from "
+        f"the weights of {weights}."
     ) in done.stderr
     assert [run["workload"]["seed"] for run in done.json["runs"]] == [1, 2]
 

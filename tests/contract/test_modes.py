@@ -42,6 +42,10 @@ def rows(*, by_default):
 DEFAULT_MODES = rows(by_default=True)
 OTHER_MODES = [with_mark(arm, pytest.mark.slow) for arm in rows(by_default=False)]
 ALL_MODES = DEFAULT_MODES + OTHER_MODES
+ONE_PER_LAUNCH = {
+    (framework, MODES[framework, mode].launch): arm for arm in reversed(ALL_MODES) for framework, mode, *_ in arm.values
+}
+"""What decides how processes are started: framework and launch -> the first mode that has them."""
 FOUR_REPLICAS = [
     with_mark(arm, pytest.mark.slow)
     for arm in (
@@ -148,7 +152,7 @@ def test_a_stall_of_a_real_run_is_told_by_report(launched, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arm", ALL_MODES)
+@pytest.mark.parametrize("arm", ONE_PER_LAUNCH.values())
 def test_processes_that_fork_from_a_framework_train_what_launched_ones_do(launched, trained, arm):
     """What the tests below of variants of a mode rest on."""
     started, forked = launched(*arm)[0], trained(*arm)

@@ -99,7 +99,7 @@ def test_commands_that_are_printed_do_what_they_say():
             continue
         steps = {} if "--epochs" in command else {"DPCOMPARE_STEPS": "6"}  # not both
         # Of many runs, of which tests/cli/test_compare.py and test_explain.py make some; one study is continued here.
-        is_long = "explain" in command or ("--repeats" in command and "--resume" not in command)
+        is_long = "explain" in command or (" compare " in command and "--resume" not in command)
         planned = ["--dry-run"] if is_long else []
         done = invoke(*shlex.split(command)[1:], *planned, **steps)
         if "--engine slurm" in command and " run " in command:

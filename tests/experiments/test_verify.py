@@ -447,7 +447,7 @@ ONE_DEVICE = [
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm")
+@pytest.mark.usefixtures("warm", "first_group")
 def test_a_side_that_crashes_is_a_failed_check_and_fails_the_command(tmp_path, monkeypatch):
     FAULTS["a sample dropped in evaluation"].install(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -222,8 +223,10 @@ def test_a_mode_that_fails_or_hangs_is_a_problem(tmp_path, monkeypatch):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-@pytest.mark.usefixtures("warm")
-def test_noise_tells_what_can_be_detected():
+def test_noise_tells_what_can_be_detected(monkeypatch):
+    small = {"model": "toy-bn", "image_size": 16, "global_batch_size": 16, "steps": 12, "warmup_steps": 2}
+    module = import_module("dpcompare.cli.doctor")  # its name in the package is the command
+    monkeypatch.setattr(module, "WORKLOAD_OF_NOISE", small)
     done = invoke("doctor", "--no-trials", "--noise", "6", "--device", "cpu", "--json")
     noise = json.loads(done.stdout)["noise"]
     assert noise["rounds"] == 6

@@ -9,7 +9,7 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.launch.failures import why_it_failed
-from dpcompare.launch.outcome import LaunchOutcome
+from dpcompare.launch.outcome import LaunchOutcome, NodeOutcome, merge_outcomes
 from dpcompare.results.events import EventLog, Failed
 from dpcompare.results.run_dir import log_path
 
@@ -78,9 +78,28 @@ def test_a_process_that_crashed_is_judged_by_its_log(tmp_path, line, is_told):
     ],
 )
 def test_memory_is_the_cause_where_the_kernel_may_have_killed_the_process(tmp_path, status, cause):
-    outcome = LaunchOutcome(nodes={0: status}, vanished=[0], out_of_memory=True)
+    outcome = LaunchOutcome(nodes={0: status}, vanished=[0], out_of_memory={0})
     said = why_it_failed(config(mode=("tensorflow", "multiworker")), tmp_path, outcome)
     assert f": {cause}" in said.splitlines()[0]
+
+
+def test_memory_that_ran_out_on_another_machine_is_not_the_cause(tmp_path):
+    outcomes = [
+        NodeOutcome(
+            node_rank=rank, host=f"host{rank}", time=rank, status=-signal.SIGKILL, vanished=[rank],
+            out_of_memory=rank == 1,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    of_two = config(mode=("tensorflow", "multiworker")).model_copy(
+        update={"cluster": Cluster.partition(2, 1, device="cpu")}
+    )
+    said = why_it_failed(of_two, tmp_path, merge_outcomes(outcomes)).splitlines()
+    first, second = (line for line in said if "ended without a message" in line)
+    assert "node 0" in first
+    assert "it was killed (by a signal" in first
+    assert "node 1" in second
+    assert "memory ran out" in second
 
 
 @pytest.mark.parametrize("left", [{"f_bavail": 0}, {"f_favail": 0}], ids=["space", "files"])

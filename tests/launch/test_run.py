@@ -153,6 +153,7 @@ def test_a_crash_in_native_code_is_told_with_its_signal_and_its_place(tmp_path, 
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
 def test_a_run_directory_is_used_once(tmp_path):
     run(config(mode="single", nodes=1), tmp_path / "run")
     with pytest.raises(RequestError, match="already holds a run"):

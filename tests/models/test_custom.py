@@ -240,7 +240,7 @@ def test_a_model_that_is_none_in_jax_is_refused(elsewhere, model, says):
 @pytest.mark.torch
 @pytest.mark.jax
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm")
+@pytest.mark.usefixtures("warm", "first_group")
 def test_the_example_trains_the_same_in_jax_and_a_layer_that_differs_is_named(elsewhere):
     arguments = ["--frameworks", "torch,jax", "--precision", "float64", "--image-size", "32", "--quick", "--json"]
     modes = ["--modes", "ddp,spmd", "--replicas", "2"]
@@ -259,7 +259,7 @@ def test_the_example_trains_the_same_in_jax_and_a_layer_that_differs_is_named(el
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-@pytest.mark.usefixtures("warm")
+@pytest.mark.usefixtures("warm", "first_group")
 def test_a_pair_that_differs_in_a_padding_is_refuted_and_the_layer_named(elsewhere):
     whole = (elsewhere / "small_resnet.py").read_text()
     padded = "        padded = layers.ZeroPadding2D(1)(x)\n"
