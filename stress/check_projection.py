@@ -274,7 +274,7 @@ def judged(
     passed = len(valid) >= LEAST_CELLS
     lines = [
         "| mode | nodes | link | s without exchange, before and after | predicted s | measured s | error | valid "
-        "| error with the computing after |",
+        "| error with the computing measured after |",
         "|---|--:|---|--:|--:|--:|--:|---|--:|",
         *rows,
     ]
@@ -288,7 +288,7 @@ def judged(
         ]
     of_all = [abs(error) for error in errors_beside]
     summary.append(
-        f"with the computing after, of all cells: median error {median(of_all):.1%}, largest {max(of_all):.1%}"
+        f"with the computing measured after, over all cells {median(of_all):.1%} and {max(of_all):.1%}"
     )
     verdict = "PASSED" if passed else "FAILED"
     return [f"{verdict}: {', '.join(summary)}.", "", *lines], passed

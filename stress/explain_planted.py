@@ -215,6 +215,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keeps all runs; the same one is continued")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
     arguments = parser.parse_args()
+    if arguments.write and len(arguments.only or ()) > 1:
+        parser.error("--write: received several --only; expected one, which has a section of its own, or none")
     cases = chosen(arguments.only)
     with tempfile.TemporaryDirectory(prefix="dpcompare-explain-") as temporary:
         found = measured(cases, arguments.out or Path(temporary), arguments.rounds)

@@ -34,7 +34,7 @@ def test_near_predictions_pass_and_every_term_is_judged(tmp_path):
     assert passed
     assert lines[0] == (
         "PASSED: 12 of 12 cells are valid, median error 3.0%, largest 3.0%, "
-        "with the computing after, of all cells: median error 0.9%, largest 0.9%."
+        "with the computing measured after, over all cells 0.9% and 0.9%."
     )
     assert lines[4].endswith("| +3.0% | yes | +0.9% |")
     assert "| without overlap | 23.6% | 23.6% |" in lines
