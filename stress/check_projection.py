@@ -287,9 +287,7 @@ def judged(
             f"| {name} | {median(errors(name)):.1%} | {max(errors(name)):.1%} |" for name in valid[0][0]["predicted"]
         ]
     of_all = [abs(error) for error in errors_beside]
-    summary.append(
-        f"with the computing measured after, over all cells {median(of_all):.1%} and {max(of_all):.1%}"
-    )
+    summary.append(f"with the computing measured after, over all cells {median(of_all):.1%} and {max(of_all):.1%}")
     verdict = "PASSED" if passed else "FAILED"
     return [f"{verdict}: {', '.join(summary)}.", "", *lines], passed
 
