@@ -279,24 +279,29 @@ log.append({started})
 if {steps}:
     seconds = dict.fromkeys(("step_seconds", "data_seconds", "host_overhead_seconds"), [1.0])
     log.append(StepsTrained(step={steps}, losses=[1.0], global_counts=[1], **seconds))
-for _ in range(4):
+for _ in range({half_seconds}):
     time.sleep(0.5)
     if {alive}:
         log.append(Alive())
 """
 
 
+def silent(folder, *, steps, alive, half_seconds=4):
+    return SILENT.format(folder=str(folder), started=STARTED, steps=steps, alive=alive, half_seconds=half_seconds)
+
+
 @pytest.mark.parametrize(
-    ("steps", "alive", "deadlines", "stalls"),
+    ("steps", "alive", "half_seconds", "deadlines", "stalls"),
     [
-        (0, True, {"start": 1.2, "progress": 60}, True),  # signs of life are no step
-        (3, False, {"start": 60, "progress": 1.2}, True),
-        (3, True, {"start": 60, "progress": 1.2}, False),
-        (0, False, {"start": 60, "progress": 0.1}, False),
+        # Signs of life are no step. The time of the start counts, which is seconds on a busy machine.
+        (0, True, 60, {"start": 6, "progress": 60}, True),
+        (3, False, 60, {"start": 60, "progress": 1.2}, True),
+        (3, True, 8, {"start": 60, "progress": 3}, False),
+        (0, False, 4, {"start": 60, "progress": 0.1}, False),
     ],
 )
-def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, deadlines, stalls):
-    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=steps, alive=alive)
+def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, half_seconds, deadlines, stalls):
+    code = silent(tmp_path, steps=steps, alive=alive, half_seconds=half_seconds)
     outcome = launch(tmp_path, node(0, code), deadlines=Deadlines(**deadlines))
     assert [(stall.process_rank, stall.state) for stall in outcome.stalled] == ([(0, "waiting")] if stalls else [])
     assert outcome.failed == stalls
@@ -304,14 +309,14 @@ def test_a_silent_process_is_stopped_at_its_deadline(tmp_path, steps, alive, dea
 
 def test_a_node_process_that_outlives_the_work_is_told(tmp_path):
     last = "from dpcompare.results.events import Ended\nlog.append(Ended())\ntime.sleep(60)\n"
-    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=False) + last
+    code = silent(tmp_path, steps=3, alive=False, half_seconds=1) + last
     outcome = launch(tmp_path, node(0, code), deadlines=Deadlines(start=60, progress=2.5))
     assert [stall.state for stall in outcome.stalled] == ["done, but its node process had not exited"]
 
 
 def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
     """As by a terminal in which somebody has pressed Ctrl-S."""
-    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=True)
+    code = silent(tmp_path, steps=3, alive=True)
 
     def hold_up(event):
         if isinstance(event, StepsTrained):
@@ -322,7 +327,7 @@ def test_a_process_is_not_silent_while_its_observer_is_held_up(tmp_path):
 
 
 def test_a_stopped_process_is_told_and_ended(tmp_path):
-    code = SILENT.format(folder=str(tmp_path), started=STARTED, steps=3, alive=True)
+    code = silent(tmp_path, steps=3, alive=True)
     pids = []
 
     def stop(event):
@@ -331,7 +336,7 @@ def test_a_stopped_process_is_told_and_ended(tmp_path):
         elif isinstance(event, Started):
             pids.append(event.pid)
 
-    outcome = launch(tmp_path, node(0, code), observe=stop, deadlines=Deadlines(start=60, progress=1.0))
+    outcome = launch(tmp_path, node(0, code), observe=stop, deadlines=Deadlines(start=60, progress=2))
     assert [stall.state for stall in outcome.stalled] == ["stopped by a signal"]
     assert not is_running(pids[0])
 
