@@ -1,6 +1,6 @@
 """The truth of a study's claims: arms against themselves, a known delay, one unfair setting, delayed gradient sync.
 
-    python -m stress.check_claims [--only slowdown] [--studies 20] [--rounds 6]
+    python -m stress.check_claims [--only slowdown] [--studies 20] [--rounds 6] [--ablated-steps 150]
 
 Exit code 3 where a claim is wrong. Real runs of a small model with torch. Faults reach the training processes of one
 arm only, through its interpreter.
@@ -104,9 +104,9 @@ def unfairness(folder: Path, rounds: int) -> Iterator[Line]:
     yield f"| one setting changed (BatchNorm's momentum) | {made.sentence} |", named
 
 
-def ablation(folder: Path, rounds: int) -> Iterator[Line]:
+def ablation(folder: Path, rounds: int, steps: int) -> Iterator[Line]:
     delayed = interpreter_with(folder / "python", "dpcompare.backends.torch.ddp", SLOW_EXCHANGE)
-    both = [arm("ddp", nodes=2), arm("ddp delayed", delayed, nodes=2)]
+    both = [arm("ddp", nodes=2, steps=steps), arm("ddp delayed", delayed, nodes=2, steps=steps)]
     plain, slow = compared(folder / "study", [*both, *map(ablated, both)], rounds).arms
     for row in (plain, slow):
         parts = ", ".join(f"{name} {ms:.1f} ms" for name, ms in row.step_parts_ms.items())
@@ -140,6 +140,7 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=6, help="of each study; ablation and unfairness take no more than 3"
     )
+    parser.add_argument("--ablated-steps", type=int, default=WORKLOAD.steps, help="of each run of ablation")
     arguments = parser.parse_args()
     rounds, few = arguments.rounds, min(3, arguments.rounds)
     with tempfile.TemporaryDirectory(prefix="dpcompare-claims-") as temporary:
@@ -149,7 +150,7 @@ def main() -> None:
         made = {
             "slowdown": slowdown(folders["slowdown"], rounds),
             "unfairness": unfairness(folders["unfairness"], few),
-            "ablation": ablation(folders["ablation"], few),
+            "ablation": ablation(folders["ablation"], few, arguments.ablated_steps),
             "against-itself": against_itself(folders["against-itself"], rounds, arguments.studies),
         }
         print("| study | what it said |\n|---|---|", flush=True)

@@ -43,11 +43,16 @@ def operations(function):
         yield {"type": node.op, "types": types, "host_memory": kernel_of(node)}
 
 
-what, precision = sys.argv[1:]
-if what == "lookup":
-    pixels, flips = tf.TensorSpec((4, 9, 9, 3), tf.uint8), tf.TensorSpec((4,), tf.bool)
-    functions = [look_up.get_concrete_function(pixels, tf.TensorSpec((n, 3, 256), precision), flips) for n in (1, 4)]
-else:
+def traced(what, precision):
+    if what == "text":  # int32 sums: registered for GPUs, computed on the host
+        f = tf.function(lambda x: tf.strings.length(tf.strings.as_string(x + x)))
+        return {"operations": list(operations(f.get_concrete_function(tf.TensorSpec((3,), tf.int32))))}
+    if what == "lookup":
+        pixels, flips = tf.TensorSpec((4, 9, 9, 3), tf.uint8), tf.TensorSpec((4,), tf.bool)
+        functions = [
+            look_up.get_concrete_function(pixels, tf.TensorSpec((n, 3, 256), precision), flips) for n in (1, 4)
+        ]
+        return {"operations": [operation for function in functions for operation in operations(function)]}
     workload = Workload(
         model=what, dataset="synthetic-mini", image_size=64, global_batch_size=8, precision=precision,
         steps=1, warmup_steps=0,
@@ -62,53 +67,69 @@ else:
     (batch,) = backend.feed(reader.reads(training_batches(len(split), 8, seed=0, num_steps=1)))
     constants = tf.constant(backend.optimizer.step_constants(1, 0.01), tf.float64)
     parts = batch.images, batch.labels, batch.weights, batch.drop_masks, tf.constant(8, backend._dtype)
-    functions = [backend._train.get_concrete_function(*parts, constants)]  # traced, not computed
-evaluated, evaluations = [], []
-if what == "toy-bn":
-    seen, forward = [], backend._forward
-    backend._forward = lambda images, *masks, training: seen.append(images.shape[0]) or forward(
-        images, *masks, training=training
-    )
-    for rows in (8, 2):
-        backend.rows_evaluated_at_once = lambda number: rows
-        backend._make_functions()
-        (sums,) = backend.read([backend.evaluate_step(batch)]).tolist()
-        evaluated.append([seen.pop(), *sums])
-        evaluations.append(backend._evaluate.get_concrete_function(*parts[:3]))
-found, of_evaluations = (
-    [operation for function in group for operation in operations(function)] for group in (functions, evaluations)
-)
-print(json.dumps({"operations": found, "of evaluations": of_evaluations, "evaluated": evaluated}))
+    step = backend._train.get_concrete_function(*parts, constants)  # traced, not computed
+    found = {"operations": list(operations(step)), "of evaluations": [], "evaluated": []}
+    if what == "toy-bn":
+        seen, forward = [], backend._forward
+        backend._forward = lambda images, *masks, training: seen.append(images.shape[0]) or forward(
+            images, *masks, training=training
+        )
+        for rows in (8, 2):
+            backend.rows_evaluated_at_once = lambda number: rows
+            backend._make_functions()
+            (sums,) = backend.read([backend.evaluate_step(batch)]).tolist()
+            found["evaluated"].append([seen.pop(), *sums])
+            found["of evaluations"] += operations(backend._evaluate.get_concrete_function(*parts[:3]))
+    return found
+
+
+print(json.dumps([traced(*each.split(":")) for each in sys.argv[1:]]))
 """
 
 
-def traced(what, precision):
-    done = subprocess.run([sys.executable, "-c", TRACE, what, precision], capture_output=True, text=True)
+def traced(*what):
+    """Of each model or part, `NAME:PRECISION`, in one process: most of its time it starts TensorFlow."""
+    done = subprocess.run([sys.executable, "-c", TRACE, *what], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def toy_bn():
-    return traced("toy-bn", "float32")
+def small():
+    return dict(zip(("toy-bn", "lookup", "text"), traced("toy-bn:float32", "lookup:float32", "text:"), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("precision", "on_the_host"),
-    [
-        ("float32", set()),
-        ("bfloat16", set()),
-        # TensorFlow has no such kernel; what `verify` compares in float64 goes over the bus there.
-        ("float64", {"SparseSoftmaxCrossEntropyWithLogits"}),
-    ],
-)
+@pytest.fixture
+def toy_bn(small):
+    return small["toy-bn"]
+
+
+ON_THE_HOST = {
+    "float32": set(),
+    "bfloat16": set(),
+    # TensorFlow has no such kernel; what `verify` compares in float64 goes over the bus there.
+    "float64": {"SparseSoftmaxCrossEntropyWithLogits"},
+}
+
+
+def looked_up_on_the_gpu(operations):
+    """TensorFlow's int32 kernels "for GPUs" compute on the host."""
+    assert "GatherV2" in {operation["type"] for operation in operations}
+    data = [operation for operation in operations if operation["type"] in ("AddV2", "Cast", "GatherV2", "SelectV2")]
+    return all(operation["host_memory"] in ([], ["axis"]) for operation in data)
+
+
 @pytest.mark.slow
-def test_every_operation_of_a_step_has_a_kernel_for_gpus(precision, on_the_host):
-    operations = traced("efficientnet-b0", precision)["operations"]  # the operations of B2, in fewer layers
-    assert len(operations) > 1000
-    assert "Conv2D" in {operation["type"] for operation in operations}
-    without = {operation["type"] for operation in operations if operation["host_memory"] is None}
-    assert without - {"Placeholder"} == on_the_host
+def test_every_operation_of_a_step_has_a_kernel_for_gpus():
+    models = [f"efficientnet-b0:{precision}" for precision in ON_THE_HOST]  # the operations of B2, in fewer layers
+    *steps, lookup = traced(*models, "lookup:float64")
+    for (precision, on_the_host), step in zip(ON_THE_HOST.items(), steps, strict=True):
+        operations = step["operations"]
+        assert len(operations) > 1000
+        assert "Conv2D" in {operation["type"] for operation in operations}
+        without = {operation["type"] for operation in operations if operation["host_memory"] is None}
+        assert without - {"Placeholder"} == on_the_host, precision
+    assert looked_up_on_the_gpu(lookup["operations"])
 
 
 def test_the_optimizer_cuts_and_casts_the_constants_of_a_step_once_for_all_variables(toy_bn):
@@ -130,24 +151,11 @@ def test_an_evaluation_in_parts_holds_fewer_rows_and_finds_the_same(toy_bn):
     assert None not in operations.values()
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float64", marks=pytest.mark.slow)])
-def test_pixels_are_looked_up_on_the_gpu_and_never_go_back_over_the_bus(precision):
-    """TensorFlow's int32 kernels "for GPUs" compute on the host."""
-    operations = traced("lookup", precision)["operations"]
-    assert "GatherV2" in {operation["type"] for operation in operations}
-    data = [operation for operation in operations if operation["type"] in ("AddV2", "Cast", "GatherV2", "SelectV2")]
-    for operation in data:
-        assert operation["host_memory"] in ([], ["axis"]), operation
+def test_pixels_are_looked_up_on_the_gpu_and_never_go_back_over_the_bus(small):
+    assert looked_up_on_the_gpu(small["lookup"]["operations"])
 
 
-def test_an_operation_without_a_kernel_is_noticed():
-    """int32 sums: registered for GPUs, computed on the host."""
-    script = TRACE.split("what, precision =")[0] + (
-        "f = tf.function(lambda x: tf.strings.length(tf.strings.as_string(x + x)))\\n"
-        "spec = tf.TensorSpec((3,), tf.int32)\\n"
-        "print(json.dumps(list(operations(f.get_concrete_function(spec)))))\\n"
-    ).replace("\\n", "\n")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    found = {operation["type"]: operation["host_memory"] for operation in json.loads(done.stdout.splitlines()[-1])}
+def test_an_operation_without_a_kernel_is_noticed(small):
+    found = {operation["type"]: operation["host_memory"] for operation in small["text"]["operations"]}
     assert found["AsString"] is None
     assert found["AddV2"] == ["x", "y", "z"]

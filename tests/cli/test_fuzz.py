@@ -117,7 +117,7 @@ def command_lines(draw):
     return line + draw(st.lists(st.text(max_size=8), max_size=1))
 
 
-@few_and(1000)
+@few_and(400)
 def test_command_lines(cases):
     codes = set()
 
@@ -146,7 +146,7 @@ KEYS = st.one_of(
 )
 
 
-@few_and(1000)
+@few_and(400)
 def test_toml_files(cases, tmp_path):
     file = tmp_path / "options.toml"
     tables = st.dictionaries(KEYS, TOML_VALUES, max_size=5)
@@ -182,7 +182,7 @@ def changed(content, changes):
     return content
 
 
-@few_and(1000)
+@few_and(400)
 def test_checkpoints(cases):
     whole = encode(made())
 
@@ -210,7 +210,7 @@ def test_checkpoints(cases):
             decode(sealed({"__metadata__": described | {"checksum": "0" * 64}, "model.w": tensor}))
 
 
-@few_and(600)
+@few_and(250)
 def test_stores(cases, tmp_path):
     whole = prepare("synthetic-mini", tmp_path / "whole", 8)
     files = {path.name: path.read_bytes() for path in whole.path.iterdir()}
@@ -269,7 +269,7 @@ def test_files_of_studies_and_runs(cases, tmp_path):
     assert codes == {0, 2}
 
 
-@few_and(2000)
+@few_and(800)
 def test_events_of_a_run(cases, tmp_path):
     """What was logged before a file was damaged, as by a loss of power, is read; what comes after is not believed."""
     log = EventLog(tmp_path, 0)

@@ -76,7 +76,7 @@ def check_claims(*arguments):
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_delayed_exchange_is_found_in_communication_alone():
-    plain, delayed = check_claims("--only", "ablation", "--rounds", "1")
+    plain, delayed = check_claims("--only", "ablation", "--rounds", "1", "--ablated-steps", "60")
     assert "communication" in plain
     assert "communication" in delayed
 
