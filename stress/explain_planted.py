@@ -23,10 +23,9 @@ from dpcompare.config.placement import Placement
 from dpcompare.experiments.step_parts import JUDGED, Part, StepParts
 from dpcompare.experiments.study import Arm, Study, hold, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study
-from dpcompare.experiments.variants import Variant, Variants, variants_of
+from dpcompare.experiments.variants import TIMES_THE_BATCH, Variant, Variants, variants_of
 from dpcompare.launch.inputs import prepare_compared
 from dpcompare.projection.explanation import Explanation, explain, parts_of
-from dpcompare.projection.remedies import TIMES_THE_BATCH
 from stress.injection import interpreter_with
 
 INPUT_SECONDS, PROCESS_SECONDS = 0.4, 0.2

@@ -60,8 +60,8 @@ def explain(
 
     ARM_OR_RUN is the directory of a completed run, or an arm such as torch:ddp,link=1gbit, with the options of a run.
     Each round trains it as it is and with a part left out: without gradient sync, with one batch that stays on its
-    devices, with neither, with twice the batch, and on one device. Without --steps, an arm runs 60 steps after warm-up
-    (170 on GPUs). Repeat the command with the same --out to continue.
+    devices, with neither, with four times the batch, and on one device. Without --steps, an arm runs 60 steps after
+    warm-up (170 on GPUs). Repeat the command with the same --out to continue.
 
     \b
     dpcompare explain runs/a

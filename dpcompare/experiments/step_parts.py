@@ -11,7 +11,7 @@ import numpy as np
 
 from dpcompare.experiments.accuracy_statistics import paired_difference
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, Plan
-from dpcompare.experiments.variants import LARGER, Variant
+from dpcompare.experiments.variants import TIMES_THE_BATCH, Variant
 from dpcompare.results.steadiness import median_of_parts
 
 Part = Literal["input", "exchange", "waiting", "devices", "launching", "computing", "sharing", "together"]
@@ -72,7 +72,7 @@ class Round:
     def per_batch(self) -> float | None:
         """What a step takes longer when its batch is larger by itself: what it takes for the images alone."""
         longer = _difference(self.typical("larger batch"), self.computing)
-        return None if longer is None else longer / (LARGER - 1)
+        return None if longer is None else longer / (TIMES_THE_BATCH - 1)
 
     @property
     def unhidden_input(self) -> float | None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.step_parts import Part, StepParts
+from dpcompare.experiments.variants import TIMES_THE_BATCH
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.floors import interconnect_of
@@ -17,7 +18,6 @@ from dpcompare.projection.step import StepWork
 from dpcompare.projection.what_helps import Change, what_helps
 from dpcompare.results.result import RunResult
 
-TIMES_THE_BATCH = 4
 LARGEST_ERROR = 0.1
 """Relative, of the model at the link that was measured: beyond it nothing is predicted of another one."""
 PLAUSIBLE_COPYING = 1e-8

@@ -42,7 +42,7 @@ def test_an_arm_is_planned_with_all_its_variants_in_each_round():
         *(f"torch ddp 2x1 global_batch_size=8 {end}" for end in ("one batch", "without gradient sync")),
         *(
             f"torch ddp 2x1 global_batch_size=8 one batch without gradient sync{end}"
-            for end in ("", " on one device", " 2x as large")
+            for end in ("", " on one device", " 4x as large")
         ),
     }
     assert {each["workload"]["global_batch_size"] for each in runs} == {8, 4, 16}

@@ -35,7 +35,7 @@ def test_each_variant_leaves_out_one_thing():
         "one device": (False, True),
     }
     assert (found.alone, found.unmeasured) == ("computing alone", {})
-    assert arms["larger batch"].workload.global_batch_size == 64
+    assert arms["larger batch"].workload.global_batch_size == 128
     one = arms["one device"]
     assert (one.cluster.num_devices, one.workload.global_batch_size) == (1, 8)
     assert one.topology.threads_per_process == arms["as it is"].topology.threads_per_process == 2

@@ -95,7 +95,7 @@ def test_of_a_healthy_run_nothing_stands_out(tmp_path):
         "no_exchange": constant(0.100, 0.101),
         "no_input": constant(0.103, 0.103),
         "computing_alone": constant(0.099, 0.1),
-        "larger_batch": constant(0.192, 0.194),
+        "larger_batch": constant(0.378, 0.380),
     }
     found = explained(tmp_path / "study", seconds)
     assert found.verdict == (
@@ -110,7 +110,7 @@ def test_rounds_that_differ_too_much_show_nothing_and_do_not_say_that_all_is_wel
     seconds = SYNCHRONOUS | {
         "no_input": constant(0.169, 0.169),
         "computing_alone": constant(0.098, 0.100),
-        "larger_batch": constant(0.190, 0.195),
+        "larger_batch": constant(0.374, 0.379),
     }
     found = explained(tmp_path / "study", seconds, slower={1: 0.1, 2: 1.5, 3: 1.5})
     assert found.verdict.startswith("Inconclusive: exchange may take ")
@@ -185,9 +185,9 @@ def test_buckets_that_the_backward_pass_cannot_hide_are_the_links_and_not_the_co
 
 def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
     found = explained(tmp_path / "study", SYNCHRONOUS, failed=("larger batch",))
-    assert found.unmeasured == {"launching": "mine one batch without gradient sync 2x as large failed: out of memory"}
+    assert found.unmeasured == {"launching": "mine one batch without gradient sync 4x as large failed: out of memory"}
     assert {"computing", "launching"}.isdisjoint(rows(found))
-    alone = {"as_it_is": constant(0.1), "no_input": constant(0.05), "larger_batch": constant(0.06)}
+    alone = {"as_it_is": constant(0.1), "no_input": constant(0.05), "larger_batch": constant(0.08)}
     single = explained(tmp_path / "single", alone, base=config(mode="single", nodes=1))
     assert "Not measured: contention between devices (the run has only one device)." in as_text(single, 200)
     assert set(single.unmeasured) == {"exchange", "waiting", "sharing"}
@@ -198,7 +198,7 @@ def test_what_could_not_be_measured_is_said_with_the_reason(tmp_path):
 
 def test_a_mode_without_a_step_without_exchange_says_so_of_all_that_needs_one(tmp_path):
     seconds = {"as_it_is": constant(0.1, 0.1), "no_input": constant(0.09, 0.09), "one_device": constant(0.05)}
-    found = explained(tmp_path / "study", seconds | {"larger_batch": constant(0.08)}, base=config(mode="fsdp"))
+    found = explained(tmp_path / "study", seconds | {"larger_batch": constant(0.14)}, base=config(mode="fsdp"))
     devices = rows(found)["devices"]
     assert (devices.stands_out, devices.floor_milliseconds) == (True, None)
     assert "this mode has no step without its exchange" in devices.floor
