@@ -356,6 +356,7 @@ OUTER_FAULTS: dict[str, Fault] = {
     "files of one node that others see late": Fault(
         code=0,
         within=90,
+        alone=True,  # Slurm's nodes do not become idle in a network of their own
         around=on_late_files,
         act=at_step(note),
         options=(*ON_SLURM, *SHORT),
@@ -368,6 +369,7 @@ OUTER_FAULTS: dict[str, Fault] = {
     "Slurm's controller away": Fault(
         code=0,
         within=180,
+        alone=True,
         around=two_slurm_nodes,
         act=at_step(freeze_controller),
         options=(*ON_SLURM, *SHORT),

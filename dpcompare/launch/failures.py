@@ -15,7 +15,7 @@ from dpcompare.config.run import RunConfig, problems_of_run
 from dpcompare.launch.outcome import LaunchOutcome
 from dpcompare.results.attempts import History
 from dpcompare.results.events import Event, EventTail, Failed, StepsTrained, Stopped
-from dpcompare.results.run_dir import end_of, log_path, node_log_path
+from dpcompare.results.run_dir import end_of, lines_of, log_path, node_log_path
 from dpcompare.system.processes import SIGNALED
 
 AGENTS = {"torchrun": "the torchrun agent", "spawn": "the program that spawned the processes"}
@@ -27,7 +27,9 @@ OUT_OF_GPU_MEMORY = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """In what torch, TensorFlow and NVIDIA's libraries say. TensorFlow also warns where it will try again with less."""
-
+REFUSED_A_THREAD = re.compile(r"pthread_create failed|can't start new thread|(thread|fork).*temporarily unavailable")
+"""In what Python and libraries say where the system allows no more threads. OpenBLAS then ends a process by SIGINT, and
+others abort it, both long after they have said so."""
 
 E = TypeVar("E", bound=Event)
 
@@ -48,7 +50,11 @@ class Evidence:
 
     def end_of_log(self, rank: int) -> str:
         """The last lines that a training process wrote."""
-        return end_of(log_path(self.run_dir, *self.node_and_local_rank(rank)))
+        return end_of(self.log_of(rank))
+
+    def log_of(self, rank: int) -> Path:
+        """Of a training process."""
+        return log_path(self.run_dir, *self.node_and_local_rank(rank))
 
     def node_and_local_rank(self, rank: int) -> tuple[int, int]:
         """Where a training process runs."""
@@ -139,7 +145,7 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
             status = SIGNALED - status
         yield (
             f"{_name(evidence, rank)} ended without a message{_in_words(status)}: "
-            f"{_cause_of_death(evidence, node, status)}\n"
+            f"{_refused_a_thread(evidence.log_of(rank)) or _cause_of_death(evidence, node, status)}\n"
             f"{evidence.end_of_log(rank)}"
         )
 
@@ -152,6 +158,14 @@ def _cause_of_death(evidence: Evidence, node: int, status: int) -> str:
     if _is_full(evidence.run_dir):
         return "no space left on the disk of the run directory, so it could not say more"
     return "it was killed (by a signal, or by the kernel because memory ran out) or it crashed"
+
+
+def _refused_a_thread(log: Path) -> str | None:
+    """That the system allowed no more threads, where a log says so anywhere."""
+    line = next(filter(REFUSED_A_THREAD.search, lines_of(log)), None)
+    if line is None:
+        return None
+    return f"the system allowed no more threads ({line.strip()}); allow more: ulimit -u, or the container's limit"
 
 
 def _terminated(evidence: Evidence) -> Iterator[str]:
@@ -167,9 +181,11 @@ def _failed_nodes(evidence: Evidence) -> Iterator[str]:
     """Node processes that failed, of which nothing more is known."""
     for node, status in sorted(evidence.outcome.nodes.items()):
         if status:
+            log = node_log_path(evidence.run_dir, node)
+            refused = _refused_a_thread(log)
             yield (
-                f"node {node} ended before its work was done{_in_words(status)}\n"
-                f"{end_of(node_log_path(evidence.run_dir, node))}"
+                f"node {node} ended before its work was done{_in_words(status)}{f': {refused}' if refused else ''}\n"
+                f"{end_of(log)}"
             )
 
 

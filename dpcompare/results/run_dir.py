@@ -102,7 +102,11 @@ def attempt_path(run_dir: Path, number: int) -> Path:
     return run_dir / ATTEMPTS_DIR / f"{number:02d}"
 
 
+def lines_of(log: Path) -> list[str]:
+    """The lines of a log; none where there is no such file."""
+    return log.read_text(errors="replace").splitlines() if log.is_file() and not log.is_symlink() else []
+
+
 def end_of(log: Path) -> str:
     """The last lines of a log, under its name."""
-    lines = log.read_text(errors="replace").splitlines() if log.is_file() and not log.is_symlink() else []
-    return "\n".join([f"end of {log}:", *lines[-LOG_LINES_SHOWN:]])
+    return "\n".join([f"end of {log}:", *lines_of(log)[-LOG_LINES_SHOWN:]])

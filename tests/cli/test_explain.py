@@ -45,7 +45,7 @@ def test_an_arm_is_planned_with_all_its_variants_in_each_round():
             for end in ("", " on one device", " 4x as large")
         ),
     }
-    assert {each["workload"]["global_batch_size"] for each in runs} == {8, 4, 16}
+    assert {each["workload"]["global_batch_size"] for each in runs} == {8, 4, 32}
 
 
 def test_a_run_is_planned_from_its_directory(run_dir):

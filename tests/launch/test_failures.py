@@ -11,7 +11,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.outcome import LaunchOutcome, NodeOutcome, merge_outcomes
 from dpcompare.results.events import EventLog, Failed
-from dpcompare.results.run_dir import log_path
+from dpcompare.results.run_dir import log_path, node_log_path
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.27 GiB. GPU 0 has a total capacity of 79.11 GiB "
@@ -66,6 +66,25 @@ def test_a_process_that_crashed_is_judged_by_its_log(tmp_path, line, is_told):
     assert line in said
     assert said.endswith(REMEDY) == is_told
     assert ("too little memory" in said) == is_told
+
+
+NO_MORE_THREADS = [
+    "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2: Resource temporarily unavailable",
+    "RuntimeError: can't start new thread",
+    "fork: retry: Resource temporarily unavailable",
+]
+
+
+@pytest.mark.parametrize("line", NO_MORE_THREADS)
+@pytest.mark.parametrize("vanished", [[], [0]], ids=["before it started", "as it trained"])
+def test_threads_that_the_system_refused_are_told_from_anywhere_in_the_log(tmp_path, line, vanished):
+    """OpenBLAS raises SIGINT, of which Python writes a traceback."""
+    log = log_path(tmp_path, 0, 0) if vanished else node_log_path(tmp_path, 0)
+    log.parent.mkdir(exist_ok=True)
+    log.write_text("\n".join([line, *["File ..."] * 300, "KeyboardInterrupt"]))
+    outcome = LaunchOutcome(nodes={0: -signal.SIGINT}, vanished=vanished)
+    said = why_it_failed(config(mode=("tensorflow", "multiworker")), tmp_path, outcome).splitlines()[0]
+    assert f"(SIGINT): the system allowed no more threads ({line}); allow more: ulimit -u" in said
 
 
 @pytest.mark.parametrize(
