@@ -27,7 +27,9 @@ OUT_OF_GPU_MEMORY = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """In what torch, TensorFlow and NVIDIA's libraries say. TensorFlow also warns where it will try again with less."""
-REFUSED_A_THREAD = re.compile(r"pthread_create failed|can't start new thread|(thread|fork).*temporarily unavailable")
+REFUSED_A_THREAD = re.compile(
+    r"pthread_create(\(\))? failed|can't start new thread|(thread|fork).*temporarily unavailable"
+)
 """In what Python and libraries say where the system allows no more threads. OpenBLAS then ends a process by SIGINT, and
 others abort it, both long after they have said so."""
 

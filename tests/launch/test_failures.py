@@ -71,6 +71,7 @@ def test_a_process_that_crashed_is_judged_by_its_log(tmp_path, line, is_told):
 NO_MORE_THREADS = [
     "OpenBLAS blas_thread_init: pthread_create failed for thread 1 of 2: Resource temporarily unavailable",
     "RuntimeError: can't start new thread",
+    "F0000 Check failed: ret == 0 (11 vs. 0)Thread tf_Compute creation via pthread_create() failed.",
     "fork: retry: Resource temporarily unavailable",
 ]
 

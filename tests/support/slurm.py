@@ -9,7 +9,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from dpcompare.system.ports import free_ports
@@ -72,6 +72,7 @@ def slurm(folder: Path) -> Iterator[dict[str, str]]:
     munged = ["munged", "--foreground", "--force", f"--key-file={key}", f"--socket={folder}/munge.socket"]
     munged += [f"--pid-file={folder}/munged.pid", f"--log-file={folder}/munged.log", f"--seed-file={folder}/munge.seed"]
     with ExitStack() as daemons:
+        daemons.callback(_end_steps, folder)
         daemons.enter_context(_daemon(munged, environment, folder / "munged.out"))
         _until((folder / "munge.socket").exists, "munged does not listen")
         daemons.enter_context(_daemon(["slurmctld", "-D"], environment, folder / "slurmctld.out"))
@@ -100,6 +101,7 @@ def _daemon(command: list[str], environment: dict[str, str], log: Path) -> Itera
         process = subprocess.Popen(
             command,
             env=os.environ | environment,
+            cwd=log.parent,
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=written,
@@ -114,6 +116,14 @@ def _daemon(command: list[str], environment: dict[str, str], log: Path) -> Itera
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _end_steps(folder: Path) -> None:
+    """Kill what the daemons have left: a step waits for ever for a controller that was killed while it was frozen."""
+    for place in Path("/proc").glob("[0-9]*/cwd"):
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another's
+            if place.readlink() == folder.resolve():
+                os.kill(int(place.parent.name), signal.SIGKILL)
 
 
 def _until(holds, complaint: str) -> None:  # type: ignore[no-untyped-def]
