@@ -389,7 +389,7 @@ OUTER_FAULTS: dict[str, Fault] = {
     ),
     "as many processes as a user may have": Fault(
         code=1,
-        says="Resource temporarily unavailable|the system allowed no more threads",
+        says="Resource temporarily unavailable|the system refused to start another thread",
         within=60,
         around=few_processes,
         act=at_once,

@@ -30,8 +30,8 @@ OUT_OF_GPU_MEMORY = re.compile(
 REFUSED_A_THREAD = re.compile(
     r"pthread_create(\(\))? failed|can't start new thread|(thread|fork).*temporarily unavailable"
 )
-"""In what Python and libraries say where the system allows no more threads. OpenBLAS then ends a process by SIGINT, and
-others abort it, both long after they have said so."""
+"""In what Python and libraries print where the system refuses a thread. OpenBLAS then ends the process by SIGINT, and
+TensorFlow aborts it; tracebacks follow that are longer than the end of the log that is shown."""
 
 E = TypeVar("E", bound=Event)
 
@@ -147,27 +147,32 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
             status = SIGNALED - status
         yield (
             f"{_name(evidence, rank)} ended without a message{_in_words(status)}: "
-            f"{_refused_a_thread(evidence.log_of(rank)) or _cause_of_death(evidence, node, status)}\n"
+            f"{_cause_of_death(evidence, node, rank, status)}\n"
             f"{evidence.end_of_log(rank)}"
         )
 
 
-def _cause_of_death(evidence: Evidence, node: int, status: int) -> str:
+def _cause_of_death(evidence: Evidence, node: int, rank: int, status: int) -> str:
     if node in evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or nobody knows
         return "memory ran out: the kernel has just killed a process, most likely this one"
     if status == -signal.SIGBUS:
         return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"
+    if status != -signal.SIGKILL and (refused := _refused_a_thread(evidence.log_of(rank))):  # else somebody killed it
+        return refused
     if _is_full(evidence.run_dir):
         return "no space left on the disk of the run directory, so it could not say more"
     return "it was killed (by a signal, or by the kernel because memory ran out) or it crashed"
 
 
 def _refused_a_thread(log: Path) -> str | None:
-    """That the system allowed no more threads, where a log says so anywhere."""
+    """That the system refused a thread, and what to do, where a log says so anywhere; None elsewhere."""
     line = next(filter(REFUSED_A_THREAD.search, lines_of(log)), None)
     if line is None:
         return None
-    return f"the system allowed no more threads ({line.strip()}); allow more: ulimit -u, or the container's limit"
+    return (
+        f"the system refused to start another thread ({line.strip()}); raise its limit on processes (ulimit -u, or the "
+        "container's pids limit)"
+    )
 
 
 def _terminated(evidence: Evidence) -> Iterator[str]:

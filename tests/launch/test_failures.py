@@ -85,7 +85,17 @@ def test_threads_that_the_system_refused_are_told_from_anywhere_in_the_log(tmp_p
     log.write_text("\n".join([line, *["File ..."] * 300, "KeyboardInterrupt"]))
     outcome = LaunchOutcome(nodes={0: -signal.SIGINT}, vanished=vanished)
     said = why_it_failed(config(mode=("tensorflow", "multiworker")), tmp_path, outcome).splitlines()[0]
-    assert f"(SIGINT): the system allowed no more threads ({line}); allow more: ulimit -u" in said
+    assert f"(SIGINT): the system refused to start another thread ({line}); raise its limit on processes" in said
+
+
+def test_a_process_that_was_killed_did_not_end_for_want_of_a_thread(tmp_path):
+    """A library may do with fewer than it asked for."""
+    log = log_path(tmp_path, 0, 0)
+    log.parent.mkdir()
+    log.write_text(NO_MORE_THREADS[0])
+    outcome = LaunchOutcome(nodes={0: -signal.SIGKILL}, vanished=[0])
+    said = why_it_failed(config(mode=("tensorflow", "multiworker")), tmp_path, outcome).splitlines()[0]
+    assert "it was killed (by a signal" in said
 
 
 @pytest.mark.parametrize(
