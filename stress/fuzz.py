@@ -27,7 +27,7 @@ from typing import NoReturn
 MOST_INPUT_BYTES = 64 << 10
 MOST_RESIDENT_MIB = 6144
 NOT_IMPORTED = ("dpcompare.__main__", *(f"dpcompare.backends.{name}" for name in ("torch", "tensorflow", "jax")))
-"""A framework is imported by training processes alone; JAX, once imported, writes into what a command says."""
+"""Frameworks are imported by training processes alone."""
 HANG_SECONDS = 60
 """By the clock, where the limit of the processor's time does not end a reader."""
 

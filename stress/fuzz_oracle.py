@@ -34,13 +34,21 @@ class ForbiddenError(BaseException):
     """A reader did what it may not: no `except` of its own hides it."""
 
 
+class Captured(io.StringIO):
+    """What a command writes to stderr. Atheris asks for its descriptor every half minute, and what fails there seems to
+    fail in whatever is read at that moment."""
+
+    def fileno(self) -> int:
+        return 2
+
+
 def answered(*arguments: object) -> int:
     """The exit code of a command, which must answer or refuse.
 
     Raises:
         ForbiddenError: it did neither, or what it says is not for a terminal.
     """
-    stdout, stderr = io.StringIO(), io.StringIO()
+    stdout, stderr = io.StringIO(), Captured()
     code: object = None
     try:
         with redirect_stdout(stdout), redirect_stderr(stderr):
