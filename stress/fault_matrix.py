@@ -5,11 +5,11 @@
 
 Each trial starts `dpcompare run` with a tiny model, lets one fault act, and measures how long it takes until the
 command and all its processes are gone, what it says, what is left, and whether the run resumes exactly. A fault that
-did not act is a failed trial. With --jobs several are made at the same time, since most of a trial is waiting; each has
-a network, shared memory and mounts of its own then (needs root), but for one in ten, which is made alone on the machine
-as it is. With --out trials are kept, and the same command goes
-on with those that were not made yet: with --seconds, after which no trial begins, a thousand are made in pieces. Prints
-a table in Markdown; exit code 3 when any trial failed.
+did not act is a failed trial. With --jobs several are made at the same time, since much of a trial is waiting; each has
+a network, shared memory and mounts of its own then (needs root). One in ten, and those with a Slurm, are made on the
+machine as it is, one after the other beside these; those that use up its memory are made first, with nothing beside
+them. With --out trials are kept, and the same command goes on with those that were not made yet: with --seconds, after
+which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3 when any trial failed.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class Task:
     mode: str
     resumes: bool
     """Afterwards, where the fault allows it; always if it acts only then."""
-    alone: bool
-    """Without another trial meanwhile, and on the machine as it is."""
+    isolated: bool
+    """With a network, shared memory and mounts of its own, where several are made at the same time."""
     seed: str
 
 
@@ -222,19 +222,27 @@ def _try(task: Task, fault: Fault) -> Made:
 
 
 def make(tasks: Sequence[Task], series: Series, jobs: int, deadline: float) -> None:
-    """Make trials, that many at the same time, and keep what was made also when it is interrupted.
+    """Make trials and keep what was made also when it is interrupted.
+
+    Args:
+        jobs: how many isolated ones at the same time; beside them one after the other of those that are not.
 
     Raises:
         BrokenProcessPool: a process that makes trials was killed; nobody knows what came of its trial.
     """
-    prepare = take_a_machine_of_its_own if jobs > 1 else die_with_parent
-    with ProcessPoolExecutor(jobs, get_context("fork"), prepare) as pool:
-        trials = [pool.submit(try_once, task, deadline) for task in tasks]
+    context = get_context("fork")
+    with (
+        ProcessPoolExecutor(1, context, die_with_parent) as on_the_machine,
+        ProcessPoolExecutor(jobs, context, take_a_machine_of_its_own) as apart,
+    ):
+        pools = [apart if task.isolated else on_the_machine for task in tasks]
+        trials = [pool.submit(try_once, task, deadline) for pool, task in zip(pools, tasks, strict=True)]
         try:
             for trial in as_completed(trials):
                 _keep(trial, series)
         except KeyboardInterrupt:
-            pool.shutdown(cancel_futures=True)
+            for pool in (on_the_machine, apart):
+                pool.shutdown(cancel_futures=True)
             for trial in trials:
                 if not trial.cancelled():
                     _keep(trial, series)
@@ -258,7 +266,9 @@ def tasks_of(arguments: argparse.Namespace, there: set[int]) -> list[Task]:
             framework=framework,
             mode=mode,
             resumes=number % arguments.resume_every == 0,
-            alone=ALL_FAULTS[name].alone or number % 10 == 0,
+            isolated=arguments.jobs > 1
+            and not (ALL_FAULTS[name].alone or ALL_FAULTS[name].on_the_machine)
+            and number % 10 != 0,
             seed=f"{arguments.seed} {number}",
         )
         for number, (name, framework, mode) in enumerate(order, start=1)
@@ -279,8 +289,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="dpcompare-references-") as temporary:
         keep_references((arguments.out or Path(temporary)).resolve() / f"references-{commit()}")
         try:
-            make([task for task in tasks if task.alone], series, 1, deadline)
-            make([task for task in tasks if not task.alone], series, arguments.jobs, deadline)
+            for alone in (True, False):
+                now = [task for task in tasks if ALL_FAULTS[task.fault].alone == alone]
+                make(now, series, arguments.jobs, deadline)
         except KeyboardInterrupt:
             print("ended early", file=sys.stderr)
     made_all = sorted(series.made, key=lambda each: each.number)

@@ -356,7 +356,7 @@ OUTER_FAULTS: dict[str, Fault] = {
     "files of one node that others see late": Fault(
         code=0,
         within=90,
-        alone=True,  # Slurm's nodes do not become idle in a network of their own
+        on_the_machine=True,  # Slurm's nodes do not become idle in a network of their own
         around=on_late_files,
         act=at_step(note),
         options=(*ON_SLURM, *SHORT),
@@ -369,7 +369,7 @@ OUTER_FAULTS: dict[str, Fault] = {
     "Slurm's controller away": Fault(
         code=0,
         within=180,
-        alone=True,
+        on_the_machine=True,
         around=two_slurm_nodes,
         act=at_step(freeze_controller),
         options=(*ON_SLURM, *SHORT),

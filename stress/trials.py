@@ -143,6 +143,8 @@ class Fault:
     needs_root: bool = False
     alone: bool = False
     """Whether no other trial may be made meanwhile: it acts on what all processes of the machine see."""
+    on_the_machine: bool = False
+    """Whether it needs the network of the machine as it is."""
     needs: tuple[str, ...] = ()
     """Programs."""
     needs_modules: tuple[str, ...] = ()
@@ -278,6 +280,14 @@ def wait_until_gone(trial: Trial, before: set[str], deadline: float) -> list[str
     return [f"left: {each}" for each in [*(f"process {pid}" for pid in processes), *rest]]
 
 
+def described(path: Path) -> str:
+    """What is known of a file that nobody expected, so that its maker can be found."""
+    if path.is_dir():
+        return f"a folder of {sorted(each.name for each in path.iterdir())}"
+    with path.open("rb") as file:
+        return f"{path.stat().st_size} bytes that begin with {file.read(80)!r}"
+
+
 def _problems(trial: Trial, fault: Fault) -> Iterator[str]:
     if trial.acted_at is None:
         yield "the fault did not act"
@@ -291,7 +301,7 @@ def _problems(trial: Trial, fault: Fault) -> Iterator[str]:
     if fault.code >= 0:  # what is killed itself cannot clear up
         # torch's cache of compiled kernels is one for all runs of a user.
         left = (path for path in trial.temporary.iterdir() if not path.name.startswith("torchinductor_"))
-        yield from (f"left: {path}" for path in left)
+        yield from (f"left: {path}, {described(path)}" for path in left)
     if "Traceback" in trial.said.split("error:")[0]:
         yield "a traceback of the command itself"
     if fault.leaves_logs and not (trial.run_dir / LOGS_DIR).is_dir():
