@@ -6,14 +6,15 @@
 
 `--write` writes the predictions too, where it stops before measuring.
 
-The constants of each mode are fitted on 2 nodes, with an unlimited link and with 100mbit. Then runs without exchange
-are made for each number of nodes, all cells are predicted, and DIR/predictions.json is written. Only then are they
-measured, in rounds of random order that have a run without exchange again. Two cores cannot compute for four nodes at
-the speed of two, so the run without exchange at the same number of nodes is an input, and only the exchange is
-predicted. A cell is valid where that run differs by at most 10% before and after. Exit code 3 unless 12 cells are
-valid, each within 15%, and their median within 5%. What the same constants give with the computing that was measured
-in the rounds of the cells is shown beside, and decides nothing: it is not known before. No cell has a delay: tc's
-netem is not in every kernel.
+The constants of each mode are fitted on 2 nodes, with an unlimited link and with 100mbit. These runs, and those without
+exchange for each number of nodes, are made in rounds of random order, so that a change of the machine's speed meets
+both. Then all cells are predicted, and DIR/predictions.json is written. Only then are they measured, in rounds of
+random order in which everything that the predictions were made from is measured again. Two cores cannot compute for
+four nodes at the speed of two, so the run without exchange at the same number of nodes is an input, and only the
+exchange is predicted. A cell is valid where that run differs by at most 10% before and after. Exit code 3 unless 12
+cells are valid, each within 15%, and their median within 5%. What the model gives with the computing and the constants
+that were measured in the rounds of the cells is shown beside, and decides nothing: it is not known before. No cell has
+a delay: tc's netem is not in every kernel.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import json
 import random
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
@@ -57,6 +59,8 @@ LARGEST_ERROR, LARGEST_MEDIAN_ERROR = 0.15, 0.05
 LEAST_CELLS = 12
 WITHOUT_EXCHANGE = 2
 """Runs without exchange in each round, before as after: one of them differs from the next by 10% and more."""
+Cell = tuple[str, int, str]
+"""Mode, number of nodes, link."""
 COMPUTES_AS = {"torch:fsdp": "torch:ddp"}
 """Modes whose exchange cannot be left out -> the mode that computes the same."""
 
@@ -132,7 +136,7 @@ def interconnect(campaign: Campaign, mode: str, nodes: int, link: str, latency: 
         collective=collective_of(mode),
         between=replace(NO_LIMIT, latency=seconds) if link == FREE else tcp_link(link, seconds),
         within=NO_LIMIT,
-        cores=campaign.rows("fit", without_exchange(mode), FITTED_NODES, NO_SYNC)[0]["cores"],
+        cores=campaign.rows("before", without_exchange(mode), FITTED_NODES, NO_SYNC)[0]["cores"],
     )
 
 
@@ -140,34 +144,47 @@ def exchange(campaign: Campaign, mode: str) -> Exchange:
     """In which messages the mode exchanges its gradients, as its runs recorded it."""
     config = prepare_inputs(campaign.config(mode, FITTED_NODES))
     with_it, without = (
-        GRADIENTS.validate_python(campaign.rows("fit", name, FITTED_NODES, link)[0]["gradients"])
+        GRADIENTS.validate_python(campaign.rows("before", name, FITTED_NODES, link)[0]["gradients"])
         for name, link in ((mode, FREE), (without_exchange(mode), NO_SYNC))
     )
     return exchange_of(config, [each for each in (with_it, without) if each], without)
 
 
-def fitted(campaign: Campaign, modes: Sequence[str], latencies: dict[str, float]) -> dict[str, Fitted]:
-    """The constants of each mode."""
-    for number in range(1, campaign.rounds + 1):
-        computing = dict.fromkeys(map(without_exchange, modes))
-        planned = [(mode, NO_SYNC) for mode in computing] + list(product(modes, FITTED_ON))
-        for mode, link in random.Random(number).sample(planned, len(planned)):
-            campaign.run("fit", mode, FITTED_NODES, link, number)
+def inputs(cells: Sequence[Cell]) -> list[Cell]:
+    """The runs of a round from which these cells are predicted."""
+    modes = list(dict.fromkeys(mode for mode, _, _ in cells))
+    places = product(
+        dict.fromkeys(map(without_exchange, modes)), sorted({FITTED_NODES, *(nodes for _, nodes, _ in cells)})
+    )
+    computing = [(mode, nodes, NO_SYNC) for mode, nodes in places] * WITHOUT_EXCHANGE
+    return computing + [(mode, FITTED_NODES, link) for mode, link in product(modes, FITTED_ON)]
+
+
+def make_round(campaign: Campaign, number: int, planned: Sequence[tuple[str, Cell]], seed: int) -> None:
+    """The runs of a round, by stage, in random order; those planned several times have rounds of their own."""
+    again = Counter[tuple[str, Cell]]()
+    for stage, cell in random.Random(seed).sample(planned, len(planned)):
+        campaign.run(stage, *cell, number + again[stage, cell] * campaign.rounds)
+        again[stage, cell] += 1
+
+
+def fitted(campaign: Campaign, stage: str, modes: Sequence[str], latencies: dict[str, float]) -> dict[str, Fitted]:
+    """The constants of each mode, from the runs of a stage."""
     found = {}
     for mode in modes:
-        computing_seconds = campaign.median("fit", without_exchange(mode), FITTED_NODES, NO_SYNC)
+        computing_seconds = campaign.median(stage, without_exchange(mode), FITTED_NODES, NO_SYNC)
         latency = latencies[f"{mode} {FITTED_NODES}"]
         cells = [
             MeasuredCell(
                 exchange=exchange(campaign, mode),
                 computing_seconds=computing_seconds,
-                seconds=campaign.median("fit", mode, FITTED_NODES, link),
+                seconds=campaign.median(stage, mode, FITTED_NODES, link),
                 interconnect=interconnect(campaign, mode, FITTED_NODES, link, latency),
             )
             for link in FITTED_ON
         ]
         found[mode] = fit(cells)
-        print(f"{mode}: {found[mode]}", file=sys.stderr)
+        print(f"{stage}, {mode}: {found[mode]}", file=sys.stderr)
     return found
 
 
@@ -186,9 +203,7 @@ def variants(cell: MeasuredCell, constants: Fitted, typical_seconds: float) -> I
     yield "without exchange", cell.computing_seconds
 
 
-def cell_to_predict(
-    campaign: Campaign, place: tuple[str, int, str], stage: str, latencies: dict[str, float]
-) -> MeasuredCell:
+def cell_to_predict(campaign: Campaign, place: Cell, stage: str, latencies: dict[str, float]) -> MeasuredCell:
     """A cell that need not be measured yet, with the computing of a stage."""
     mode, nodes, link = place
     computing = campaign.median(stage, without_exchange(mode), nodes, NO_SYNC)
@@ -200,17 +215,14 @@ def cell_to_predict(
     )
 
 
-def predicted(
-    campaign: Campaign, cells: Sequence[tuple[str, int, str]], constants: dict[str, Fitted], latencies: dict[str, float]
-) -> list[dict[str, Any]]:
+def predicted(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> list[dict[str, Any]]:
     """A prediction for every cell, each with the runs without exchange that it was made from; written to the disk."""
     path = campaign.folder / "predictions.json"
     if path.exists():
         return list(json.loads(path.read_text())["cells"])
-    places = dict.fromkeys((without_exchange(mode), nodes) for mode, nodes, _ in cells)
-    for number in range(1, WITHOUT_EXCHANGE * campaign.rounds + 1):
-        for mode, nodes in places:
-            campaign.run("before", mode, nodes, NO_SYNC, number)
+    for number in range(1, campaign.rounds + 1):
+        make_round(campaign, number, [("before", cell) for cell in inputs(cells)], seed=number)
+    constants = fitted(campaign, "before", list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
     rows = []
     for mode, nodes, link in cells:
         typical = campaign.median("before", without_exchange(mode), nodes, NO_SYNC, "typical_seconds")
@@ -226,31 +238,25 @@ def predicted(
     return rows
 
 
-def measure(campaign: Campaign, cells: Sequence[tuple[str, int, str]]) -> None:
-    """Every cell in every round, in random order, and among them the runs without exchange of each number of nodes."""
-    places = dict.fromkeys((without_exchange(mode), nodes, NO_SYNC) for mode, nodes, _ in cells)
+def measure(campaign: Campaign, cells: Sequence[Cell]) -> None:
+    """Every cell in every round, in random order, and among them again all that they were predicted from."""
     for number in range(1, campaign.rounds + 1):
-        planned = [("measured", *cell, number) for cell in cells]
-        planned += [
-            ("after", *place, number + again * campaign.rounds) for place in places for again in range(WITHOUT_EXCHANGE)
-        ]
-        for each in random.Random(100 + number).sample(planned, len(planned)):
-            campaign.run(*each)
+        planned = [("measured", cell) for cell in cells] + [("after", cell) for cell in inputs(cells)]
+        make_round(campaign, number, planned, seed=100 + number)
 
 
-def with_computing_of_its_rounds(
-    campaign: Campaign, cells: Sequence[tuple[str, int, str]], constants: dict[str, Fitted], latencies: dict[str, float]
-) -> list[float]:
-    """What the model would have predicted of each cell, had the runs without exchange of its own rounds been known."""
-    return [cell_to_predict(campaign, place, "after", latencies).predicted(constants[place[0]]) for place in cells]
+def of_their_rounds(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> list[float]:
+    """What the model would have predicted of each cell, had the runs among the cells been known."""
+    constants = fitted(campaign, "after", list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
+    return [cell_to_predict(campaign, cell, "after", latencies).predicted(constants[cell[0]]) for cell in cells]
 
 
 def judged(
-    campaign: Campaign, predictions: Sequence[dict[str, Any]], of_its_rounds: Sequence[float]
+    campaign: Campaign, predictions: Sequence[dict[str, Any]], as_measured_after: Sequence[float]
 ) -> tuple[list[str], bool]:
     """The tables, and whether predictions are as near as they are to be."""
     rows, valid, errors_beside = [], [], []
-    for cell, beside in zip(predictions, of_its_rounds, strict=True):
+    for cell, beside in zip(predictions, as_measured_after, strict=True):
         place = (cell["mode"], cell["nodes"], cell["link"])
         seconds = campaign.median("measured", *place)
         after = campaign.median("after", without_exchange(cell["mode"]), cell["nodes"], NO_SYNC)
@@ -274,7 +280,7 @@ def judged(
     passed = len(valid) >= LEAST_CELLS
     lines = [
         "| mode | nodes | link | s without exchange, before and after | predicted s | measured s | error | valid "
-        "| error with the computing measured after |",
+        "| error with what was measured after |",
         "|---|--:|---|--:|--:|--:|--:|---|--:|",
         *rows,
     ]
@@ -287,7 +293,7 @@ def judged(
             f"| {name} | {median(errors(name)):.1%} | {max(errors(name)):.1%} |" for name in valid[0][0]["predicted"]
         ]
     of_all = [abs(error) for error in errors_beside]
-    summary.append(f"with the computing measured after, over all cells {median(of_all):.1%} and {max(of_all):.1%}")
+    summary.append(f"with what was measured after, over all cells {median(of_all):.1%} and {max(of_all):.1%}")
     verdict = "PASSED" if passed else "FAILED"
     return [f"{verdict}: {', '.join(summary)}.", "", *lines], passed
 
@@ -350,14 +356,12 @@ def main() -> int:
         if not (nodes == FITTED_NODES and link in FITTED_ON)
     ]
     latencies = latencies_of(campaign, arguments.mode, sorted({FITTED_NODES, *arguments.nodes}))
-    constants = fitted(campaign, arguments.mode, latencies)
-    predictions = predicted(campaign, cells, constants, latencies)
+    predictions = predicted(campaign, cells, latencies)
     if arguments.stop_before_measuring:
         lines, passed = not_measured(predictions), True
     else:
         measure(campaign, cells)
-        of_its_rounds = with_computing_of_its_rounds(campaign, cells, constants, latencies)
-        lines, passed = judged(campaign, predictions, of_its_rounds)
+        lines, passed = judged(campaign, predictions, of_their_rounds(campaign, cells, latencies))
     lines = [f"{typed('stress.check_projection')} at {commit()}, {arguments.rounds} rounds:", "", *lines]
     print("\n".join(lines))
     if arguments.write:

@@ -1,11 +1,12 @@
 """The judge of predictions: it fails where they are off, where cells drifted, and where there are too few."""
 
 import json
+from itertools import product
 
 import pytest
 
 from dpcompare.config.workload import Workload
-from stress.check_projection import Campaign, judged
+from stress.check_projection import FREE, NO_SYNC, Campaign, inputs, judged
 
 MODE = "torch:ddp"
 
@@ -28,13 +29,23 @@ def campaign_of(tmp_path, *, cells=12, error=0.03, drift=0.0):
     return Campaign(tmp_path, Workload(), batch=16, rounds=1), predictions
 
 
+def test_constants_are_fitted_in_the_rounds_of_the_runs_without_exchange():
+    cells = [("torch:fsdp", 3, "1gbit"), ("torch:ddp", 2, "1gbit"), ("torch:ddp", 4, "1gbit")]
+    planned = inputs(cells)
+    for nodes in (2, 3, 4):  # fsdp computes as ddp does
+        assert planned.count(("torch:ddp", nodes, NO_SYNC)) == 2
+    for mode, link in product(("torch:fsdp", "torch:ddp"), (FREE, "100mbit")):
+        assert planned.count((mode, 2, link)) == 1
+    assert len(planned) == 10
+
+
 def test_near_predictions_pass_and_every_term_is_judged(tmp_path):
     campaign, predictions = campaign_of(tmp_path)
     lines, passed = judged(campaign, predictions, [0.49] * len(predictions))
     assert passed
     assert lines[0] == (
         "PASSED: 12 of 12 cells are valid, median error 3.0%, largest 3.0%, "
-        "with the computing measured after, over all cells 0.9% and 0.9%."
+        "with what was measured after, over all cells 0.9% and 0.9%."
     )
     assert lines[4].endswith("| +3.0% | yes | +0.9% |")
     assert "| without overlap | 23.6% | 23.6% |" in lines
