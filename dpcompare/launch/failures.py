@@ -33,6 +33,11 @@ REFUSED_A_THREAD = re.compile(
 """In what Python and libraries print where the system refuses a thread. OpenBLAS then ends the process by SIGINT, and
 TensorFlow aborts it; tracebacks follow that are longer than the end of the log that is shown."""
 
+NO_MORE_THREADS = (
+    "the system refused to start another thread ({}); raise its limit on processes (ulimit -u, or the container's "
+    "pids limit)"
+)
+
 E = TypeVar("E", bound=Event)
 
 
@@ -66,14 +71,14 @@ class Evidence:
 def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> str:
     """The cause in the first line, how far each process had come in the second, and the details below.
 
-    Where a GPU had too little memory, the last line says what needs less.
+    Where a GPU had too little memory, or the system refused a thread, the last line says what to do.
     """
     tail = EventTail(run_dir, range(config.topology.num_processes))
     evidence = Evidence(config=config, run_dir=run_dir, outcome=outcome, events=list(tail.new_events()))
     parts = next((answer for diagnose in DIAGNOSERS if (answer := list(diagnose(evidence)))), [])
     parts += [reason for reason in outcome.reasons if reason not in parts]
     parts += [f"what process {rank} wrote is damaged from some point on: its event file" for rank in tail.damaged]
-    parts += _remedy_for_gpu_memory(evidence, parts)
+    parts += [*_remedy_for_gpu_memory(evidence, parts), *_remedy_for_threads(evidence)]
     cause, *details = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
     return "\n".join([cause, _last_steps(evidence), *details])
 
@@ -97,6 +102,12 @@ def _remedy_for_gpu_memory(evidence: Evidence, parts: Sequence[str]) -> Iterator
         f"a GPU had too little memory: use {f'--accumulate {accumulate}, or ' if is_possible else ''}a smaller "
         "--global-batch-size or --image-size"
     )
+
+
+def _remedy_for_threads(evidence: Evidence) -> Iterator[str]:
+    lines = [line for event in evidence.events_of(Failed) for line in event.traceback.splitlines()]
+    if refused := next(filter(REFUSED_A_THREAD.search, reversed(lines)), None):
+        yield NO_MORE_THREADS.format(refused.strip())
 
 
 def _first_failure(evidence: Evidence) -> Iterator[str]:
@@ -167,12 +178,7 @@ def _cause_of_death(evidence: Evidence, node: int, rank: int, status: int) -> st
 def _refused_a_thread(log: Path) -> str | None:
     """That the system refused a thread, and what to do, where a log says so anywhere; None elsewhere."""
     line = next(filter(REFUSED_A_THREAD.search, lines_of(log)), None)
-    if line is None:
-        return None
-    return (
-        f"the system refused to start another thread ({line.strip()}); raise its limit on processes (ulimit -u, or the "
-        "container's pids limit)"
-    )
+    return None if line is None else NO_MORE_THREADS.format(line.strip())
 
 
 def _terminated(evidence: Evidence) -> Iterator[str]:

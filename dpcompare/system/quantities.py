@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-MOST = 1e100
-"""Far above all that can be measured, and what is scaled, squared or divided by stays finite."""
+MOST = 1e18
+"""Above all that can be measured, and what is scaled, squared or divided by stays finite; messages write it out."""
 LARGEST_INTEGER = 2**63 - 1
 """As most programs that read results have it; far larger ones are no floats, and their quotients an OverflowError."""
 

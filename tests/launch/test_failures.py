@@ -88,6 +88,16 @@ def test_threads_that_the_system_refused_are_told_from_anywhere_in_the_log(tmp_p
     assert f"(SIGINT): the system refused to start another thread ({line}); raise its limit on processes" in said
 
 
+def test_a_thread_that_an_exception_missed_is_told_with_the_limit_to_raise(tmp_path):
+    *_, last = raised(tmp_path / "thread", config(), f"Traceback\n  thread.start()\n{NO_MORE_THREADS[1]}")
+    assert last == (
+        "the system refused to start another thread (RuntimeError: can't start new thread); raise its limit on "
+        "processes (ulimit -u, or the container's pids limit)"
+    )
+    *_, last = raised(tmp_path / "other", config(), "Traceback\nRuntimeError: another")
+    assert "thread" not in last
+
+
 def test_a_process_that_was_killed_did_not_end_for_want_of_a_thread(tmp_path):
     """A library may do with fewer than it asked for."""
     log = log_path(tmp_path, 0, 0)
