@@ -41,15 +41,16 @@ def floors_of(config: RunConfig, result: RunResult, measured_link: str | None = 
 
 
 def interconnect_of(config: RunConfig, result: RunResult, measured_link: str | None = None) -> Interconnect | None:
-    """What connects the replicas of a run, where its speed is known: a limited or named link between nodes, or PCIe
-    alone within one node."""
+    """What connects the replicas of a run, where its speed is known: a limited or named link between nodes, and PCIe
+    within one, unless there is NVLink, which is taken to be no limit between nodes."""
     cluster = config.cluster
-    within = _bus(result) or Link(name="memory")
+    bus = None if _has_nvlink(result) else _bus(result)  # NVLink is faster; how fast, NVML does not say
+    within = bus or Link(name="memory")
     rate = measured_link or config.placement.link
     between = link_between_nodes(rate) if rate else None
     if cluster.num_nodes > 1 and between is None:
         return None
-    if cluster.num_nodes == 1 and (_bus(result) is None or _has_nvlink(result)):
+    if cluster.num_nodes == 1 and bus is None:
         return None
     return interconnect_of_run(
         config,

@@ -226,6 +226,12 @@ def test_the_bus_of_a_gpu_is_that_of_its_slowest_link_while_it_trains():
     linked = [each.model_copy(update={"links": {"other": "12 NVLinks"}}).model_dump() for each in gpus]
     by_nvlink = result(**known, nodes=[node | {"gpus": linked}])
     assert floors_of(base, by_nvlink)["exchange"].seconds is None
+    # Between nodes the link is the limit, where those within are faster; PCIe would be a slower one.
+    two_nodes = base.model_copy(update={"cluster": Cluster.of_machines(2, 2, device_type="gpu", num_cores=8)})
+    over_pcie, over_nvlink = (
+        floors_of(two_nodes, each, measured_link="400gbit")["exchange"].seconds for each in (run, by_nvlink)
+    )
+    assert over_pcie > 3 * over_nvlink > 3 * 1e9 / (400e9 / 8)
 
 
 def test_text_and_markdown_have_the_same_figures(tmp_path):
