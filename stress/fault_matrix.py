@@ -240,11 +240,13 @@ def make(tasks: Sequence[Task], series: Series, jobs: int, deadline: float) -> N
         try:
             for trial in as_completed(trials):
                 _keep(trial, series)
-        except KeyboardInterrupt:
-            for pool in (on_the_machine, apart):
-                pool.shutdown(cancel_futures=True)
+        except BaseException:
             for trial in trials:
-                if not trial.cancelled():
+                trial.cancel()
+            for pool in (on_the_machine, apart):
+                pool.shutdown()
+            for trial in trials:
+                if not (trial.cancelled() or trial.exception()):
                     _keep(trial, series)
             raise
 

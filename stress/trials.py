@@ -284,6 +284,8 @@ def described(path: Path) -> str:
     """What is known of a file that nobody expected, so that its maker can be found."""
     if path.is_dir():
         return f"a folder of {sorted(each.name for each in path.iterdir())}"
+    if not path.is_file():
+        return "no regular file, or gone"
     with path.open("rb") as file:
         return f"{path.stat().st_size} bytes that begin with {file.read(80)!r}"
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.data.digest import combined
-from dpcompare.system.quantities import Count, Finite, Measured
+from dpcompare.system.quantities import Count, Finite, Norm
 
 
 class ComputedByProcess(BaseModel):
@@ -45,7 +45,7 @@ class Computed(BaseModel):
     """Samples that the speed and the mean losses are over."""
     batch_digests: dict[int, str]
     """Step -> digest of all rows that the training step received; of the first and of the last step."""
-    first_gradient_norm: Measured | None
+    first_gradient_norm: Norm | None
     """L2 norm over all parameters of the synchronized gradient of step 1."""
     first_evaluation_loss: Finite | None
     """Mean loss of the batch of step 1, evaluated after that step."""

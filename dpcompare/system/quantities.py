@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 MOST = 1e18
-"""Above all that can be measured, and what is scaled, squared or divided by stays finite; messages write it out."""
+"""Above any duration, energy or rate; what is scaled, squared or divided by stays finite. Messages print it whole."""
 LARGEST_INTEGER = 2**63 - 1
 """As most programs that read results have it; far larger ones are no floats, and their quotients an OverflowError."""
 
@@ -19,6 +19,8 @@ Duration = Annotated[float, Field(gt=0, le=MOST, allow_inf_nan=False)]
 """Of what takes some time on any clock."""
 Rate = Annotated[float, Field(ge=1 / MOST, le=MOST, allow_inf_nan=False)]
 """Images per second: of no images in a second there is no result."""
+Norm = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""Of a gradient, say, which is as large as its type allows where a training explodes."""
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 """A part of a whole."""
 Integer = Annotated[int, Field(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)]
