@@ -7,7 +7,7 @@ Each trial starts `dpcompare run` with a tiny model, lets one fault act, and mea
 command and all its processes are gone, what it says, what is left, and whether the run resumes exactly. A fault that
 did not act is a failed trial. With --jobs several are made at the same time, since much of a trial is waiting; each has
 a network, shared memory and mounts of its own then (needs root). One in ten, and those with a Slurm, are made on the
-machine as it is, one after the other beside these; those that use up its memory are made first, with nothing beside
+machine as it is, one after the other beside these; those that run out of memory are made first, with nothing beside
 them. With --out trials are kept, and the same command goes on with those that were not made yet: with --seconds, after
 which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3 when any trial failed.
 """
@@ -137,7 +137,13 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fault", action="append", choices=ALL_FAULTS, help="only these")
     parser.add_argument("--mode", action="append", help="only these, such as torch:ddp")
     parser.add_argument("--resume-every", type=int, default=4, metavar="N", help="resume every N-th trial that can be")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at the same time (needs root)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="N",
+        help="isolated trials at the same time (more than one needs root), beside one on the machine as it is",
+    )
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps the trials, and goes on with them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no trial begins after that")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")
@@ -231,6 +237,7 @@ def make(tasks: Sequence[Task], series: Series, jobs: int, deadline: float) -> N
         BrokenProcessPool: a process that makes trials was killed; nobody knows what came of its trial.
     """
     context = get_context("fork")
+    # The second to start forks beside a thread of the first, whose locks its processes never take.
     with (
         ProcessPoolExecutor(1, context, die_with_parent) as on_the_machine,
         ProcessPoolExecutor(jobs, context, take_a_machine_of_its_own) as apart,

@@ -37,7 +37,8 @@ from dpcompare.results.events import CheckpointSaved, Event, Started, StepsTrain
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from dpcompare.system.processes import is_alive
-from stress.trials import num_processes, ports_listening, shared_memory
+from dpcompare.system.words import counted
+from stress.trials import num_processes, ports_listening, shared_memory, temporary_files
 
 STEPS = 30
 SETTLED_AFTER = 20
@@ -193,7 +194,7 @@ def soak_once(number: int, seed: int, folder: Path) -> Soaked:
         resident_bytes=resident_bytes(),
         open_files=len(list(Path("/proc/self/fd").iterdir())),
         cache_bytes=sum(path.stat().st_size for path in (folder / "cache").rglob("*") if path.is_file()),
-        temporary_files=len(list((folder / "tmp").iterdir())),
+        temporary_files=len(temporary_files(folder / "tmp")),
     )
 
 
@@ -251,7 +252,7 @@ def main() -> None:
     curves = ", ".join(f"{name} {'/'.join(f'{each:+,}' for each in values)}" for name, values in grown.items())
     lines = [
         f"{typed('stress.soak')} at {commit()}: {len(soaked)} runs in "
-        f"{len({each.parent for each in soaked})} parents over {len(modes_by_default())} modes, "
+        f"{counted(len({each.parent for each in soaked}), 'parent')} over {len(modes_by_default())} modes, "
         f"{happened['killed']} with a process killed, {happened['interrupted']} interrupted, "
         f"{sum(each.resumed for each in soaked)} resumed. "
         "Problems (processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other "

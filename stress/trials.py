@@ -144,7 +144,7 @@ class Fault:
     alone: bool = False
     """Whether no other trial may be made meanwhile: it acts on what all processes of the machine see."""
     on_the_machine: bool = False
-    """Whether it needs the network of the machine as it is."""
+    """Whether it cannot be isolated, since it needs the machine's own network."""
     needs: tuple[str, ...] = ()
     """Programs."""
     needs_modules: tuple[str, ...] = ()
@@ -280,6 +280,12 @@ def wait_until_gone(trial: Trial, before: set[str], deadline: float) -> list[str
     return [f"left: {each}" for each in [*(f"process {pid}" for pid in processes), *rest]]
 
 
+def temporary_files(folder: Path) -> list[Path]:
+    """What a run has left where temporary files go."""
+    # torch's cache of compiled kernels is one for all runs of a user, and made when a run first asks for it.
+    return [path for path in folder.iterdir() if not path.name.startswith("torchinductor_")]
+
+
 def described(path: Path) -> str:
     """What is known of a file that nobody expected, so that its maker can be found."""
     if path.is_dir():
@@ -301,9 +307,7 @@ def _problems(trial: Trial, fault: Fault) -> Iterator[str]:
     if not re.search(says, trial.said, re.DOTALL):
         yield f"it does not say {says!r}"
     if fault.code >= 0:  # what is killed itself cannot clear up
-        # torch's cache of compiled kernels is one for all runs of a user.
-        left = (path for path in trial.temporary.iterdir() if not path.name.startswith("torchinductor_"))
-        yield from (f"left: {path}, {described(path)}" for path in left)
+        yield from (f"left: {path}, {described(path)}" for path in temporary_files(trial.temporary))
     if "Traceback" in trial.said.split("error:")[0]:
         yield "a traceback of the command itself"
     if fault.leaves_logs and not (trial.run_dir / LOGS_DIR).is_dir():

@@ -78,7 +78,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> s
     parts = next((answer for diagnose in DIAGNOSERS if (answer := list(diagnose(evidence)))), [])
     parts += [reason for reason in outcome.reasons if reason not in parts]
     parts += [f"what process {rank} wrote is damaged from some point on: its event file" for rank in tail.damaged]
-    parts += [*_remedy_for_gpu_memory(evidence, parts), *_remedy_for_threads(evidence)]
+    parts += [*_remedy_for_gpu_memory(evidence, parts), *_remedy_for_threads(evidence, parts)]
     cause, *details = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
     return "\n".join([cause, _last_steps(evidence), *details])
 
@@ -104,9 +104,11 @@ def _remedy_for_gpu_memory(evidence: Evidence, parts: Sequence[str]) -> Iterator
     )
 
 
-def _remedy_for_threads(evidence: Evidence) -> Iterator[str]:
+def _remedy_for_threads(evidence: Evidence, parts: Sequence[str]) -> Iterator[str]:
+    """Of an exception; where a process just ended, the cause of its death has it."""
     lines = [line for event in evidence.events_of(Failed) for line in event.traceback.splitlines()]
-    if refused := next(filter(REFUSED_A_THREAD.search, reversed(lines)), None):
+    refused = next(filter(REFUSED_A_THREAD.search, reversed(lines)), None)
+    if refused and not any(NO_MORE_THREADS.partition("{")[0] in part for part in parts):
         yield NO_MORE_THREADS.format(refused.strip())
 
 

@@ -41,8 +41,10 @@ def floors_of(config: RunConfig, result: RunResult, measured_link: str | None = 
 
 
 def interconnect_of(config: RunConfig, result: RunResult, measured_link: str | None = None) -> Interconnect | None:
-    """What connects the replicas of a run, where its speed is known: a limited or named link between nodes, and PCIe
-    within one, unless there is NVLink, which is taken to be no limit between nodes."""
+    """What connects the replicas of a run; None where its speed is not known, as that of NVLink within one node.
+
+    Between nodes it is a limited or named link, with PCIe at both ends or NVLink, which is taken not to be a limit.
+    """
     cluster = config.cluster
     bus = None if _has_nvlink(result) else _bus(result)  # NVLink is faster; how fast, NVML does not say
     within = bus or Link(name="memory")

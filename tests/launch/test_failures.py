@@ -98,6 +98,19 @@ def test_a_thread_that_an_exception_missed_is_told_with_the_limit_to_raise(tmp_p
     assert "thread" not in last
 
 
+def test_the_limit_on_threads_is_told_once(tmp_path):
+    log = log_path(tmp_path, 0, 0)
+    log.parent.mkdir()
+    log.write_text(NO_MORE_THREADS[0])
+    events = EventLog(tmp_path, 1)
+    events.append(Failed(message="", traceback=NO_MORE_THREADS[1]))
+    events.close()
+    outcome = LaunchOutcome(nodes={0: -signal.SIGINT, 1: 1}, vanished=[0])
+    nodes = {"cluster": Cluster.partition(2, 1, device="cpu")}
+    two = config(mode=("tensorflow", "multiworker")).model_copy(update=nodes)
+    assert why_it_failed(two, tmp_path, outcome).count("raise its limit on processes") == 1
+
+
 def test_a_process_that_was_killed_did_not_end_for_want_of_a_thread(tmp_path):
     """A library may do with fewer than it asked for."""
     log = log_path(tmp_path, 0, 0)

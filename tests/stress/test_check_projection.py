@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 
 from dpcompare.config.workload import Workload
-from stress.check_projection import FREE, NO_SYNC, Campaign, inputs, judged
+from stress import check_projection
+from stress.check_projection import FREE, NO_SYNC, Campaign, inputs, judged, measure, of_their_rounds
 
 MODE = "torch:ddp"
 
@@ -37,6 +38,48 @@ def test_constants_are_fitted_in_the_rounds_of_the_runs_without_exchange():
     for mode, link in product(("torch:fsdp", "torch:ddp"), (FREE, "100mbit")):
         assert planned.count((mode, 2, link)) == 1
     assert len(planned) == 10
+
+
+class Recorded(Campaign):
+    """A campaign whose runs take a time that was made up, and are counted."""
+
+    def __init__(self, folder, rounds):
+        super().__init__(folder, Workload(model="mlp", image_size=8, dataset="synthetic-mini"), batch=16, rounds=rounds)
+        self.ran = []
+
+    def run(self, stage, mode, nodes, link, number):
+        key = (stage, mode, nodes, link, number)
+        if key not in self.made:
+            self.ran.append(key)
+            seconds = {NO_SYNC: 0.1, FREE: 0.15}.get(link, 0.3) * (2 if stage == "before" else 1)
+            self.made[key] = {
+                "seconds": seconds,
+                "typical_seconds": seconds,
+                "cores": 2,
+                "gradients": {"num_bytes": 10**6},
+            }
+        return self.made[key]
+
+
+def test_every_run_of_a_study_is_made_once_and_judged_by_what_was_measured_among_the_cells(tmp_path):
+    cells = [(MODE, 2, "1gbit"), (MODE, 3, "1gbit")]
+    campaign = Recorded(tmp_path, rounds=2)
+    latencies = {f"{MODE} {nodes}": 1e-5 for nodes in (2, 3)}
+    rows = check_projection.predicted(campaign, cells, latencies)
+    # 2 links, and 2 numbers of nodes twice without exchange.
+    assert len(campaign.ran) == 2 * (2 + 2 * 2)
+    assert {key[0] for key in campaign.ran} == {"before"}
+    campaign.ran.clear()
+    measure(campaign, cells)
+    assert len(campaign.ran) == 2 * (2 + 2 + 2 * 2)
+    as_measured_after = of_their_rounds(campaign, cells, latencies)
+    for row, after in zip(rows, as_measured_after, strict=True):
+        assert row["computing_seconds"] == pytest.approx(0.2)
+        assert after < row["predicted"]["the model"]
+    campaign.ran.clear()
+    measure(campaign, cells)
+    assert check_projection.predicted(campaign, cells, latencies) == rows
+    assert campaign.ran == []
 
 
 def test_near_predictions_pass_and_every_term_is_judged(tmp_path):

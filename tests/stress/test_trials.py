@@ -1,5 +1,6 @@
 """The trials of faults themselves: each kind of failure must fail a trial."""
 
+import os
 import random
 import socket
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from stress import trials
-from stress.fault_matrix import take_a_machine_of_its_own
-from stress.trials import Fault, ports_listening, shared_memory, trial_of
+from stress.fault_matrix import ALL_FAULTS, arguments_of, take_a_machine_of_its_own, tasks_of
+from stress.trials import Fault, described, ports_listening, shared_memory, temporary_files, trial_of
 
 ACTED = "import pathlib; pathlib.Path({folder!r}, 'acted').touch()"
 RESULT = (
@@ -91,6 +92,29 @@ def test_trials_side_by_side_do_not_see_what_others_leave():
             assert pool.submit(look, *events).result(timeout=90) == set()
             left.result(timeout=90)
     assert not Path("/dev/shm/dpcompare-test").exists()
+
+
+def test_of_ten_trials_side_by_side_nine_are_isolated_where_their_fault_allows_it():
+    tasks = tasks_of(arguments_of(["--trials", "400", "--jobs", "3"]), there=set())
+    for task in tasks:
+        fault = ALL_FAULTS[task.fault]
+        assert task.isolated == (task.number % 10 != 0 and not fault.alone and not fault.on_the_machine)
+    assert {task.isolated for task in tasks} == {True, False}
+    assert not any(task.isolated for task in tasks_of(arguments_of(["--trials", "400"]), there=set()))
+    assert {task.number for task in tasks_of(arguments_of(["--trials", "5"]), there={2, 3})} == {1, 4, 5}
+
+
+def test_what_a_run_has_left_is_described(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("of somebody")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "within").touch()
+    (tmp_path / "torchinductor_me").mkdir()
+    assert {path.name: described(path) for path in temporary_files(tmp_path)} == {
+        "pipe": "no regular file, or gone",
+        "file": "11 bytes that begin with b'of somebody'",
+        "folder": "a folder of ['within']",
+    }
 
 
 @pytest.mark.torch
