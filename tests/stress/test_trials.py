@@ -21,9 +21,19 @@ RESULT = (
     "open({folder!r} + '/disk/run/result.json', 'w').write(json.dumps({{'status': 'failed'}}))"
 )
 CHILD = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}], start_new_session=True)"
-LISTEN = "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); time.sleep(60)"
+LISTEN = "import socket, time; s = socket.socket(); s.bind(('127.0.0.77', 0)); s.listen(); time.sleep(60)"
+SHARED = Path(f"/dev/shm/dpcompare-trial-{os.getpid()}")
+SHARE = f"import pathlib; pathlib.Path('{SHARED}').touch()"
+OURS = ("port 4D00007F:", f"shared memory {SHARED}")
+"""Beginnings of what these tests leave; the address is 127.0.0.77, as /proc/net/tcp writes it."""
 END = "import sys; print('process 0 broke', file=sys.stderr); sys.exit(1)"
 GOOD = [ACTED, RESULT, END]
+
+
+@pytest.fixture(autouse=True)
+def nothing_shared():
+    yield
+    SHARED.unlink(missing_ok=True)
 
 
 def problems(monkeypatch, *code, within=5.0, code_expected=1, says="process RANK broke"):
@@ -34,6 +44,8 @@ def problems(monkeypatch, *code, within=5.0, code_expected=1, says="process RANK
         return [sys.executable, "-c", "\n".join(line.format(folder=folder) for line in code)]
 
     monkeypatch.setattr(trials, "command", stub)
+    for look in (ports_listening, shared_memory):  # both see what tests beside these do, too
+        monkeypatch.setattr(trials, look.__name__, lambda look=look: {each for each in look() if each.startswith(OURS)})
     fault = Fault(code=code_expected, says=says, within=within, inject=lambda trial: ("nothing", ""))
     with trial_of(fault, "torch", "single", random.Random(0)) as trial:
         return trial.problems
@@ -54,6 +66,7 @@ def test_a_trial_in_which_all_is_well_has_no_problem(monkeypatch):
         ([ACTED, RESULT.replace("'failed'", "'completed'"), END], {}, "result.json says completed"),
         ([ACTED, RESULT, CHILD.format(code="import time; time.sleep(60)"), END], {"within": 1.0}, "left: process"),
         ([ACTED, RESULT, CHILD.format(code=LISTEN), END], {"within": 1.0}, "left: port"),
+        ([ACTED, RESULT, SHARE, END], {"within": 1.0}, "left: shared memory"),
         ([ACTED, RESULT, "import tempfile; tempfile.mkdtemp()", END], {}, "left: /"),
         ([ACTED, RESULT, "raise ValueError"], {"says": ""}, "a traceback of the command itself"),
     ],
