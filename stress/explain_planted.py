@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.experiments.step_parts import JUDGED, Part, StepParts
 from dpcompare.experiments.study import Arm, Study, hold, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study
-from dpcompare.experiments.variants import TIMES_THE_BATCH, Variant, Variants, variants_of
+from dpcompare.experiments.variants import Variant, Variants, variants_of
 from dpcompare.launch.inputs import prepare_compared
 from dpcompare.projection.explanation import Explanation, explain, parts_of
 from stress.injection import interpreter_with
@@ -76,8 +76,9 @@ class Case:
     """What it must be called; None: nothing stands out."""
     variants: tuple[Variant, ...] | None = None
     """Those that are run, of a case that is not judged itself; None: all."""
-    beside: str | None = None
-    """The case without what was planted, from whose size that of this one is told."""
+    beside: tuple[str, ...] = ()
+    """The cases from which the size of this one is told: the same without what was planted; of launching, the steps of
+    two other batches, which `explain` does not see."""
     seconds: float | None = None
     """That were planted into each step, where they cannot be hidden; None: by how much longer a step takes."""
 
@@ -85,26 +86,34 @@ class Case:
 CASES = {
     "healthy": Case(workload=HEALTHY, nodes=1),
     "healthy, 2 nodes": Case(workload=HEALTHY),
-    "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", beside="no fault"),
+    "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", beside=("no fault",)),
     "slow process": Case(
         fault=("dpcompare.backends.torch.backend", SLOW_PROCESS),
         part="waiting",
-        beside="no fault",
+        beside=("no fault",),
         seconds=PROCESS_SECONDS,
     ),
     "no fault": Case(variants=("as it is", "no input", "no exchange", "computing alone")),
     f"link of {LINK}": Case(
-        workload=EXCHANGES, placement=Placement(engine="namespaces", link=LINK), part="exchange", beside="free link"
+        workload=EXCHANGES, placement=Placement(engine="namespaces", link=LINK), part="exchange", beside=("free link",)
     ),
     "free link": Case(
         workload=EXCHANGES, placement=Placement(engine="namespaces"), variants=("as it is", "no exchange")
     ),
-    "tiny batches": Case(workload=TINY, nodes=1, num_cores=1, part="launching", beside="larger batches"),
-    "larger batches": Case(
-        workload=TINY | {"global_batch_size": TIMES_THE_BATCH * TINY["global_batch_size"]},
+    "tiny batches": Case(
+        workload=TINY, nodes=1, num_cores=1, part="launching", beside=("twice the batch", "8 times the batch")
+    ),
+    "twice the batch": Case(
+        workload=TINY | {"global_batch_size": 2 * TINY["global_batch_size"]},
         nodes=1,
         num_cores=1,
-        variants=("as it is",),
+        variants=("as it is", "no input"),
+    ),
+    "8 times the batch": Case(
+        workload=TINY | {"global_batch_size": 8 * TINY["global_batch_size"]},
+        nodes=1,
+        num_cores=1,
+        variants=("as it is", "no input"),
     ),
 }
 
@@ -145,6 +154,10 @@ class Found:
     def milliseconds(self, part: Part) -> float:
         return self.parts.shares[part].value * self.step_milliseconds
 
+    def without_input(self) -> float:
+        """Milliseconds of a step whose batch is on its device already."""
+        return 1000 * (self.parts.median(lambda each: each.step("no input")) or 0.0)
+
 
 def measured(cases: Mapping[str, Case], folder: Path, rounds: int) -> dict[str, Found]:
     """All variants of all cases, in one study, so that what drifts does so for all of them."""
@@ -172,15 +185,24 @@ def named(explanation: Explanation) -> Part | None:
     return next((row.part for row in judged if row.stands_out or (is_first_look and row.share >= 0.1)), None)
 
 
-def sizes(case: Case, planted: Found, beside: Found) -> tuple[float, float, str]:
-    """The true size, the found one, and their unit."""
+def step_of_no_images(batches: Sequence[tuple[int, float]]) -> float:
+    """Where the line through the steps of two batches, (images, milliseconds) each, meets a batch of no images."""
+    (images, milliseconds), (more_images, more_milliseconds) = batches
+    return (more_images * milliseconds - images * more_milliseconds) / (more_images - images)
+
+
+def sizes(name: str, cases: Mapping[str, Case], found: Mapping[str, Found]) -> tuple[float, float, str]:
+    """The true size of what was planted, the found one, and their unit."""
+    case, planted = cases[name], found[name]
     assert case.part is not None
+    size = planted.milliseconds(case.part)
     if case.part == "launching":
-        # What a batch several times as large leaves as it was.
-        true = (TIMES_THE_BATCH * planted.step_milliseconds - beside.step_milliseconds) / (TIMES_THE_BATCH - 1)
-        return true, planted.milliseconds(case.part), f"ms also with {TIMES_THE_BATCH} times the batch"
+        # Without input, which has a part of its own: some of it does not grow with the batch either.
+        batches = [(cases[each].workload["global_batch_size"], found[each].without_input()) for each in case.beside]
+        return step_of_no_images(batches), size, "ms, by a line through 2 and 8 times the batch"
+    (beside,) = (found[each] for each in case.beside)
     true = 1000 * case.seconds if case.seconds else planted.step_milliseconds - beside.step_milliseconds
-    return true, planted.milliseconds(case.part) - beside.milliseconds(case.part), "ms more than without"
+    return true, size - beside.milliseconds(case.part), "ms more than without"
 
 
 def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tuple[str, bool]]:
@@ -192,10 +214,10 @@ def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tupl
         right = is_clear if case.part is None else cause == case.part
         said = cause or ("nothing stands out" if is_clear else "nothing claimed")
         start = f"| {name} | {float(f'{found[name].step_milliseconds:.3g}'):g} | {said} |"
-        if case.beside is None:
+        if not case.beside:
             yield f"{start} | | |", right
             continue
-        true, size, unit = sizes(case, found[name], found[case.beside])
+        true, size, unit = sizes(name, cases, found)
         error = size / true - 1
         yield f"{start} {true:.3g} {unit} | {size:.3g} | {error:+.1%} |", right and abs(error) <= LARGEST_ERROR
 
@@ -203,7 +225,7 @@ def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tupl
 def chosen(names: list[str] | None) -> dict[str, Case]:
     """The cases that were asked for, with those that their sizes are told from, in the order of CASES."""
     wanted = set(names or CASES)
-    wanted |= {beside for name in wanted if (beside := CASES[name].beside)}
+    wanted |= {beside for name in wanted for beside in CASES[name].beside}
     return {name: case for name, case in CASES.items() if name in wanted}
 
 

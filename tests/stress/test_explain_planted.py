@@ -1,0 +1,38 @@
+"""How `stress.explain_planted` tells the true size of launching, without which its verdict would be one on itself."""
+
+import pytest
+
+from dpcompare.experiments.step_parts import StepParts
+from stress.explain_planted import CASES, Found, chosen, sizes, step_of_no_images
+
+LAUNCHING, PER_IMAGE, PER_BATCH_READ, PER_IMAGE_READ = 2.0, 0.01, 0.5, 0.02
+"""Milliseconds."""
+
+
+def of_batch(images):
+    """One round of a run whose input, too, takes a time that does not grow with the batch."""
+    computing = LAUNCHING + PER_IMAGE * images
+    steps = {
+        "as it is": computing + PER_BATCH_READ + PER_IMAGE_READ * images,
+        "no input": computing,
+        "larger batch": LAUNCHING + PER_IMAGE * 4 * images,
+    }
+    seconds = {variant: [[milliseconds / 1000] * 20] for variant, milliseconds in steps.items()}
+    return Found(parts=StepParts.of([seconds], alone="no input", waits_within=False), explanation=None)
+
+
+def test_a_line_through_two_batches_meets_a_batch_of_no_images():
+    assert step_of_no_images([(8, 2.08), (32, 2.32)]) == pytest.approx(2)
+
+
+def test_launching_is_judged_without_the_part_of_input_that_does_not_grow():
+    cases = chosen(["tiny batches"])
+    found = {name: of_batch(case.workload["global_batch_size"]) for name, case in cases.items()}
+    true, size, _ = sizes("tiny batches", cases, found)
+    assert true == pytest.approx(LAUNCHING)
+    assert size == pytest.approx(LAUNCHING)
+
+
+def test_every_size_is_told_from_cases_that_run():
+    assert all(beside in CASES for case in CASES.values() for beside in case.beside)
+    assert set(chosen(["slow process"])) == {"slow process", "no fault"}
