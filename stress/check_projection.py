@@ -10,12 +10,11 @@ The constants of each mode are fitted on 2 nodes, with an unlimited link and wit
 exchange for each number of nodes, are made in rounds of random order, so that a change of the machine's speed meets
 both. Then all cells are predicted, and DIR/predictions.json is written. Only then are they measured, in rounds of
 random order in which all runs that the predictions were made from are made again (latencies are not measured again).
-Two cores cannot compute for
-four nodes at the speed of two, so the run without exchange at the same number of nodes is an input, and only the
-exchange is predicted. A cell is valid where that run differs by at most 10% before and after. Exit code 3 unless 12
-cells are valid, each within 15%, and their median within 5%. What the model gives with the computing and the constants
-that were measured in the rounds of the cells is shown beside, and decides nothing: it is not known before. No cell has
-a delay: tc's netem is not in every kernel.
+Two cores cannot compute for four nodes at the speed of two, so the run without exchange at the same number of nodes is
+an input, and only the exchange is predicted. A cell is valid where that run differs by at most 10% before and after.
+Exit code 3 unless 12 cells are valid, each within 15%, and their median within 5%. What the model gives with the
+computing and the constants that were measured in the rounds of the cells is shown beside, and decides nothing: it is
+not known before. No cell has a delay: tc's netem is not in every kernel.
 """
 
 from __future__ import annotations
