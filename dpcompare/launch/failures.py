@@ -75,7 +75,8 @@ def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> s
     """
     tail = EventTail(run_dir, range(config.topology.num_processes))
     evidence = Evidence(config=config, run_dir=run_dir, outcome=outcome, events=list(tail.new_events()))
-    parts = next((answer for diagnose in DIAGNOSERS if (answer := list(diagnose(evidence)))), [])
+    parts = [outcome.cause] if outcome.cause else []
+    parts += next((answer for diagnose in DIAGNOSERS if (answer := list(diagnose(evidence)))), [])
     parts += [reason for reason in outcome.reasons if reason not in parts]
     parts += [f"what process {rank} wrote is damaged from some point on: its event file" for rank in tail.damaged]
     parts += [*_remedy_for_gpu_memory(evidence, parts), *_remedy_for_threads(evidence, parts)]

@@ -79,11 +79,13 @@ class LaunchOutcome:
     """When the nodes were seen to have ended, seconds since the epoch; None where that is now."""
     reasons: list[str] = field(default_factory=list)
     """What ended it from outside: another machine, the engine, or `stopped_by`."""
+    cause: str | None = None
+    """The one of these of which all else follows, whatever the processes say; None where there is none."""
 
     @property
     def failed(self) -> bool:
         """Whether anything has gone wrong so far."""
-        return any(self.nodes.values()) or bool(self.stalled) or bool(self.reasons)
+        return any(self.nodes.values()) or bool(self.stalled) or bool(self.reasons) or bool(self.cause)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,10 @@ from enum import Enum, auto
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
-from dpcompare.launch.engines import PollExit, load_engine
+from dpcompare.launch.engines import NodesEnded, PollExit, load_engine
 from dpcompare.launch.outcome import Callbacks, Deadlines, LaunchOutcome, NodeOutcome, merge_outcomes
 from dpcompare.launch.rendezvous import Rendezvous
-from dpcompare.results.events import EventTail
+from dpcompare.results.events import Event, EventTail, Failed, Stopped
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.signals import signals_held
 
@@ -49,6 +49,11 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
     rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.topology.num_processes))
     watch = NodesWatch(rendezvous, deadlines, may_queue=engine.MAY_QUEUE)
+
+    def look(poll_exit: PollExit) -> None:
+        reason = callbacks.stopped_by()
+        watch.look((lambda: NodesEnded(why=reason, is_cause=True)) if reason else poll_exit)
+
     with signals_held() as signals, rendezvous.beating() as check_beat, ExitStack() as nodes:
         try:
             poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, callbacks.report))
@@ -58,8 +63,8 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
                 check_beat()
                 for event in tail.new_events():
                     callbacks.observe(event)
-                    watch.hear()  # only now: whoever reads the output may have held this up
-                watch.look(lambda: callbacks.stopped_by() or poll_exit())
+                    watch.hear(event)  # only now: whoever reads the output may have held this up
+                look(poll_exit)
         except BaseException:
             with suppress(OSError):  # where it cannot be written any more, they end without being told
                 rendezvous.stop()
@@ -90,7 +95,8 @@ class NodesWatch:
         self._num_joined = self._num_reached = 0
         self._outcomes: dict[int, NodeOutcome] = {}
         self._started_at: float | None = None
-        self._cause: str | None = None
+        self._ended: NodesEnded | None = None
+        self._raised = self._terminated = False
         self._silence = Deadline(math.inf if may_queue else deadlines.start)
         self._end = Deadline(math.inf)
 
@@ -99,18 +105,18 @@ class NodesWatch:
         """Whether every node has ended, and well."""
         return len(self._outcomes) == self._rendezvous.num_nodes and not self._any_unsuccessful()
 
-    def hear(self) -> None:
-        """Note a sign of life."""
+    def hear(self, event: Event) -> None:
+        """Note a sign of life, and how a training process has ended."""
         self._silence.restart()
+        self._raised |= isinstance(event, Failed)
+        self._terminated |= isinstance(event, Stopped)
 
     def is_over(self) -> bool:
         """Whether there is nothing more to wait for."""
         if self._end.passed:
             return True
-        outcomes = self._outcomes.values()
-        # Nodes that were stopped from outside do not know by whom; the engine may.
-        unexplained = any(each.stopped for each in outcomes) and not any(each.failed for each in outcomes)
-        return len(outcomes) == self._rendezvous.num_nodes and (not unexplained or self._cause is not None)
+        has_cause = self._ended is not None or not self._were_ended_from_outside()
+        return len(self._outcomes) == self._rendezvous.num_nodes and has_cause
 
     def look(self, poll_exit: PollExit) -> None:
         """Read what the nodes have written, and ask whether they still run."""
@@ -120,8 +126,17 @@ class NodesWatch:
             # Nodes that have joined end by themselves; others will not join any more.
             everyone = len(self._outcomes) >= self._num_joined
             self._stop_within(LAST_WRITE_SECONDS if everyone else NODES_STOP_SECONDS)
-        if self._cause is None:
-            self._find_cause(poll_exit)
+        if self._ended is None:
+            self._find_end(poll_exit)
+
+    def _were_ended_from_outside(self) -> bool:
+        """Whether nodes were stopped, or processes terminated, and none says why: the engine may know."""
+        outcomes = self._outcomes.values()
+        if self._raised or any(each.message or each.stalled or each.vanished for each in outcomes):
+            return False
+        return self._terminated or (
+            any(each.stopped for each in outcomes) and not any(each.failed for each in outcomes)
+        )
 
     def _any_unsuccessful(self) -> bool:
         return not all(outcome.succeeded for outcome in self._outcomes.values())
@@ -130,21 +145,21 @@ class NodesWatch:
         num_joined, num_reached = len(self._rendezvous.node_infos()), len(self._rendezvous.reached())
         if (num_joined, num_reached) != (self._num_joined, self._num_reached):
             self._num_joined, self._num_reached = num_joined, num_reached
-            self.hear()
+            self._silence.restart()
         if self._state is State.WAITING and num_joined:
             self._state = State.RUNNING
             self._silence = Deadline(max(self._deadlines.start, self._deadlines.progress) + EXTRA_SILENCE_SECONDS)
         if num_reached == self._rendezvous.num_nodes and self._started_at is None:
             self._started_at = time.time()
 
-    def _find_cause(self, poll_exit: PollExit) -> None:
+    def _find_end(self, poll_exit: PollExit) -> None:
         silent = self._silence.passed  # before the engine reports something, which may be held up too
-        self._cause = poll_exit()
-        if self._cause:
+        self._ended = poll_exit()
+        if self._ended:
             self._stop_within(LAST_WRITE_SECONDS)
         elif silent and self._state is not State.STOPPING:
-            self._cause = (
-                f"no host has joined within {self._silence.seconds:.0f} s"
+            self._ended = NodesEnded(
+                why=f"no host has joined within {self._silence.seconds:.0f} s"
                 if self._state is State.WAITING
                 else f"nothing was heard of any node for {self._silence.seconds:.0f} s"
             )
@@ -171,8 +186,10 @@ class NodesWatch:
         stopped = [each for each in self._outcomes.values() if each.stopped]
         if stopped and not outcome.failed:
             outcome.reasons.append(", ".join(f"node {each.node_rank} ({each.host}) was stopped" for each in stopped))
-        if outcome.failed and self._cause and (missing or stopped):
-            outcome.reasons.append(self._cause)
+        if self._ended and self._ended.is_cause and not self.succeeded:
+            outcome.cause = self._ended.why
+        elif self._ended and outcome.failed and (missing or stopped or self._terminated):
+            outcome.reasons.append(self._ended.why)
         return outcome
 
     def _ended_at(self) -> float:

@@ -155,6 +155,13 @@ def test_memory_that_ran_out_on_another_machine_is_not_the_cause(tmp_path):
     assert "memory ran out" in second
 
 
+def test_what_ended_the_machines_comes_before_what_their_processes_say(tmp_path):
+    outcome = LaunchOutcome(nodes={0: 1}, vanished=[0], cause="Slurm job 7 was preempted")
+    said = why_it_failed(config(device="cpu"), tmp_path, outcome)
+    assert said.startswith("Slurm job 7 was preempted\nlast steps:")
+    assert "ended without a message" in said
+
+
 @pytest.mark.parametrize("left", [{"f_bavail": 0}, {"f_favail": 0}], ids=["space", "files"])
 def test_a_disk_is_full_where_all_that_is_left_is_for_root(tmp_path, monkeypatch, left):
     disk = {"f_blocks": 10_000, "f_bfree": 500, "f_bavail": 500, "f_files": 10_000, "f_ffree": 500, "f_favail": 500}

@@ -16,13 +16,13 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
-from dpcompare.launch.engines import hosts
+from dpcompare.launch.engines import NodesEnded, hosts
 from dpcompare.launch.engines.hosts import SSH
 from dpcompare.launch.node import _node_context
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
 from dpcompare.launch.supervise import NodesWatch
-from dpcompare.results.events import EventTail, Started, StepsTrained
+from dpcompare.results.events import EventTail, Failed, Started, StepsTrained, Stopped
 from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import is_alive
@@ -307,12 +307,35 @@ def test_a_reason_from_outside_stops_the_nodes(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     watch = NodesWatch(Rendezvous.open(tmp_path, 1), Deadlines(start=60, progress=60), may_queue=False)
-    watch.look(lambda: "no end after 3 s")
+    watch.look(lambda: NodesEnded(why="no end after 3 s", is_cause=True))
     assert not watch.is_over()  # what the node still writes may say more
     now += 5
     assert watch.is_over()
     assert not watch.succeeded
-    assert watch.outcome().reasons[-1] == "no end after 3 s"
+    assert watch.outcome().cause == "no end after 3 s"
+
+
+@pytest.mark.parametrize(
+    ("ended_by", "waits"),
+    [
+        ([Stopped], True),
+        ([Failed, Stopped], False),
+        ([], False),
+    ],
+    ids=["terminated", "an exception first", "neither"],
+)
+def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by, waits):
+    """As at a time limit, where the processes end before their nodes hear of it."""
+    rendezvous = Rendezvous.open(tmp_path, 1)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    for kind in ended_by:
+        watch.hear(kind(message="wrong", traceback="ValueError: wrong") if kind is Failed else kind())
+    rendezvous.write_outcome(end(0, status=1))
+    watch.look(lambda: None)
+    assert watch.is_over() is not waits
+    watch.look(lambda: NodesEnded(why="the time limit", is_cause=True))
+    assert watch.is_over()
+    assert watch.outcome().cause == "the time limit"
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):

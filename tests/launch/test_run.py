@@ -17,6 +17,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
+from dpcompare.launch.engines import NodesEnded
 from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.rendezvous import Rendezvous
@@ -368,7 +369,7 @@ def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch)
                 for _ in range(2):
                     beats.append(next(run_dir.glob("nodes/*/alive")).stat().st_mtime_ns)
                     time.sleep(1)
-                return "its output was held up"
+                return NodesEnded(why="its output was held up")
 
             yield poll_exit
 

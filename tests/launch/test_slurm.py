@@ -57,6 +57,15 @@ def begun(run_dir, environment, *arguments):
     return process, pids
 
 
+def until_idle(environment):
+    """Every node of Slurm serves again, and has no job to clear up after."""
+    deadline = time.monotonic() + 60
+    while set(output(environment, "sinfo", "--noheader", "--Node", "--format=%T").split()) != {"idle"}:
+        assert time.monotonic() < deadline
+        output(environment, "scontrol", "update", "nodename=node1", "state=resume")
+        time.sleep(0.5)
+
+
 def all_gone(pids):
     deadline = time.monotonic() + 10
     while any(is_alive(pid) for pid in pids.values()) and time.monotonic() < deadline:
@@ -103,16 +112,31 @@ def test_ctrl_c_cancels_the_job_and_tensorflow_ends(cluster, tmp_path):
     assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "interrupted"
 
 
-@pytest.mark.torch
-def test_a_job_that_somebody_cancels_is_told(cluster, tmp_path):
-    process, pids = begun(tmp_path / "run", cluster, *TORCH)
+@pytest.mark.parametrize(
+    ("mode", "end", "says"),
+    [
+        pytest.param(TORCH, ["scancel"], "was cancelled: CANCELLED", marks=pytest.mark.torch, id="cancelled"),
+        pytest.param(
+            TENSORFLOW,
+            ["scontrol", "update", "nodename=node1", "state=down", "reason=test"],
+            "lost a machine, which failed: ",
+            marks=pytest.mark.tensorflow,
+            id="a machine down",
+        ),
+    ],
+)
+def test_that_slurm_has_ended_a_job_comes_first(cluster, tmp_path, mode, end, says):
+    process, pids = begun(tmp_path / "run", cluster, *mode)
     (job,) = jobs(cluster)
-    output(cluster, "scancel", job)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 1, said
-    assert f"Slurm job {job}" in said
-    assert "CANCELLED" in said
-    assert all_gone(pids)
+    try:
+        output(cluster, *end, *([job] if end == ["scancel"] else []))
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 1, said
+        error = json.loads((tmp_path / "run" / "result.json").read_text())["error"]
+        assert error.startswith(f"Slurm job {job} {says}"), error
+        assert all_gone(pids)
+    finally:
+        until_idle(cluster)
 
 
 @pytest.mark.torch

@@ -57,6 +57,31 @@ def test_another_ctrl_c_does_not_keep_a_job_from_being_cancelled(tmp_path, comma
     assert (tmp_path / "cancelled").read_text().splitlines()[0] == "7"
 
 
+@pytest.mark.parametrize(
+    ("states", "why"),
+    [
+        (["COMPLETING Reason=TimeLimit"], "reached its time limit (--time): COMPLETING (TimeLimit)"),
+        (["COMPLETING Reason=None", "PREEMPTED Reason=None"], "was preempted by another job: PREEMPTED"),
+        (["COMPLETING Reason=None"], "has ended: COMPLETING"),
+        (["FAILED Reason=NonZeroExitCode"], "has ended: FAILED (NonZeroExitCode)"),
+    ],
+    ids=["time", "preempted", "unknown", "by itself"],
+)
+def test_who_has_ended_a_job_is_waited_for_while_it_completes(tmp_path, commands, monkeypatch, states, why):
+    for name, seconds in (("JOB_POLL_SECONDS", 0.0), ("COMPLETING_SECONDS", 0.5)):
+        monkeypatch.setattr(slurm, name, seconds)
+    told = tmp_path / "told"
+    told.write_text("".join(f"JobState={state}\n" for state in ["RUNNING Reason=None", *states]))
+    # The next state at each look, and the last one from then on.
+    commands("scontrol", f"head -n 1 {told}; [ $(wc -l < {told}) = 1 ] || sed -i 1d {told}")
+    commands("scancel", ":")
+    with slurm.started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), lambda line: None) as poll_exit:
+        while (ended := poll_exit()) is None:
+            pass
+    assert ended.why.startswith(f"Slurm job 7 {why}\n")
+    assert ended.is_cause == ("has ended" not in why)
+
+
 def test_a_comment_is_not_taken_for_the_state_of_a_job(commands):
     commands("scontrol", "echo 'JobId=7 JobState=RUNNING Reason=None Comment=x JobState=COMPLETED Reason=y'")
     assert slurm._state("7") == ("RUNNING", "None")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
@@ -20,8 +21,17 @@ if TYPE_CHECKING:
     from dpcompare.launch.rendezvous import Rendezvous
 
 
-PollExit = Callable[[], str | None]
-"""Returns that no node is running any more and why, or None while that is not known."""
+@dataclass(frozen=True, kw_only=True)
+class NodesEnded:
+    """That no node is running any more, as its engine knows it."""
+
+    why: str
+    is_cause: bool = False
+    """Whether they were ended from outside, as at a scheduler's time limit: what they say themselves only follows."""
+
+
+PollExit = Callable[[], NodesEnded | None]
+"""Returns None while nodes may be running."""
 
 
 class Engine(Protocol):

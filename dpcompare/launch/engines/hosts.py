@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit
+from dpcompare.launch.engines import NodesEnded, PollExit
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.addresses import local_address
@@ -61,7 +61,7 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
             for host, command in each
         ]
 
-        def poll_exit() -> str | None:
+        def poll_exit() -> NodesEnded | None:
             statuses = {
                 rank: process.returncode for rank, process in enumerate(processes) if process.poll() is not None
             }
@@ -69,7 +69,8 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
             # A node that has joined says itself how it ends; of one that has not, its ssh is all that is known.
             if len(statuses) < len(hosts) and statuses.keys() <= joined.keys():
                 return None
-            return "ssh has ended with " + ", ".join(f"{status} on {hosts[rank]}" for rank, status in statuses.items())
+            ended = ", ".join(f"{status} on {hosts[rank]}" for rank, status in statuses.items())
+            return NodesEnded(why=f"ssh has ended with {ended}")
 
         yield poll_exit
 

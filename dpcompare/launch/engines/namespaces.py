@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit
+from dpcompare.launch.engines import NodesEnded, PollExit
 from dpcompare.launch.engines.hosts import exited
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
@@ -52,9 +52,11 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
         for rank, host in enumerate(hosts):
             processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))
 
-        def poll_exit() -> str | None:
+        def poll_exit() -> NodesEnded | None:
             statuses = [process.poll() for process in processes]
-            return None if None in statuses else f"the nodes have ended with {', '.join(map(str, statuses))}"
+            if None in statuses:
+                return None
+            return NodesEnded(why=f"the nodes have ended with {', '.join(map(str, statuses))}")
 
         yield poll_exit
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit
+from dpcompare.launch.engines import NodesEnded, PollExit
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import end_of, slurm_log_path
@@ -36,6 +36,8 @@ UNKNOWN_POLL_SECONDS = 15.0
 """How long it is not asked again where it has not told: the nodes are looked after meanwhile."""
 SUBMIT_SECONDS = 900.0
 """How long it may take to accept a job; the nodes of one that it accepts later find nobody, and end."""
+COMPLETING_SECONDS = 3.0
+"""How long the state behind COMPLETING, with which a job begins to end, is waited for: it says why."""
 CANCEL_SECONDS = 15.0
 """How long a job that was cancelled may take to end before it is killed: TensorFlow catches SIGTERM."""
 
@@ -53,6 +55,17 @@ ENDED = (
     "PREEMPTED",
     "TIMEOUT",
 )
+BY_SLURM = {
+    "BOOT_FAIL": "got a machine that did not boot",
+    "CANCELLED": "was cancelled",
+    "DEADLINE": "reached its deadline",
+    "NODE_FAIL": "lost a machine, which failed",
+    "NodeDown": "lost a machine, which failed",
+    "PREEMPTED": "was preempted by another job",
+    "TIMEOUT": "reached its time limit (--time)",
+    "TimeLimit": "reached its time limit (--time)",
+}
+"""State of a job, or reason while it is COMPLETING -> what happened to it: it did not end by itself."""
 HOPELESS = re.compile(
     "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|JobHeld(User|Admin)|"
     "Partition(Down|Inactive|NodeLimit|TimeLimit)|(QOS|Assoc)Max(?!.*PerUser).*"
@@ -233,8 +246,9 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
 def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
     """Asks for the state of a job now and then, and reports when it changes."""
     reported, next_look = "", Deadline(0)
+    completing = Deadline(COMPLETING_SECONDS)
 
-    def poll_exit() -> str | None:
+    def poll_exit() -> NodesEnded | None:
         nonlocal reported, next_look
         if not next_look.passed:
             return None
@@ -242,13 +256,19 @@ def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
         state, reason = _state(job)
         if state == UNKNOWN:
             next_look = Deadline(UNKNOWN_POLL_SECONDS)
-        why = f" ({reason})" if reason not in ("", "None") else ""
-        if f"{state}{why}" != reported:
-            reported = f"{state}{why}"
+        because = f" ({reason})" if reason not in ("", "None") else ""
+        if f"{state}{because}" != reported:
+            reported = f"{state}{because}"
             report(f"Slurm job {job} is {reported}")
         if state in WAITING and HOPELESS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
-        return f"Slurm job {job} has ended: {reported}\n{end_of(slurm_log_path(run_dir))}" if state in ENDED else None
+        if state != "COMPLETING":
+            completing.restart()
+        ended_by = BY_SLURM.get(state) or BY_SLURM.get(reason)
+        if state not in ENDED or (state == "COMPLETING" and not ended_by and not completing.passed):
+            return None
+        why = f"Slurm job {job} {ended_by or 'has ended'}: {reported}\n{end_of(slurm_log_path(run_dir))}"
+        return NodesEnded(why=why, is_cause=ended_by is not None)
 
     return poll_exit
 
@@ -308,10 +328,10 @@ def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[
             start_new_session=True,
         )
 
-        def poll_exit() -> str | None:
+        def poll_exit() -> NodesEnded | None:
             if step.poll() is None:
                 return None
-            return f"srun has ended with status {step.returncode}\n{end_of(slurm_log_path(run_dir))}"
+            return NodesEnded(why=f"srun has ended with status {step.returncode}\n{end_of(slurm_log_path(run_dir))}")
 
         try:
             yield poll_exit
