@@ -267,6 +267,11 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
             f"{named_by}: received {change!r} in {text!r}, which all arms of a study share; expected {shared.flags[0]} "
             "beside the arms"
         )
+    if name in ("nodes", "devices_per_node"):
+        flag = "--" + name.replace("_", "-")
+        raise RequestError(
+            f"{named_by}: received {change!r} in {text!r}; expected {flag} {value or 'N'} beside the arm"
+        )
     if name not in allowed:
         raise RequestError(f"{named_by}: received {change!r} in {text!r}; {names_like(name, allowed)}")
     if not value:

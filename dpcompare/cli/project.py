@@ -66,25 +66,28 @@ HOUR = 3600.0
     help="Find the link or batch that this efficiency needs, such as 0.9.",
 )
 @click.option("--target-throughput", type=float, metavar="IMAGES/S", help="Find how many nodes reach this throughput.")
-@click.option("--price", type=click.FloatRange(min=0), metavar="DOLLARS", help="Price of a device per hour.")
+@click.option("--price", type=click.FloatRange(0, 1e6), metavar="DOLLARS", help="Price of a device per hour.")
 @click.option(
     "--storage", metavar="RATE", help="Rate at which all nodes together can read images.  [default: reading keeps up]"
 )
 @click.option(
     "--checkpoint-every",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 10**9),
     metavar="STEPS",
     help="Steps between two checkpoints; needs --checkpoint-seconds.",
 )
 @click.option(
-    "--checkpoint-seconds", type=click.FloatRange(min=0), metavar="SECONDS", help="How long each checkpoint takes."
+    "--checkpoint-seconds", type=click.FloatRange(0, 1e6), metavar="SECONDS", help="How long each checkpoint takes."
 )
 @click.option(
-    "--mtbf", type=click.FloatRange(min=0, min_open=True), metavar="HOURS", help="Mean time between failures of a node."
+    "--mtbf",
+    type=click.FloatRange(0, 1e9, min_open=True),
+    metavar="HOURS",
+    help="Mean time between failures of a node.",
 )
 @click.option(
     "--restart-seconds",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(0, 1e6),
     default=300.0,
     show_default=True,
     metavar="SECONDS",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
@@ -29,7 +30,7 @@ class Placement(Config):
     """kubernetes: the container image of all pods."""
     volume_claim: str | None = None
     """kubernetes: the claim of a volume that all pods can write."""
-    link: str | None = Field(default=None, pattern=r"^\d+(\.\d+)?[kmg]bit$")
+    link: str | None = None
     """namespaces: the bandwidth of each node's link, such as 1gbit per second; None: unlimited."""
 
     @model_validator(mode="after")
@@ -41,6 +42,11 @@ class Placement(Config):
             problems.append(f"{', '.join(given)}: received with engine {self.engine}; expected engine slurm")
         if (self.hosts or self.ssh) and self.engine != "hosts":
             problems.append(f"hosts: received with engine {self.engine}; expected engine hosts")
+        if self.link is not None and not _is_rate(self.link):
+            problems.append(
+                f"link: received {self.link!r}; expected a rate in kbit, mbit or gbit per second, such as 1gbit, from "
+                "1kbit to 1000gbit"
+            )
         if self.link and self.engine != "namespaces":
             problems.append(f"link: received with engine {self.engine}; expected engine namespaces")
         of_kubernetes = {"image": self.image, "volume_claim": self.volume_claim}
@@ -58,3 +64,9 @@ class Placement(Config):
             problems.append(f"hosts: received {', '.join(self.hosts)}; expected each once")
         raise_problems(problems)
         return self
+
+
+def _is_rate(text: str) -> bool:
+    """Whether tc(8) takes it as the rate of a queue."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text, re.ASCII)
+    return found is not None and 1 <= float(found[1]) * {"k": 1, "m": 1e3, "g": 1e6}[found[2]] <= 1e9

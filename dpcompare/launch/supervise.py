@@ -24,6 +24,8 @@ MOST_LATE_SECONDS = 30.0
 """By which the end of the nodes can be seen late; clocks of machines that differ by more are not believed."""
 LAST_WRITE_SECONDS = 5.0
 """How long what a node wrote may take to be seen here, through a shared disk, after it has ended."""
+ENGINE_SECONDS = 10.0
+"""How long an engine may take to tell who has ended the nodes, where they do not know: Slurm first clears up."""
 EXTRA_SILENCE_SECONDS = 60.0
 """How much longer than its deadlines a node may be silent: these come first on the node, which can say more."""
 
@@ -125,7 +127,8 @@ class NodesWatch:
         if self._any_unsuccessful():
             # Nodes that have joined end by themselves; others will not join any more.
             everyone = len(self._outcomes) >= self._num_joined
-            self._stop_within(LAST_WRITE_SECONDS if everyone else NODES_STOP_SECONDS)
+            last_word = ENGINE_SECONDS if self._were_ended_from_outside() else LAST_WRITE_SECONDS
+            self._stop_within(last_word if everyone else NODES_STOP_SECONDS)
         if self._ended is None:
             self._find_end(poll_exit)
 

@@ -14,6 +14,8 @@ from dpcompare.projection.step import seconds_with_exchange
 MOST_COPYING = 1e-7
 """Seconds per byte: 10 MB/s, slower than any machine copies."""
 LEAST_PAYLOAD = 0.5
+LARGEST_ERROR = 0.1
+"""Relative, of the model at the step that was measured: beyond it, its figures are not to be relied on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +31,12 @@ class MeasuredCell:
     """Its `copying`, and the payload of its link between nodes, are what is fitted."""
 
     def predicted(self, fitted: Fitted) -> float:
-        """The step with these constants."""
+        """Seconds of the step with these constants."""
         return seconds_with_exchange(self.exchange, self.computing_seconds, fitted.applied_to(self.interconnect))
+
+    def error(self, fitted: Fitted) -> float:
+        """Of that, relative to the step that was measured."""
+        return self.predicted(fitted) / self.seconds - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +47,6 @@ class Fitted:
     """Seconds of CPU time per byte that a rank sends."""
     payload: float | None = None
     """Of the link between nodes; None: that of the link itself, since no cell was bound by a limited link."""
-    error: float = 0.0
-    """The largest relative error of the cells that it was fitted to."""
 
     def applied_to(self, interconnect: Interconnect) -> Interconnect:
         """An interconnect with these constants."""
@@ -66,8 +70,7 @@ def fit(cells: Sequence[MeasuredCell]) -> Fitted:
         for _ in range(ROUNDS):
             payload = _fitted_payload(cells, copying)
             copying = _fitted_copying(cells, payload)
-    found = Fitted(copying=copying, payload=payload)
-    return replace(found, error=max(abs(cell.predicted(found) / cell.seconds - 1) for cell in cells))
+    return Fitted(copying=copying, payload=payload)
 
 
 ROUNDS = 3
@@ -85,7 +88,7 @@ def _fitted_payload(cells: Sequence[MeasuredCell], copying: float) -> float:
 
 
 def _squares(cells: Sequence[MeasuredCell], fitted: Fitted) -> float:
-    return sum((cell.predicted(fitted) / cell.seconds - 1) ** 2 for cell in cells)
+    return sum(cell.error(fitted) ** 2 for cell in cells)
 
 
 def _best(error: Callable[[float], float], low: float, high: float) -> float:

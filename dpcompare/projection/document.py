@@ -46,6 +46,8 @@ class PredictedPoint(_Shown):
     images_per_second: Range
     efficiency: Range
     """Images per second over those of as many devices that all train, exchange nothing and wait for nobody."""
+    fraction_training: float
+    """Part of the time in which steps are made that count: the rest goes to checkpoints and failures."""
     step_ms: float
     step_parts_ms: dict[str, float]
     """Computing, waiting for the slowest, exchange that computing does not hide, and input."""
@@ -61,6 +63,23 @@ class Goal(_Shown):
     value: float | None
     """None where nothing reaches it."""
     sentence: str
+
+
+class Conditions(_Shown):
+    """What was asked for beside nodes and rates; None: not asked for."""
+
+    latency_us: Range
+    """Of a message between nodes."""
+    storage_bytes_per_second: float | None
+    checkpoint_every: int | None
+    """Steps."""
+    checkpoint_seconds: float
+    node_mtbf_hours: float | None
+    restart_seconds: float
+    dollars_per_device_hour: float | None
+    target_efficiency: float | None
+    target_throughput: float | None
+    """Images per second."""
 
 
 class PredictedArm(_Shown):
@@ -83,6 +102,8 @@ class PredictedArm(_Shown):
     exchanged_bytes: float
     """Of all messages of a step: where parameters are gathered too, more than those of the gradients."""
     copying_ns_per_byte: float
+    misfit: str | None
+    """That the model is far off the measured step, in words."""
     points: list[PredictedPoint]
     goals: list[Goal]
     assumed: list[str]
@@ -102,6 +123,7 @@ class Projection(_Shown):
     devices_per_node: int | None
     """None: of each arm as many as were measured."""
     overlap: str
+    conditions: Conditions
     verdict: str
     """Of the fairness sheet over the arms that are projected."""
     summary: str

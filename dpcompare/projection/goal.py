@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from dpcompare.projection.collectives import Interconnect
@@ -13,6 +13,9 @@ FASTEST_LINK = 1e13
 """Bytes per second: where a faster link does not help, latency or the slowest process is what is left."""
 LARGEST_BATCH_FACTOR = 4096
 MOST_ASKED_FOR = 1_000_000
+STRIDE = 1.05
+"""By which the values that are tried grow: with failures, too large a batch or cluster is worse than a smaller one, so
+that the largest being not enough says nothing of the others."""
 
 ALONE = Surroundings()
 
@@ -47,7 +50,7 @@ def batch_for_efficiency(
     def enough(batch: float) -> bool:
         return surroundings.efficiency(work.with_batch(batch), interconnect) >= target
 
-    found = _least(enough, 1.0, work.batch_per_device * LARGEST_BATCH_FACTOR)
+    found = _least(enough, 1.0, work.batch_per_device * LARGEST_BATCH_FACTOR, among=work.batch_per_device)
     return None if found is None else -int(-found // 1)
 
 
@@ -71,27 +74,42 @@ def nodes_for_throughput(
         most: nodes, beyond which nothing is predicted.
     """
 
-    def speed(nodes: int) -> float:
-        return surroundings.images_per_second(work, interconnect.with_nodes(nodes))
+    def enough(nodes: int) -> bool:
+        return surroundings.images_per_second(work, interconnect.with_nodes(nodes)) >= target
 
-    low, high = least - 1, least
-    while speed(high) < target:
+    low = least - 1
+    high = least
+    while not enough(high):
         if high >= most:
             return None
-        low, high = high, min(most, high * 2)
+        low, high = high, min(most, max(high + 1, int(high * STRIDE)))
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if speed(middle) >= target else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
-def _least(enough: Callable[[float], bool], low: float, high: float) -> float | None:
-    """The least value that is enough, to a thousandth; None where the largest is not."""
-    if not enough(high):
+def _least(enough: Callable[[float], bool], least: float, most: float, *, among: float | None = None) -> float | None:
+    """The least value that is enough, to a millionth; None where none of those that are tried is, `among` them."""
+    low = least
+    for high in _strides(least, most, among):
+        if enough(high):
+            break
+        low = high
+    else:
         return None
-    if enough(low):
-        return low
-    while high / low > 1.001:
+    while high / low > 1 + 1e-6:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
+
+
+def _strides(least: float, most: float, among: float | None) -> Iterator[float]:
+    value = least
+    while value < most:
+        yield value
+        following = min(most, value * STRIDE)
+        if among is not None and value < among < following:
+            yield among
+        value = following
+    yield most

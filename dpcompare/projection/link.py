@@ -10,6 +10,8 @@ from dpcompare.errors import RequestError, did_you_mean
 
 TCP_PAYLOAD = 1448 / 1514
 """What is left of an Ethernet frame of 1,500 bytes after the headers of Ethernet, IP and TCP with timestamps."""
+SLOWEST, FASTEST = 1e3 / 8, 1e15 / 8
+"""Bytes per second; anything else is a slip of the finger."""
 LONGEST_LATENCY = 60.0
 """Seconds; more is a slip of the finger."""
 UNCERTAINTY = 2.0
@@ -89,10 +91,12 @@ def rate_of(text: str, option: str) -> float:
         RequestError: it is none.
     """
     found = _RATE.fullmatch(text.strip())
-    value = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
-    if not found or value == 0 or math.isinf(value):
-        raise RequestError(f"{option}: received {text!r}, expected a rate such as 100gbit or 12.5GB/s")
-    return value if found[3] == "B" else value / 8
+    value = float(found[1]) * _BITS[found[2].lower()] / (1 if found[3] == "B" else 8) if found else 0.0
+    if not SLOWEST <= value <= FASTEST:
+        raise RequestError(
+            f"{option}: received {text!r}, expected a rate such as 100gbit or 12.5GB/s, from 1kbit to 1000tbit"
+        )
+    return value
 
 
 def rate_in_words(bytes_per_second: float) -> str:
@@ -111,7 +115,10 @@ def duration_of(text: str, option: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else math.inf
     if seconds > LONGEST_LATENCY:
-        raise RequestError(f"{option}: received {text!r}, expected a duration such as 5us, 0.5ms or 2s")
+        raise RequestError(
+            f"{option}: received {text!r}, expected a duration such as 5us, 0.5ms or 2s, of at most "
+            f"{LONGEST_LATENCY:g}s"
+        )
     return seconds
 
 

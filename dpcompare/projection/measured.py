@@ -14,7 +14,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.models.architectures import IMAGE_CHANNELS
-from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
+from dpcompare.projection.calibration import LARGEST_ERROR, Fitted, MeasuredCell, fit
 from dpcompare.projection.cluster import cores_per_replica, interconnect_of_run, times_as_long
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.family import settings_of_a_step
@@ -48,6 +48,14 @@ class MeasuredArm:
     """Of its measured step with exchange; None of a run without."""
     assumed: tuple[str, ...]
     """Sentences on what was not measured."""
+
+    @property
+    def misfit(self) -> str | None:
+        """That the model is far off the step that was measured, in words; None where it is near it or none was."""
+        if not self.cells or abs(self.cells[0].error(self.fitted)) <= LARGEST_ERROR:
+            return None
+        measured, given = 1000 * self.cells[0].seconds, 1000 * self.cells[0].predicted(self.fitted)
+        return f"do not rely on this: the model gives {given:.1f} ms for a step that was measured at {measured:.1f} ms"
 
     @property
     def nodes_without_replica(self) -> int:
@@ -105,7 +113,9 @@ def measured_arms(
     refuse_unless_any(found, left_out)
     projected = [_together(family) for family in found.values()]
     for largest, family in zip(projected, found.values(), strict=True):
-        only_fits = f"it differs from {largest.name} only in cluster, link or batch, and is used to fit the constants"
+        only_fits = (
+            f"apart from cluster, link and batch, its step is that of {largest.name}, whose constants it helps fit"
+        )
         left_out |= {each.name: only_fits for each in family if each.name != largest.name}
     return projected, left_out
 
@@ -206,10 +216,10 @@ def _refuse_unsuitable(arm: ArmRuns) -> None:
             f"{config.mode} is emulated on the {config.cluster.device_type}, so its exchange is not the real one; "
             "measure it on GPUs"
         )
-    if config.topology.num_replicas == 1 and not config.mode_row.roles:
-        raise NotProjectableError("one device exchanges nothing; measure a mode with several devices")
     if config.stages > 1:
         raise NotProjectableError("there is no model of what the stages of a replica send each other")
+    if config.topology.num_replicas == 1 and not config.mode_row.roles:
+        raise NotProjectableError("one device exchanges nothing; measure a mode with several devices")
     if config.mode_row.exchange is None:
         raise NotProjectableError(f"there is no model of what {config.framework} {config.mode} exchanges")
 

@@ -60,7 +60,7 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, s
         f"predicted, not measured: {speed.typical:,.1f} images/s ({speed.low:,.1f} to {speed.high:,.1f}), "
         f"{step.efficiency:.0%} efficient, {1000 * step.seconds:.1f} ms per step of which "
         f"{1000 * step.exchange:.1f} exchange{over}; from {arm.name}, measured on {measured.in_words}"
-        f"{_of_cores(arm, per_replica)}"
+        f"{_of_cores(arm, per_replica)}{f'; {arm.misfit}' if arm.misfit else ''}"
     )
 
 

@@ -9,7 +9,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
-from dpcompare.projection.document import Goal, PredictedArm, PredictedPoint, Projection, Range
+from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
 from dpcompare.projection.link import NETWORK_LATENCY, Link, link_between_nodes, rate_in_words
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
@@ -94,11 +94,29 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
         intra_link=within.name,
         devices_per_node=request.devices_per_node,
         overlap="measured" if request.overlap else "none",
+        conditions=_conditions(request),
         verdict=sheet.verdict,
         summary=sheet.summary,
         left_out=left_out,
         arms=predicted,
         sentences=list(_sentences(request)),
+    )
+
+
+def _conditions(request: ProjectionRequest) -> Conditions:
+    latency, surroundings = request.between.latency, request.surroundings
+    overheads = surroundings.overheads
+    mtbf = overheads.node_mtbf_seconds
+    return Conditions(
+        latency_us=Range(low=1e6 * latency.low, typical=1e6 * latency.typical, high=1e6 * latency.high),
+        storage_bytes_per_second=surroundings.storage_bytes_per_second,
+        checkpoint_every=overheads.checkpoint_every,
+        checkpoint_seconds=overheads.checkpoint_seconds,
+        node_mtbf_hours=None if mtbf is None else mtbf / 3600,
+        restart_seconds=overheads.restart_seconds,
+        dollars_per_device_hour=request.dollars_per_device_hour,
+        target_efficiency=request.target_efficiency,
+        target_throughput=request.target_throughput,
     )
 
 
@@ -147,8 +165,31 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
         "delay. Anywhere else, on GPUs and between real machines, no accuracy is claimed."
     )
     yield "Each device keeps its measured batch, so the global batch grows with the number of devices."
+    conditions = _conditions(request)
+    us = conditions.latency_us
+    yield (
+        f"A message between nodes takes {us.typical:.3g} us before its first byte arrives "
+        f"({us.low:.3g} to {us.high:.3g} us)."
+    )
+    if (storage := conditions.storage_bytes_per_second) is not None:
+        yield f"All nodes together read at most {rate_in_words(storage)} of images."
+    if conditions.checkpoint_every:
+        yield (
+            f"Images per second and efficiency, but not step times, include a checkpoint of "
+            f"{conditions.checkpoint_seconds:g} s every {counted(conditions.checkpoint_every, 'step')}"
+            f"{_of_failures(conditions)}."
+        )
     if not request.overlap:
         yield "As requested, nothing overlaps: all gradients wait for the end of the backward pass."
+
+
+def _of_failures(conditions: Conditions) -> str:
+    if conditions.node_mtbf_hours is None:
+        return ""
+    return (
+        f", and failures: each node fails every {conditions.node_mtbf_hours:,g} hours on average, which costs "
+        f"{conditions.restart_seconds:g} s and half of the steps between two checkpoints"
+    )
 
 
 def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
@@ -171,6 +212,7 @@ def _predicted(arm: MeasuredArm, request: ProjectionRequest) -> PredictedArm:
         spread=work.spread,
         exchanged_bytes=work.exchange.num_bytes,
         copying_ns_per_byte=1e9 * arm.fitted.copying,
+        misfit=arm.misfit,
         points=points,
         goals=list(_goals(arm, work, points[-1].nodes, devices_per_node, request)),
         assumed=[*arm.assumed, *_assumed_of_links(arm, devices_per_node, request)],
@@ -233,7 +275,7 @@ def _point(
     ends = band(work, interconnect)
     speed = Range(**{end: request.surroundings.images_per_second(*of) for end, of in ends.items()})
     efficiency = Range(**{end: request.surroundings.efficiency(*of) for end, of in ends.items()})
-    step, _ = request.surroundings.training(work, interconnect)
+    step, fraction = request.surroundings.training(work, interconnect)
     devices = nodes * devices_per_node
     price = request.dollars_per_device_hour
     return PredictedPoint(
@@ -241,6 +283,7 @@ def _point(
         devices=devices,
         images_per_second=speed,
         efficiency=efficiency,
+        fraction_training=fraction,
         step_ms=1000 * step.seconds,
         step_parts_ms=_parts(step),
         dollars_per_million_images=(
@@ -276,14 +319,17 @@ def _sentence(name: str, points: Sequence[PredictedPoint]) -> str:
     last = points[-1]
     below = next((point for point in points if point.efficiency.typical < PAYS), None)
     if below is not None:
-        reached = f"{counted(below.nodes, 'node')} ({below.efficiency.low:.0%} to {below.efficiency.high:.0%})"
+        reached = f"{counted(below.nodes, 'node')} ({_share(below)})"
         if below is points[0]:
             return f"{name}: predicted to be already below {PAYS:.0%} efficiency on {reached}."
         return f"{name}: predicted to fall below {PAYS:.0%} efficiency at {reached}."
-    return (
-        f"{name}: predicted to stay at {last.efficiency.low:.0%} to {last.efficiency.high:.0%} efficiency on "
-        f"{counted(last.nodes, 'node')}."
-    )
+    return f"{name}: predicted to stay at {_share(last)} efficiency on {counted(last.nodes, 'node')}."
+
+
+def _share(point: PredictedPoint) -> str:
+    """`52%`, or `48% to 55%` where its ends differ."""
+    low, high = (f"{share:.0%}" for share in (point.efficiency.low, point.efficiency.high))
+    return low if low == high else f"{low} to {high}"
 
 
 def _goals(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.step_parts import Part, StepParts
 from dpcompare.experiments.variants import TIMES_THE_BATCH
-from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
+from dpcompare.projection.calibration import LARGEST_ERROR, Fitted, MeasuredCell, fit
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.floors import interconnect_of
 from dpcompare.projection.link import rate_in_words
@@ -18,8 +18,6 @@ from dpcompare.projection.step import StepWork
 from dpcompare.projection.what_helps import Change, what_helps
 from dpcompare.results.result import RunResult
 
-LARGEST_ERROR = 0.1
-"""Relative, of the model at the link that was measured: beyond it nothing is predicted of another one."""
 PLAUSIBLE_COPYING = 1e-8
 """Seconds per byte: three times what TensorFlow's ring takes on the CPU, which takes longer than gloo."""
 
@@ -151,8 +149,7 @@ def _fitted(cell: MeasuredCell) -> Fitted | None:
     One cell cannot tell a slow link from slow copying, so copying is fitted only where the link does not explain it.
     """
     for fitted in (Fitted(), fit([cell])):
-        error = abs(cell.predicted(fitted) / cell.seconds - 1)
-        if error <= LARGEST_ERROR and fitted.copying <= PLAUSIBLE_COPYING:
+        if abs(cell.error(fitted)) <= LARGEST_ERROR and fitted.copying <= PLAUSIBLE_COPYING:
             return fitted
     return None
 

@@ -22,6 +22,8 @@ def table(arm: PredictedArm) -> list[list[str]]:
     ]  # fmt: skip
     if any(point.step_parts_ms["input"] for point in arm.points):
         titles.append("input ms")
+    if any(point.fraction_training < 1 for point in arm.points):
+        titles.append("time in steps")
     rows = [[*titles, *(["predicted $ per million images"] if with_price else [])]]
     for point in arm.points:
         parts = point.step_parts_ms
@@ -37,6 +39,7 @@ def table(arm: PredictedArm) -> list[list[str]]:
             f"{parts['waiting for the slowest']:,.1f}",
         ]
         row += [f"{parts['input']:,.1f}"] if "input ms" in titles else []
+        row += [f"{point.fraction_training:.0%}"] if "time in steps" in titles else []
         rows.append([*row, *([figure(point.dollars_per_million_images, "{:,.2f}")] if with_price else [])])
     return rows
 
@@ -47,6 +50,8 @@ def _between(shown: Range, form: str) -> str:
 
 def notes(arm: PredictedArm) -> Iterator[str]:
     """What stands below the table of an arm: where it stops paying, goals, what was measured and what is assumed."""
+    if arm.misfit:
+        yield f"{arm.name}: {arm.misfit}."
     yield arm.sentence
     yield from (f"{goal.sentence}." for goal in arm.goals)
     measured = f"measured on {counted(arm.measured_nodes, 'node')}: {arm.computing_ms:.1f} ms without exchange"

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpcompare.projection.document import PredictedPoint, Projection, Range
 from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
-from dpcompare.system.words import counted
+from dpcompare.system.words import counted, joined
 
 
 def projection_plots(projection: Projection) -> list[Plot]:
@@ -21,13 +21,14 @@ def projection_plots(projection: Projection) -> list[Plot]:
             name="predicted-speed",
             title="Predicted speed",
             explanation=f"Predicted images per second over {projection.link} between nodes. Each band reaches from "
-            "high latency and the measured spread between processes to low latency and equally fast processes.",
+            "high latency and the measured spread between processes to low latency and equally fast processes."
+            f"{_misfits(projection)}",
             chart=_over_nodes(alt, projection, "images_per_second", "predicted images/s", scale="log"),
         ),
         Plot(
             name="predicted-efficiency",
             title="Predicted efficiency",
-            explanation="Relative to the same devices with no gradient exchange and no waiting.",
+            explanation=f"Relative to the same devices with no gradient exchange and no waiting.{_misfits(projection)}",
             chart=_over_nodes(alt, projection, "efficiency", "predicted efficiency", scale="linear"),
         ),
     ]
@@ -37,11 +38,17 @@ def projection_plots(projection: Projection) -> list[Plot]:
             Plot(
                 name="predicted-cost",
                 title="Predicted cost",
-                explanation="Of a million images, at the price of a device per hour; bands follow from the speed.",
+                explanation="Of a million images, at the price of a device per hour; bands follow from the speed."
+                f"{_misfits(projection)}",
                 chart=_over_nodes(alt, projection, "dollars_per_million_images", title, scale="log"),
             )
         )
     return plots
+
+
+def _misfits(projection: Projection) -> str:
+    names = [arm.name for arm in projection.arms if arm.misfit]
+    return f" Not to be relied on: {joined(names)}, whose measured steps the model is far off." if names else ""
 
 
 def _over_nodes(alt: Any, projection: Projection, field: str, title: str, *, scale: str) -> Any:

@@ -16,6 +16,7 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
+from dpcompare.errors import RequestError
 from dpcompare.launch.engines import NodesEnded, hosts
 from dpcompare.launch.engines.hosts import SSH
 from dpcompare.launch.node import _node_context
@@ -110,6 +111,12 @@ def test_ctrl_c_ends_the_hosts_too(tmp_path):
     run.communicate(timeout=60)
     assert run.returncode == 130
     assert [terminal.wait(20) for terminal in terminals] == [1, 1]
+
+
+@pytest.mark.parametrize("rate", ["0", "0gbit", "0.00001kbit", "1e-3gbit", "1tbit", "12.5GB/s", "9" * 400 + "gbit"])
+def test_a_link_that_is_no_rate_is_refused(rate):
+    with pytest.raises(RequestError, match=f"link: received '{rate}'; expected a rate in kbit, mbit or gbit"):
+        Placement(engine="namespaces", link=rate)
 
 
 @pytest.mark.torch

@@ -178,7 +178,7 @@ def test_arms_on_several_clusters_fit_one_machine():
     assert arm.measured_nodes == 2  # four processes shared two cores
     assert arm.refitted_step_ms == pytest.approx(arm.measured_step_ms, rel=0.1)
     assert arm.copying_ns_per_byte > 0
-    assert document.left_out["torch ddp 4x1"].endswith("and is used to fit the constants")
+    assert document.left_out["torch ddp 4x1"].startswith("apart from cluster, link and batch, its step is")
     (alone,) = predicted(four, nodes=(4, 8)).arms
     assert alone.assumed[0].startswith(
         "its replicas had 0.5 cores each; with a full core each, computing is assumed to be 2 times as fast"
@@ -270,6 +270,43 @@ def test_overheads_and_prices_are_of_all_devices():
     (starved,) = predicted(arm_of(config_of()), surroundings=storage, target_efficiency=0.5).arms
     assert starved.points[-1].step_parts_ms["input"] > 0
     assert "no link is fast enough" in starved.goals[0].sentence
+
+
+def test_a_model_that_is_far_off_the_measured_step_says_so_wherever_its_figures_are():
+    # Of small models: what the exchange takes is for each message, not for each byte.
+    small = Gradients(num_bytes=3000, messages=(3000,))
+    document = predicted(
+        arm_of(config_of(), 0.045, 0.002, gradients=small),
+        arm_of(config_of("tensorflow", "multiworker"), gradients=ONE_PACK),
+    )
+    far, near = document.arms
+    assert near.misfit is None
+    assert far.misfit == "do not rely on this: the model gives 2.3 ms for a step that was measured at 45.0 ms"
+    assert far.misfit in shown.as_markdown(document)
+    assert f"{far.name}: {far.misfit}." in shown.notes(far)
+    assert all(f"Not to be relied on: {far.name}, whose" in plot.explanation for plot in projection_plots(document))
+    study = Collection(arms=[arm_of(config_of(), 0.045, 0.002, gradients=small)], repeats=1)
+    assert predicted_speed(study, config_of(nodes=4))[1].endswith(far.misfit)
+
+
+def test_what_figures_include_is_said():
+    failing = Overheads(checkpoint_every=1000, checkpoint_seconds=10, node_mtbf_seconds=3.6e6, restart_seconds=60)
+    document = predicted(arm_of(config_of()), surroundings=Surroundings(overheads=failing), dollars_per_device_hour=2.5)
+    (arm,) = document.arms
+    told = " ".join(shown.closing(document))
+    assert "A message between nodes takes 10 us before its first byte arrives (5 to 20 us)." in told
+    assert (
+        "include a checkpoint of 10 s every 1,000 steps, and failures: each node fails every 1,000 hours on average, "
+        "which costs 60 s and half of the steps between two checkpoints."
+    ) in told
+    titles, *rows = shown.table(arm)
+    for row, point in zip(rows, arm.points, strict=True):
+        assert row[titles.index("time in steps")] == f"{point.fraction_training:.0%}"
+        made = point.fraction_training * point.devices * arm.batch_per_device / point.step_ms * 1000
+        assert point.images_per_second.typical == pytest.approx(made)
+    asked = document.conditions
+    assert (asked.node_mtbf_hours, asked.checkpoint_every, asked.dollars_per_device_hour) == (1000, 1000, 2.5)
+    assert "time in steps" not in shown.table(predicted(arm_of(config_of())).arms[0])[0]
 
 
 @pytest.mark.parametrize(
@@ -456,7 +493,12 @@ def test_settings_that_do_not_change_a_step_are_settings():
     ("options", "expected"),
     [
         (("--link", "fast"), "--link: received 'fast', expected a rate"),
+        (("--link", "0.0001kbit"), "--link: received '0.0001kbit', expected a rate such as"),
+        (("--link", "1001tbit"), "from 1kbit to 1000tbit"),
         (("--latency", "5"), "--latency: received '5'"),
+        (("--latency", "61s"), "of at most 60s"),
+        (("--price", "1e308"), "is not in the range"),
+        (("--checkpoint-every", "9" * 321), "is not in the range"),
         (("--nodes", "9" * 400), "expected numbers from 1 to 1000000"),
         (("--latency", "9" * 400 + "s"), "--latency: received '999"),
         (("--price", "nan"), "--price: received nan, expected a finite number"),

@@ -36,7 +36,7 @@ UNKNOWN_POLL_SECONDS = 15.0
 """How long it is not asked again where it has not told: the nodes are looked after meanwhile."""
 SUBMIT_SECONDS = 900.0
 """How long it may take to accept a job; the nodes of one that it accepts later find nobody, and end."""
-COMPLETING_SECONDS = 3.0
+COMPLETING_SECONDS = 8.0
 """How long the state behind COMPLETING, with which a job begins to end, is waited for: it says why."""
 CANCEL_SECONDS = 15.0
 """How long a job that was cancelled may take to end before it is killed: TensorFlow catches SIGTERM."""
