@@ -83,6 +83,12 @@ class Case:
     """That were planted into each step, where they cannot be hidden; None: by how much longer a step takes."""
 
 
+def _tiny_of_larger_batch(times: int) -> Case:
+    """Of which `explain` sees nothing: it tells what does not grow with the batch."""
+    workload = TINY | {"global_batch_size": times * TINY["global_batch_size"]}
+    return Case(workload=workload, nodes=1, num_cores=1, variants=("as it is", "no input"))
+
+
 CASES = {
     "healthy": Case(workload=HEALTHY, nodes=1),
     "healthy, 2 nodes": Case(workload=HEALTHY),
@@ -103,18 +109,8 @@ CASES = {
     "tiny batches": Case(
         workload=TINY, nodes=1, num_cores=1, part="launching", beside=("twice the batch", "8 times the batch")
     ),
-    "twice the batch": Case(
-        workload=TINY | {"global_batch_size": 2 * TINY["global_batch_size"]},
-        nodes=1,
-        num_cores=1,
-        variants=("as it is", "no input"),
-    ),
-    "8 times the batch": Case(
-        workload=TINY | {"global_batch_size": 8 * TINY["global_batch_size"]},
-        nodes=1,
-        num_cores=1,
-        variants=("as it is", "no input"),
-    ),
+    "twice the batch": _tiny_of_larger_batch(2),
+    "8 times the batch": _tiny_of_larger_batch(8),
 }
 
 

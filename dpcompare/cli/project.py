@@ -16,9 +16,10 @@ from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
     from dpcompare.projection.document import Projection
-    from dpcompare.projection.prediction import ProjectionRequest
+    from dpcompare.projection.request import ProjectionRequest
 
 HOUR = 3600.0
+RESTART_SECONDS = 300.0
 
 
 @click.command()
@@ -88,10 +89,8 @@ HOUR = 3600.0
 @click.option(
     "--restart-seconds",
     type=click.FloatRange(0, 1e6),
-    default=300.0,
-    show_default=True,
     metavar="SECONDS",
-    help="How long a restart takes after a failure.",
+    help="How long a restart takes after a failure; needs --mtbf.  [default: 300]",
 )
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")
@@ -155,13 +154,15 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
     """What is asked for, all of it checked before a study is read."""
     from dpcompare.projection.link import link_between_nodes, link_within_nodes, rate_of
     from dpcompare.projection.overheads import Overheads, Surroundings
-    from dpcompare.projection.prediction import ProjectionRequest
+    from dpcompare.projection.request import ProjectionRequest
 
     for name in ("price", "checkpoint_seconds", "mtbf", "restart_seconds"):
         if values[name] is not None and not math.isfinite(values[name]):
             raise RequestError(f"--{name.replace('_', '-')}: received {values[name]}, expected a finite number")
     if (values["checkpoint_every"] is None) != (values["checkpoint_seconds"] is None):
         raise RequestError("--checkpoint-every and --checkpoint-seconds: received one of them, expected both")
+    if values["restart_seconds"] is not None and values["mtbf"] is None:
+        raise RequestError("--restart-seconds: received without --mtbf, expected both: restarts follow failures")
     if values["mtbf"] is not None and values["checkpoint_every"] is None:
         raise RequestError(
             "--mtbf: received without --checkpoint-every and --checkpoint-seconds, expected both: without checkpoints "
@@ -182,7 +183,7 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
                 checkpoint_every=values["checkpoint_every"],
                 checkpoint_seconds=values["checkpoint_seconds"] or 0.0,
                 node_mtbf_seconds=values["mtbf"] * HOUR if values["mtbf"] else None,
-                restart_seconds=values["restart_seconds"],
+                restart_seconds=RESTART_SECONDS if values["restart_seconds"] is None else values["restart_seconds"],
             ),
         ),
         target_efficiency=values["target_efficiency"],

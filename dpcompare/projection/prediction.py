@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
@@ -11,9 +11,9 @@ from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
-from dpcompare.projection.link import NETWORK_LATENCY, Link, link_between_nodes, rate_in_words
-from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
-from dpcompare.projection.overheads import Surroundings
+from dpcompare.projection.link import NETWORK_LATENCY, rate_in_words
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any, spans_machines
+from dpcompare.projection.request import ProjectionRequest
 from dpcompare.projection.step import Step, StepWork, band
 from dpcompare.system.words import counted
 
@@ -34,49 +34,6 @@ OF_CLUSTERS = frozenset({
 """Knobs, beside those of scaling, in which arms on different clusters differ by nature."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProjectionRequest:
-    """What is to be predicted."""
-
-    nodes: tuple[int, ...] = ()
-    """Empty: from those measured on, doubled up to MOST_NODES."""
-    devices_per_node: int | None = None
-    between: Link = field(default_factory=lambda: link_between_nodes("100gbit"))
-    within: Link | None = None
-    """None: as fast as memory, whose copies are in the fitted constant."""
-    overlap: bool = True
-    """Whether what was measured to overlap does; without, every message waits for the backward pass."""
-    measured_link: str | None = None
-    """The rate of the link of the machines that were measured, where they were several."""
-    arms: tuple[str, ...] = ()
-    """Names of those to be predicted; empty: all."""
-    dollars_per_device_hour: float | None = None
-    surroundings: Surroundings = field(default_factory=Surroundings)
-    target_efficiency: float | None = None
-    target_throughput: float | None = None
-
-    def __post_init__(self) -> None:
-        _check(self)
-
-
-def _check(request: ProjectionRequest) -> None:
-    if wrong := [count for count in request.nodes if not 1 <= count <= MOST_ASKED_FOR]:
-        raise RequestError(f"--nodes: received {wrong[0]}, expected numbers from 1 to {MOST_ASKED_FOR}, such as 2,4,8")
-    if request.devices_per_node is not None and not 1 <= request.devices_per_node <= MOST_ASKED_FOR:
-        raise RequestError(
-            f"--devices-per-node: received {request.devices_per_node}, expected a number from 1 to {MOST_ASKED_FOR}"
-        )
-    if request.target_efficiency is not None and not 0 < request.target_efficiency < 1:
-        raise RequestError(
-            f"--target-efficiency: received {request.target_efficiency:g}, expected a number between 0 and 1, such as "
-            "0.9"
-        )
-    if request.target_throughput is not None and not 0 < request.target_throughput < float("inf"):
-        raise RequestError(
-            f"--target-throughput: received {request.target_throughput:g}, expected images per second above 0"
-        )
-
-
 def project(collection: Collection, request: ProjectionRequest) -> Projection:
     """Predict every arm of a study on other clusters.
 
@@ -84,6 +41,11 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
         RequestError: nothing can be predicted of any arm, the arms may not be compared, or a cluster is smaller than
             the measured one.
     """
+    if request.measured_link and not any(spans_machines(arm.config) for arm in collection.arms):
+        raise RequestError(
+            f"--measured-link: received {request.measured_link!r} with runs on one machine; expected runs on several "
+            "machines"
+        )
     within = request.within or NO_LIMIT
     arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link, within=within)
     arms = _on_several_nodes(arms, request, left_out)
@@ -94,29 +56,12 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
         intra_link=within.name,
         devices_per_node=request.devices_per_node,
         overlap="measured" if request.overlap else "none",
-        conditions=_conditions(request),
+        conditions=request.conditions,
         verdict=sheet.verdict,
         summary=sheet.summary,
         left_out=left_out,
         arms=predicted,
         sentences=list(_sentences(request)),
-    )
-
-
-def _conditions(request: ProjectionRequest) -> Conditions:
-    latency, surroundings = request.between.latency, request.surroundings
-    overheads = surroundings.overheads
-    mtbf = overheads.node_mtbf_seconds
-    return Conditions(
-        latency_us=Range(low=1e6 * latency.low, typical=1e6 * latency.typical, high=1e6 * latency.high),
-        storage_bytes_per_second=surroundings.storage_bytes_per_second,
-        checkpoint_every=overheads.checkpoint_every,
-        checkpoint_seconds=overheads.checkpoint_seconds,
-        node_mtbf_hours=None if mtbf is None else mtbf / 3600,
-        restart_seconds=overheads.restart_seconds,
-        dollars_per_device_hour=request.dollars_per_device_hour,
-        target_efficiency=request.target_efficiency,
-        target_throughput=request.target_throughput,
     )
 
 
@@ -165,7 +110,7 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
         "delay. Anywhere else, on GPUs and between real machines, no accuracy is claimed."
     )
     yield "Each device keeps its measured batch, so the global batch grows with the number of devices."
-    conditions = _conditions(request)
+    conditions = request.conditions
     us = conditions.latency_us
     yield (
         f"A message between nodes takes {us.typical:.3g} us before its first byte arrives "

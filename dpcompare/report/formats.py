@@ -278,7 +278,7 @@ class Unstable:
                     yield f"unstable holds for {row.name}: {remark.kind}: {remark.sentence}"
 
 
-_CONDITION_SUBJECTS = ("ratio", "efficiency", "accuracy", "images_per_second")
+_CONDITION_SUBJECTS = ("ratio", "efficiency", "accuracy", "images_per_second", "steady_images_per_second")
 
 
 def parse_condition(text: str) -> Condition | Unstable:

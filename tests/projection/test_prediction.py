@@ -17,8 +17,9 @@ from dpcompare.projection.family import NOT_OF_A_STEP, NOT_OF_A_STEP_OF_WORKLOAD
 from dpcompare.projection.link import link_between_nodes, link_within_nodes
 from dpcompare.projection.overheads import Overheads, Surroundings
 from dpcompare.projection.planned import predicted_speed
-from dpcompare.projection.prediction import ProjectionRequest, project
+from dpcompare.projection.prediction import project
 from dpcompare.projection.published import PUBLISHED, published_table
+from dpcompare.projection.request import ProjectionRequest
 from dpcompare.report import projection as shown
 from dpcompare.report.projection_plots import projection_plots
 from dpcompare.results.events import EventLog
@@ -319,6 +320,7 @@ def test_what_figures_include_is_said():
         ([arm_of(config_of())], {"nodes": (0,)}, "--nodes: received 0"),
         ([arm_of(config_of(), dpcompare_version="0.0.9")], {}, "received results of dpcompare 0.0.9"),
         ([arm_of(config_of())], {"arms": ("torch dp",)}, "--arm: received torch dp, expected some of torch ddp 2x1"),
+        ([arm_of(config_of())], {"measured_link": "10gbit"}, "--measured-link: received .10gbit. with runs on one"),
         ([arm_of(config_of())], {"target_efficiency": 1.5}, "--target-efficiency: received 1.5"),
         ([arm_of(config_of())], {"target_throughput": float("nan")}, "--target-throughput: received nan"),
         (
@@ -498,6 +500,7 @@ def test_settings_that_do_not_change_a_step_are_settings():
         (("--latency", "5"), "--latency: received '5'"),
         (("--latency", "61s"), "of at most 60s"),
         (("--price", "1e308"), "is not in the range"),
+        (("--restart-seconds", "10"), "--restart-seconds: received without --mtbf"),
         (("--checkpoint-every", "9" * 321), "is not in the range"),
         (("--nodes", "9" * 400), "expected numbers from 1 to 1000000"),
         (("--latency", "9" * 400 + "s"), "--latency: received '999"),

@@ -41,6 +41,8 @@ def test_names_cannot_break_out_of_markdown_or_csv():
         ("ratio<0.97", False),
         ("ratio>1.2", True),
         ("images_per_second<120", True),
+        ("steady_images_per_second<1", False),
+        ("steady_images_per_second>1", True),
         ("accuracy<0.4", False),
         ("efficiency<0.5", True),  # there is none, which is no success
     ],
