@@ -48,7 +48,8 @@ def find_images(root: Path) -> ImageFiles:
         raise RequestError(f"dataset {str(root)!r} holds no images; {LAYOUTS}")
     if len(found.classes) < 2:
         only = root / found.classes[0]
-        deeper = [folder.name for folder in _subfolders(only) if _count_images(folder)] if only.is_dir() else []
+        is_there = os.path.isdir(only)  # noqa: PTH112 (a list may name what is no name of a file)
+        deeper = [folder.name for folder in _subfolders(only) if _count_images(folder)] if is_there else []
         hint = f" Did you mean {str(only)!r}, which holds {len(deeper)} folders of images?" if len(deeper) > 1 else ""
         raise RequestError(
             f"dataset {str(root)!r} has one class only ({found.classes[0]!r}); expected at least 2; {LAYOUTS}.{hint}"
