@@ -78,14 +78,14 @@ class Case:
     """Those that are run, of a case that is not judged itself; None: all."""
     beside: tuple[str, ...] = ()
     """The cases from which the size of this one is told: the same without what was planted; of launching, the steps of
-    two other batches, which `explain` does not see."""
+    two smaller batches, which `explain` does not see: steps grow by more per image the larger the batch is."""
     seconds: float | None = None
     """That were planted into each step, where they cannot be hidden; None: by how much longer a step takes."""
 
 
-def _tiny_of_larger_batch(times: int) -> Case:
-    """Of which `explain` sees nothing: it tells what does not grow with the batch."""
-    workload = TINY | {"global_batch_size": times * TINY["global_batch_size"]}
+def _tinier(images: int) -> Case:
+    """`explain` does not see this run, which shows what a step of no images takes."""
+    workload = TINY | {"global_batch_size": images}
     return Case(workload=workload, nodes=1, num_cores=1, variants=("as it is", "no input"))
 
 
@@ -107,10 +107,10 @@ CASES = {
         workload=EXCHANGES, placement=Placement(engine="namespaces"), variants=("as it is", "no exchange")
     ),
     "tiny batches": Case(
-        workload=TINY, nodes=1, num_cores=1, part="launching", beside=("twice the batch", "8 times the batch")
+        workload=TINY, nodes=1, num_cores=1, part="launching", beside=("batches of one", "batches of two")
     ),
-    "twice the batch": _tiny_of_larger_batch(2),
-    "8 times the batch": _tiny_of_larger_batch(8),
+    "batches of one": _tinier(1),
+    "batches of two": _tinier(2),
 }
 
 
@@ -195,7 +195,7 @@ def sizes(name: str, cases: Mapping[str, Case], found: Mapping[str, Found]) -> t
     if case.part == "launching":
         # Without input, which has a part of its own: some of it does not grow with the batch either.
         batches = [(cases[each].workload["global_batch_size"], found[each].without_input()) for each in case.beside]
-        return step_of_no_images(batches), size, "ms, by a line through 2 and 8 times the batch"
+        return step_of_no_images(batches), size, "ms, by a line through batches of 1 and 2"
     (beside,) = (found[each] for each in case.beside)
     true = 1000 * case.seconds if case.seconds else planted.step_milliseconds - beside.step_milliseconds
     return true, size - beside.milliseconds(case.part), "ms more than without"
