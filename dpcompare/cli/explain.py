@@ -137,7 +137,7 @@ def _refuse_other_link(config: RunConfig, measured_link: str | None) -> None:
         raise RequestError(
             f"--measured-link: received {measured_link!r} with a run that has --link {link}; expected only one of them"
         )
-    if config.cluster.simulated or config.cluster.num_nodes == 1:
+    if not config.cluster.spans_machines:
         raise RequestError(
             f"--measured-link: received {measured_link!r} with a run on one machine; expected a run on several "
             "machines, as of --engine hosts or slurm. Simulated nodes get a link by --engine namespaces --link RATE"

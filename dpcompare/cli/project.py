@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 HOUR = 3600.0
 RESTART_SECONDS = 300.0
+"""Where --mtbf comes without --restart-seconds: no default of the option, which would not show that it was left out."""
 
 
 @click.command()
@@ -90,7 +91,7 @@ RESTART_SECONDS = 300.0
     "--restart-seconds",
     type=click.FloatRange(0, 1e6),
     metavar="SECONDS",
-    help="How long a restart takes after a failure; needs --mtbf.  [default: 300]",
+    help=f"How long a restart takes after a failure; needs --mtbf.  [default: {RESTART_SECONDS:g}]",
 )
 @click.option("--html", metavar="FILE", help="The page of the study, with a section of what is predicted.")
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")

@@ -57,6 +57,11 @@ class Cluster(Config):
         return tuple(device for node in self.nodes for device in node.devices)
 
     @property
+    def spans_machines(self) -> bool:
+        """Whether its nodes are several machines, whose link a run cannot tell."""
+        return not self.simulated and self.num_nodes > 1
+
+    @property
     def in_words(self) -> str:
         """Such as `2 nodes x 4 GPUs`, which cannot be read the other way round as `2x4` can."""
         return topology_in_words(self.num_nodes, self.devices_per_node, self.device_type)

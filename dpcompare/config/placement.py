@@ -67,6 +67,6 @@ class Placement(Config):
 
 
 def _is_rate(text: str) -> bool:
-    """Whether tc(8) takes it as the rate of a queue."""
+    """Whether it is a rate that `tc` can limit a link to, in a unit that is allowed here."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text, re.ASCII)
     return found is not None and 1 <= float(found[1]) * {"k": 1, "m": 1e3, "g": 1e6}[found[2]] <= 1e9

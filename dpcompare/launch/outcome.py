@@ -80,7 +80,7 @@ class LaunchOutcome:
     reasons: list[str] = field(default_factory=list)
     """What ended it from outside: another machine, the engine, or `stopped_by`."""
     cause: str | None = None
-    """The one of these of which all else follows, whatever the processes say; None where there is none."""
+    """What ended it from outside and explains all else, whatever the processes say; None where nothing did."""
 
     @property
     def failed(self) -> bool:

@@ -50,11 +50,15 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
     engine = load_engine(config.placement.engine)
     rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.topology.num_processes))
-    watch = NodesWatch(rendezvous, deadlines, may_queue=engine.MAY_QUEUE)
+    watch = NodesWatch(
+        rendezvous, deadlines, may_queue=engine.MAY_QUEUE, processes_per_node=config.topology.processes_per_node
+    )
 
-    def look(poll_exit: PollExit) -> None:
+    def look(poll_exit: PollExit | None) -> None:
         reason = callbacks.stopped_by()
-        watch.look((lambda: NodesEnded(why=reason, is_cause=True)) if reason else poll_exit)
+        # What has gone wrong before was no consequence of it.
+        ended = NodesEnded(why=reason, is_cause=not watch.any_unsuccessful) if reason else None
+        watch.look((lambda: ended) if ended else poll_exit)
 
     with signals_held() as signals, rendezvous.beating() as check_beat, ExitStack() as nodes:
         try:
@@ -91,58 +95,72 @@ class State(Enum):
 class NodesWatch:
     """What is known of the nodes, and whether to wait any longer."""
 
-    def __init__(self, rendezvous: Rendezvous, deadlines: Deadlines, *, may_queue: bool) -> None:
+    def __init__(
+        self, rendezvous: Rendezvous, deadlines: Deadlines, *, may_queue: bool, processes_per_node: int = 1
+    ) -> None:
         self._rendezvous, self._deadlines = rendezvous, deadlines
+        self._processes_per_node = processes_per_node
         self._state = State.WAITING
         self._num_joined = self._num_reached = 0
         self._outcomes: dict[int, NodeOutcome] = {}
         self._started_at: float | None = None
         self._ended: NodesEnded | None = None
-        self._raised = self._terminated = False
+        self._raised = False
+        self._terminated: set[int] = set()
+        """Nodes of processes that were terminated, by whomever."""
+        self._engine_may_tell = True
         self._silence = Deadline(math.inf if may_queue else deadlines.start)
         self._end = Deadline(math.inf)
 
     @property
     def succeeded(self) -> bool:
         """Whether every node has ended, and well."""
-        return len(self._outcomes) == self._rendezvous.num_nodes and not self._any_unsuccessful()
+        return len(self._outcomes) == self._rendezvous.num_nodes and not self.any_unsuccessful
+
+    @property
+    def any_unsuccessful(self) -> bool:
+        """Whether any node is known to have ended otherwise."""
+        return not all(outcome.succeeded for outcome in self._outcomes.values())
 
     def hear(self, event: Event) -> None:
         """Note a sign of life, and how a training process has ended."""
         self._silence.restart()
         self._raised |= isinstance(event, Failed)
-        self._terminated |= isinstance(event, Stopped)
+        if isinstance(event, Stopped):
+            self._terminated.add(event.process_rank // self._processes_per_node)
 
     def is_over(self) -> bool:
         """Whether there is nothing more to wait for."""
         if self._end.passed:
             return True
-        has_cause = self._ended is not None or not self._were_ended_from_outside()
-        return len(self._outcomes) == self._rendezvous.num_nodes and has_cause
+        return len(self._outcomes) == self._rendezvous.num_nodes and not self._engine_may_explain()
 
-    def look(self, poll_exit: PollExit) -> None:
+    def look(self, poll_exit: PollExit | None) -> None:
         """Read what the nodes have written, and ask whether they still run."""
         self._outcomes = self._rendezvous.outcomes()
+        self._engine_may_tell = poll_exit is not None
         self._count_nodes()
-        if self._any_unsuccessful():
+        if self.any_unsuccessful:
             # Nodes that have joined end by themselves; others will not join any more.
             everyone = len(self._outcomes) >= self._num_joined
-            last_word = ENGINE_SECONDS if self._were_ended_from_outside() else LAST_WRITE_SECONDS
+            last_word = ENGINE_SECONDS if self._engine_may_explain() else LAST_WRITE_SECONDS
             self._stop_within(last_word if everyone else NODES_STOP_SECONDS)
         if self._ended is None:
             self._find_end(poll_exit)
 
-    def _were_ended_from_outside(self) -> bool:
-        """Whether nodes were stopped, or processes terminated, and none says why: the engine may know."""
+    def _engine_may_explain(self) -> bool:
+        """Whether nodes were stopped, or processes terminated, and none says why: the engine may, and has not yet."""
         outcomes = self._outcomes.values()
+        if not self._engine_may_tell or self._ended is not None:
+            return False
         if self._raised or any(each.message or each.stalled or each.vanished for each in outcomes):
             return False
-        return self._terminated or (
-            any(each.stopped for each in outcomes) and not any(each.failed for each in outcomes)
-        )
+        were_stopped = any(each.stopped for each in outcomes) and not any(each.failed for each in outcomes)
+        return were_stopped or self._were_terminated()
 
-    def _any_unsuccessful(self) -> bool:
-        return not all(outcome.succeeded for outcome in self._outcomes.values())
+    def _were_terminated(self) -> bool:
+        """Whether processes were, of nodes that were not stopped themselves."""
+        return any(not each.stopped and each.node_rank in self._terminated for each in self._outcomes.values())
 
     def _count_nodes(self) -> None:
         num_joined, num_reached = len(self._rendezvous.node_infos()), len(self._rendezvous.reached())
@@ -155,9 +173,9 @@ class NodesWatch:
         if num_reached == self._rendezvous.num_nodes and self._started_at is None:
             self._started_at = time.time()
 
-    def _find_end(self, poll_exit: PollExit) -> None:
+    def _find_end(self, poll_exit: PollExit | None) -> None:
         silent = self._silence.passed  # before the engine reports something, which may be held up too
-        self._ended = poll_exit()
+        self._ended = poll_exit() if poll_exit else None
         if self._ended:
             self._stop_within(LAST_WRITE_SECONDS)
         elif silent and self._state is not State.STOPPING:
@@ -191,7 +209,7 @@ class NodesWatch:
             outcome.reasons.append(", ".join(f"node {each.node_rank} ({each.host}) was stopped" for each in stopped))
         if self._ended and self._ended.is_cause and not self.succeeded:
             outcome.cause = self._ended.why
-        elif self._ended and outcome.failed and (missing or stopped or self._terminated):
+        elif self._ended and outcome.failed and (missing or stopped or self._were_terminated()):
             outcome.reasons.append(self._ended.why)
         return outcome
 

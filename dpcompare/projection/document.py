@@ -65,17 +65,25 @@ class Goal(_Shown):
     sentence: str
 
 
-class Conditions(_Shown):
-    """What was asked for beside nodes and rates; None: not asked for."""
+class Latency(_Shown):
+    """How long a message takes to begin, as a range."""
 
-    latency_us: Range
+    low: float
+    typical: float
+    high: float
+
+
+class Conditions(_Shown):
+    """What was asked for beside nodes and links; None: not asked for."""
+
+    latency_us: Latency
     """Of a message between nodes."""
     storage_bytes_per_second: float | None
     checkpoint_every: int | None
     """Steps."""
-    checkpoint_seconds: float
+    checkpoint_seconds: float | None
     node_mtbf_hours: float | None
-    restart_seconds: float
+    restart_seconds: float | None
     dollars_per_device_hour: float | None
     target_efficiency: float | None
     target_throughput: float | None

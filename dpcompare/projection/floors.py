@@ -85,7 +85,7 @@ def _floors(config: RunConfig, result: RunResult, measured_link: str | None) -> 
     size = f"{gradient_bytes / 1e6:.3g} MB of gradients"
     if (interconnect := interconnect_of(config, result, measured_link)) is None:
         where = "between the nodes" if config.cluster.num_nodes > 1 else "between the devices"
-        has_machines = config.cluster.num_nodes > 1 and not config.cluster.simulated
+        has_machines = config.cluster.spans_machines
         fix = "; name it with --measured-link" if has_machines else ""
         words = f"not known ({size} over a link of unknown speed {where}{fix})"
         yield "exchange", Floor(seconds=None, words=words)

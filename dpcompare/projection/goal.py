@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 from dpcompare.projection.collectives import Interconnect
@@ -14,8 +14,8 @@ FASTEST_LINK = 1e13
 LARGEST_BATCH_FACTOR = 4096
 MOST_ASKED_FOR = 1_000_000
 STRIDE = 1.05
-"""By which the values that are tried grow: with failures, too large a batch or cluster is worse than a smaller one, so
-that the largest being not enough says nothing of the others."""
+"""By which the numbers that are tried grow: with failures, a larger batch or cluster can be worse than a smaller one,
+so the largest not being enough says nothing about the others."""
 
 ALONE = Surroundings()
 
@@ -47,11 +47,11 @@ def batch_for_efficiency(
     What a device's memory can hold is not known here.
     """
 
-    def enough(batch: float) -> bool:
+    def enough(batch: int) -> bool:
         return surroundings.efficiency(work.with_batch(batch), interconnect) >= target
 
-    found = _least(enough, 1.0, work.batch_per_device * LARGEST_BATCH_FACTOR, among=work.batch_per_device)
-    return None if found is None else -int(-found // 1)
+    here = -int(-work.batch_per_device // 1)
+    return _fewest(enough, 1, here * LARGEST_BATCH_FACTOR, also=here)
 
 
 def nodes_for_throughput(
@@ -77,39 +77,47 @@ def nodes_for_throughput(
     def enough(nodes: int) -> bool:
         return surroundings.images_per_second(work, interconnect.with_nodes(nodes)) >= target
 
-    low = least - 1
-    high = least
-    while not enough(high):
-        if high >= most:
-            return None
-        low, high = high, min(most, max(high + 1, int(high * STRIDE)))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return _fewest(enough, least, most)
 
 
-def _least(enough: Callable[[float], bool], least: float, most: float, *, among: float | None = None) -> float | None:
-    """The least value that is enough, to a millionth; None where none of those that are tried is, `among` them."""
-    low = least
-    for high in _strides(least, most, among):
-        if enough(high):
-            break
-        low = high
-    else:
+def _least(enough: Callable[[float], bool], low: float, high: float) -> float | None:
+    """The least value that is enough, to a thousandth; None where the largest is not."""
+    if not enough(high):
         return None
-    while high / low > 1 + 1e-6:
+    if enough(low):
+        return low
+    while high / low > 1.001:
         middle = (low * high) ** 0.5
         low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
-def _strides(least: float, most: float, among: float | None) -> Iterator[float]:
-    value = least
-    while value < most:
-        yield value
-        following = min(most, value * STRIDE)
-        if among is not None and value < among < following:
-            yield among
-        value = following
-    yield most
+def _fewest(enough: Callable[[int], bool], least: int, most: int, *, also: int | None = None) -> int | None:
+    """The least number that is enough, as far as strides find it; None where none that is tried is.
+
+    Args:
+        enough: whether a number is; with failures, also a larger one may not be.
+        least: from which on numbers are tried.
+        most: up to which.
+        also: one that is tried in any case.
+    """
+    below = least - 1
+    for number in _strides(least, most, also):
+        if enough(number):
+            break
+        below = number
+    else:
+        return None
+    while number - below > 1:
+        middle = (below + number) // 2
+        below, number = (below, middle) if enough(middle) else (middle, number)
+    return number
+
+
+def _strides(least: int, most: int, also: int | None) -> list[int]:
+    found = {most} if also is None else {most, also}
+    number = least
+    while number < most:
+        found.add(number)
+        number = max(number + 1, int(number * STRIDE))
+    return sorted(found)

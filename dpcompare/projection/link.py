@@ -122,6 +122,12 @@ def duration_of(text: str, option: str) -> float:
     return seconds
 
 
+def duration_in_words(seconds: float) -> str:
+    """A duration as one types it: 5e-4 as 500us."""
+    unit = next((unit for unit in ("s", "ms", "us") if seconds >= _SECONDS[unit]), "ns")
+    return f"{seconds / _SECONDS[unit]:.3g}{unit}"
+
+
 def tcp_link(rate: str, latency: Latency = NO_LATENCY, *, option: str = "--link") -> Link:
     """The link of each node to the others, over TCP, as fast as a rate that `option` was given.
 

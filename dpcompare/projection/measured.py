@@ -261,14 +261,9 @@ def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
     return computed(other) == computed(config) and other.cluster.simulated == config.cluster.simulated
 
 
-def spans_machines(config: RunConfig) -> bool:
-    """Whether a run was on several machines, whose link it cannot tell."""
-    return not config.cluster.simulated and config.cluster.num_nodes > 1
-
-
 def _link_measured_on(config: RunConfig, measured_link: str | None) -> Link:
     """Between the nodes that a run was measured on."""
-    if not spans_machines(config):
+    if not config.cluster.spans_machines:
         return tcp_link(config.placement.link) if config.placement.link else NO_LIMIT
     if measured_link is None:
         raise NotProjectableError("it was measured on several machines; say how they are linked: --measured-link")

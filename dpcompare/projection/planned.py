@@ -74,7 +74,7 @@ def _of_cores(arm: MeasuredArm, per_replica: float) -> str:
 def _link_of(config: RunConfig) -> Link:
     if config.placement.link:
         return link_between_nodes(config.placement.link)
-    return NO_LIMIT if config.cluster.simulated or config.cluster.num_nodes == 1 else link_between_nodes(ASSUMED_LINK)
+    return link_between_nodes(ASSUMED_LINK) if config.cluster.spans_machines else NO_LIMIT
 
 
 def _interconnect(arm: MeasuredArm, config: RunConfig, link: Link, cores: int) -> Interconnect:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 
 from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
@@ -11,8 +11,8 @@ from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
-from dpcompare.projection.link import NETWORK_LATENCY, rate_in_words
-from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any, spans_machines
+from dpcompare.projection.link import NETWORK_LATENCY, duration_in_words, rate_in_words
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
 from dpcompare.projection.request import ProjectionRequest
 from dpcompare.projection.step import Step, StepWork, band
 from dpcompare.system.words import counted
@@ -41,10 +41,11 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
         RequestError: nothing can be predicted of any arm, the arms may not be compared, or a cluster is smaller than
             the measured one.
     """
-    if request.measured_link and not any(spans_machines(arm.config) for arm in collection.arms):
+    asked = [arm.config.cluster for arm in collection.arms if not request.arms or arm.name in request.arms]
+    if request.measured_link and not any(cluster.spans_machines for cluster in asked):
         raise RequestError(
             f"--measured-link: received {request.measured_link!r} with runs on one machine; expected runs on several "
-            "machines"
+            "machines: leave it out"
         )
     within = request.within or NO_LIMIT
     arms, left_out = measured_arms(collection, names=request.arms, measured_link=request.measured_link, within=within)
@@ -111,17 +112,14 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
     )
     yield "Each device keeps its measured batch, so the global batch grows with the number of devices."
     conditions = request.conditions
-    us = conditions.latency_us
-    yield (
-        f"A message between nodes takes {us.typical:.3g} us before its first byte arrives "
-        f"({us.low:.3g} to {us.high:.3g} us)."
-    )
+    low, typical, high = map(duration_in_words, astuple(request.between.latency))
+    yield f"A message between nodes takes {typical} before its first byte arrives ({low} to {high})."
     if (storage := conditions.storage_bytes_per_second) is not None:
         yield f"All nodes together read at most {rate_in_words(storage)} of images."
     if conditions.checkpoint_every:
         yield (
             f"Images per second and efficiency, but not step times, include a checkpoint of "
-            f"{conditions.checkpoint_seconds:g} s every {counted(conditions.checkpoint_every, 'step')}"
+            f"{conditions.checkpoint_seconds:,.12g} s every {counted(conditions.checkpoint_every, 'step')}"
             f"{_of_failures(conditions)}."
         )
     if not request.overlap:
@@ -132,8 +130,8 @@ def _of_failures(conditions: Conditions) -> str:
     if conditions.node_mtbf_hours is None:
         return ""
     return (
-        f", and failures: each node fails every {conditions.node_mtbf_hours:,g} hours on average, which costs "
-        f"{conditions.restart_seconds:g} s and half of the steps between two checkpoints"
+        f", and failures: each node fails every {conditions.node_mtbf_hours:,.12g} hours on average, which costs "
+        f"{conditions.restart_seconds:,.12g} s and half of the steps between two checkpoints"
     )
 
 
@@ -289,7 +287,7 @@ def _goals(
             needs = f"a link of {rate_in_words(rate)}" if rate else "no link is fast enough"
             yield Goal(goal=f"{goal}: link", value=rate and rate * 8, sentence=f"predicted for {goal}: {needs}")
         batch = batch_for_efficiency(work, interconnect, target, request.surroundings)
-        needs = f"{counted(batch, 'image')} per device" if batch else "no batch is large enough"
+        needs = f"{counted(batch, 'image')} per device" if batch else "no batch is enough"
         fixed = "" if work.fixed_seconds else ", where computing grows with the batch in proportion"
         yield Goal(
             goal=f"{goal}: batch per device",

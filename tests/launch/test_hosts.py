@@ -22,7 +22,7 @@ from dpcompare.launch.engines.hosts import SSH
 from dpcompare.launch.node import _node_context
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
-from dpcompare.launch.supervise import NodesWatch
+from dpcompare.launch.supervise import ENGINE_SECONDS, NodesWatch
 from dpcompare.results.events import EventTail, Failed, Started, StepsTrained, Stopped
 from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
@@ -343,6 +343,32 @@ def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by,
     watch.look(lambda: NodesEnded(why="the time limit", is_cause=True))
     assert watch.is_over()
     assert watch.outcome().cause == "the time limit"
+
+
+def test_an_engine_that_cannot_tell_is_not_waited_for(tmp_path):
+    rendezvous = Rendezvous.open(tmp_path, 1)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    watch.hear(Stopped())
+    rendezvous.write_outcome(end(0, status=1))
+    watch.look(None)
+    assert watch.is_over()
+
+
+def test_an_engine_is_waited_for_some_seconds_and_not_for_processes_of_nodes_that_were_stopped(tmp_path, monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
+    rendezvous = Rendezvous.open(tmp_path, 2)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    watch.hear(Stopped(process_rank=1))
+    rendezvous.write_outcome(end(0, status=1))
+    rendezvous.write_outcome(end(1, stopped=True))  # because of the first
+    watch.look(lambda: None)
+    assert watch.is_over()
+    watch.hear(Stopped(process_rank=0))
+    watch.look(lambda: None)
+    assert not watch.is_over()
+    now += ENGINE_SECONDS
+    assert watch.is_over()
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):

@@ -295,7 +295,7 @@ def test_what_figures_include_is_said():
     document = predicted(arm_of(config_of()), surroundings=Surroundings(overheads=failing), dollars_per_device_hour=2.5)
     (arm,) = document.arms
     told = " ".join(shown.closing(document))
-    assert "A message between nodes takes 10 us before its first byte arrives (5 to 20 us)." in told
+    assert "A message between nodes takes 10us before its first byte arrives (5us to 20us)." in told
     assert (
         "include a checkpoint of 10 s every 1,000 steps, and failures: each node fails every 1,000 hours on average, "
         "which costs 60 s and half of the steps between two checkpoints."

@@ -21,6 +21,7 @@ from dpcompare.projection.link import (
     TCP_PAYLOAD,
     Latency,
     Link,
+    duration_in_words,
     duration_of,
     link_between_nodes,
     link_within_nodes,
@@ -197,6 +198,11 @@ def test_goals_are_reached_by_the_link_the_batch_and_the_nodes_that_are_named():
     nodes = nodes_for_throughput(work(), links, 2000)
     assert predict_step(work(), links.with_nodes(nodes)).images_per_second >= 2000
     assert predict_step(work(), links.with_nodes(nodes - 1)).images_per_second < 2000
+
+
+@pytest.mark.parametrize("words", ["500us", "1ms", "2s", "2.7us", "60s", "5ns"])
+def test_durations_are_written_as_they_are_typed(words):
+    assert duration_in_words(duration_of(words, "--latency")) == words
 
 
 def test_goals_that_nothing_reaches_are_said_so():

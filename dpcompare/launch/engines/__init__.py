@@ -31,7 +31,7 @@ class NodesEnded:
 
 
 PollExit = Callable[[], NodesEnded | None]
-"""Returns None while nodes may be running."""
+"""Returns None while nodes may be running. None in its place: the engine never hears how they end."""
 
 
 class Engine(Protocol):
@@ -45,7 +45,7 @@ class Engine(Protocol):
 
     def started(
         self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report
-    ) -> AbstractContextManager[PollExit]:
+    ) -> AbstractContextManager[PollExit | None]:
         """Start every node, or report how to; nodes that still run at the end of the context, long after they were
         stopped, are killed."""
 

@@ -44,14 +44,14 @@ def commands(config: RunConfig, run_dir: Path, attempt: str | None = None) -> li
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
+def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit | None]:
     hosts = config.placement.hosts
     each = list(zip(hosts, commands(config, run_dir, rendezvous.attempt.id), strict=True))
     if not config.placement.ssh:
         report(f"run one of these on each host, within {config.seconds_to_start:.0f} s:")
         for host, command in each:
             report(f"  on {host}: {command}")
-        yield lambda: None
+        yield None
         return
     with signals_held(), ExitStack() as stack:
         processes = [

@@ -18,7 +18,6 @@ from typing import Any
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import PollExit
 from dpcompare.launch.engines.hosts import exited
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
@@ -48,11 +47,11 @@ def check(config: RunConfig) -> None:
 
 
 @contextmanager
-def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
+def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[None]:
     """Start the node of this pod; Kubernetes starts the others."""
     argv = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
     with signals_held(), exited(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)):
-        yield lambda: None
+        yield None
 
 
 def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:

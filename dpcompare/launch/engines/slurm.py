@@ -246,10 +246,10 @@ def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Re
 def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
     """Asks for the state of a job now and then, and reports when it changes."""
     reported, next_look = "", Deadline(0)
-    completing = Deadline(COMPLETING_SECONDS)
+    completing: Deadline | None = None
 
     def poll_exit() -> NodesEnded | None:
-        nonlocal reported, next_look
+        nonlocal reported, next_look, completing
         if not next_look.passed:
             return None
         next_look = Deadline(JOB_POLL_SECONDS)
@@ -262,11 +262,13 @@ def _followed(job: str, run_dir: Path, report: Report) -> PollExit:
             report(f"Slurm job {job} is {reported}")
         if state in WAITING and HOPELESS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
-        if state != "COMPLETING":
-            completing.restart()
         ended_by = BY_SLURM.get(state) or BY_SLURM.get(reason)
-        if state not in ENDED or (state == "COMPLETING" and not ended_by and not completing.passed):
+        if state not in ENDED:
             return None
+        if state == "COMPLETING" and not ended_by:
+            completing = completing or Deadline(COMPLETING_SECONDS)
+            if not completing.passed:
+                return None
         why = f"Slurm job {job} {ended_by or 'has ended'}: {reported}\n{end_of(slurm_log_path(run_dir))}"
         return NodesEnded(why=why, is_cause=ended_by is not None)
 
