@@ -53,13 +53,6 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
     watch = NodesWatch(
         rendezvous, deadlines, may_queue=engine.MAY_QUEUE, processes_per_node=config.topology.processes_per_node
     )
-
-    def look(poll_exit: PollExit | None) -> None:
-        reason = callbacks.stopped_by()
-        # What has gone wrong before was no consequence of it.
-        ended = NodesEnded(why=reason, is_cause=not watch.any_unsuccessful) if reason else None
-        watch.look((lambda: ended) if ended else poll_exit)
-
     with signals_held() as signals, rendezvous.beating() as check_beat, ExitStack() as nodes:
         try:
             poll_exit = nodes.enter_context(engine.started(config, run_dir, rendezvous, callbacks.report))
@@ -70,7 +63,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
                 for event in tail.new_events():
                     callbacks.observe(event)
                     watch.hear(event)  # only now: whoever reads the output may have held this up
-                look(poll_exit)
+                watch.look(poll_exit, stopped_by=callbacks.stopped_by())
         except BaseException:
             with suppress(OSError):  # where it cannot be written any more, they end without being told
                 rendezvous.stop()
@@ -96,7 +89,7 @@ class NodesWatch:
     """What is known of the nodes, and whether to wait any longer."""
 
     def __init__(
-        self, rendezvous: Rendezvous, deadlines: Deadlines, *, may_queue: bool, processes_per_node: int = 1
+        self, rendezvous: Rendezvous, deadlines: Deadlines, *, may_queue: bool, processes_per_node: int
     ) -> None:
         self._rendezvous, self._deadlines = rendezvous, deadlines
         self._processes_per_node = processes_per_node
@@ -115,12 +108,7 @@ class NodesWatch:
     @property
     def succeeded(self) -> bool:
         """Whether every node has ended, and well."""
-        return len(self._outcomes) == self._rendezvous.num_nodes and not self.any_unsuccessful
-
-    @property
-    def any_unsuccessful(self) -> bool:
-        """Whether any node is known to have ended otherwise."""
-        return not all(outcome.succeeded for outcome in self._outcomes.values())
+        return len(self._outcomes) == self._rendezvous.num_nodes and not self._any_unsuccessful()
 
     def hear(self, event: Event) -> None:
         """Note a sign of life, and how a training process has ended."""
@@ -135,18 +123,26 @@ class NodesWatch:
             return True
         return len(self._outcomes) == self._rendezvous.num_nodes and not self._engine_may_explain()
 
-    def look(self, poll_exit: PollExit | None) -> None:
-        """Read what the nodes have written, and ask whether they still run."""
+    def look(self, poll_exit: PollExit | None, stopped_by: str | None = None) -> None:
+        """Read what the nodes have written, and ask whether they still run.
+
+        Args:
+            poll_exit: of the engine.
+            stopped_by: why the run is to end, whatever the nodes do.
+        """
         self._outcomes = self._rendezvous.outcomes()
         self._engine_may_tell = poll_exit is not None
         self._count_nodes()
-        if self.any_unsuccessful:
+        if self._any_unsuccessful():
             # Nodes that have joined end by themselves; others will not join any more.
             everyone = len(self._outcomes) >= self._num_joined
             last_word = ENGINE_SECONDS if self._engine_may_explain() else LAST_WRITE_SECONDS
             self._stop_within(last_word if everyone else NODES_STOP_SECONDS)
         if self._ended is None:
-            self._find_end(poll_exit)
+            self._find_end(poll_exit, stopped_by)
+
+    def _any_unsuccessful(self) -> bool:
+        return not all(outcome.succeeded for outcome in self._outcomes.values())
 
     def _engine_may_explain(self) -> bool:
         """Whether nodes were stopped, or processes terminated, and none says why: the engine may, and has not yet."""
@@ -173,9 +169,13 @@ class NodesWatch:
         if num_reached == self._rendezvous.num_nodes and self._started_at is None:
             self._started_at = time.time()
 
-    def _find_end(self, poll_exit: PollExit | None) -> None:
+    def _find_end(self, poll_exit: PollExit | None, stopped_by: str | None) -> None:
         silent = self._silence.passed  # before the engine reports something, which may be held up too
-        self._ended = poll_exit() if poll_exit else None
+        if stopped_by:
+            # What has gone wrong before was no consequence of it.
+            self._ended = NodesEnded(why=stopped_by, is_cause=not self._any_unsuccessful())
+        elif poll_exit:
+            self._ended = poll_exit()
         if self._ended:
             self._stop_within(LAST_WRITE_SECONDS)
         elif silent and self._state is not State.STOPPING:

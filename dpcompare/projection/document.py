@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
+from dpcompare.projection.link import Latency
 from dpcompare.system.terminal_text import printable
 
 
@@ -65,19 +66,11 @@ class Goal(_Shown):
     sentence: str
 
 
-class Latency(_Shown):
-    """How long a message takes to begin, as a range."""
-
-    low: float
-    typical: float
-    high: float
-
-
 class Conditions(_Shown):
     """What was asked for beside nodes and links; None: not asked for."""
 
-    latency_us: Latency
-    """Of a message between nodes."""
+    latency: Latency
+    """Seconds, of a message between nodes."""
     storage_bytes_per_second: float | None
     checkpoint_every: int | None
     """Steps."""

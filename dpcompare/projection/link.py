@@ -124,8 +124,9 @@ def duration_of(text: str, option: str) -> float:
 
 def duration_in_words(seconds: float) -> str:
     """A duration as one types it: 5e-4 as 500us."""
-    unit = next((unit for unit in ("s", "ms", "us") if seconds >= _SECONDS[unit]), "ns")
-    return f"{seconds / _SECONDS[unit]:.3g}{unit}"
+    rounded = float(f"{seconds:.3g}")  # first, or 999.6us would be 1e+03us
+    unit = next((unit for unit in ("s", "ms", "us") if rounded >= _SECONDS[unit]), "ns")
+    return f"{rounded / _SECONDS[unit]:.3g}{unit}"
 
 
 def tcp_link(rate: str, latency: Latency = NO_LATENCY, *, option: str = "--link") -> Link:

@@ -112,7 +112,7 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
     )
     yield "Each device keeps its measured batch, so the global batch grows with the number of devices."
     conditions = request.conditions
-    low, typical, high = map(duration_in_words, astuple(request.between.latency))
+    low, typical, high = map(duration_in_words, astuple(conditions.latency))
     yield f"A message between nodes takes {typical} before its first byte arrives ({low} to {high})."
     if (storage := conditions.storage_bytes_per_second) is not None:
         yield f"All nodes together read at most {rate_in_words(storage)} of images."

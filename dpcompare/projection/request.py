@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from dpcompare.errors import RequestError
-from dpcompare.projection.document import Conditions, Latency
+from dpcompare.projection.document import Conditions
 from dpcompare.projection.goal import MOST_ASKED_FOR
 from dpcompare.projection.link import Link, link_between_nodes
 from dpcompare.projection.overheads import Surroundings
@@ -38,10 +38,10 @@ class ProjectionRequest:
     @property
     def conditions(self) -> Conditions:
         """What was asked for beside nodes and links, as documents have it."""
-        latency, overheads = self.between.latency, self.surroundings.overheads
+        overheads = self.surroundings.overheads
         mtbf = overheads.node_mtbf_seconds
         return Conditions(
-            latency_us=Latency(low=1e6 * latency.low, typical=1e6 * latency.typical, high=1e6 * latency.high),
+            latency=self.between.latency,
             storage_bytes_per_second=self.surroundings.storage_bytes_per_second,
             checkpoint_every=overheads.checkpoint_every,
             checkpoint_seconds=overheads.checkpoint_seconds if overheads.checkpoint_every else None,

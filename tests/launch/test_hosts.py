@@ -279,7 +279,7 @@ def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, 
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 1)
-    watch = NodesWatch(rendezvous, Deadlines(start=1, progress=1), may_queue=True)
+    watch = NodesWatch(rendezvous, Deadlines(start=1, progress=1), may_queue=True, processes_per_node=1)
     now += 10_000
     watch.look(lambda: None)
     rendezvous.write_node_info(node_info(0))
@@ -300,7 +300,7 @@ def test_a_run_ends_when_its_nodes_say_however_late_that_is_seen(tmp_path, monke
     now = 100.0
     monkeypatch.setattr("dpcompare.launch.supervise.time.time", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 2)
-    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
     for rank in range(2):
         rendezvous.write_reached(rank)
     watch.look(lambda: None)
@@ -313,8 +313,10 @@ def test_a_run_ends_when_its_nodes_say_however_late_that_is_seen(tmp_path, monke
 def test_a_reason_from_outside_stops_the_nodes(tmp_path, monkeypatch):
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
-    watch = NodesWatch(Rendezvous.open(tmp_path, 1), Deadlines(start=60, progress=60), may_queue=False)
-    watch.look(lambda: NodesEnded(why="no end after 3 s", is_cause=True))
+    watch = NodesWatch(
+        Rendezvous.open(tmp_path, 1), Deadlines(start=60, progress=60), may_queue=False, processes_per_node=1
+    )
+    watch.look(lambda: None, stopped_by="no end after 3 s")
     assert not watch.is_over()  # what the node still writes may say more
     now += 5
     assert watch.is_over()
@@ -334,7 +336,7 @@ def test_a_reason_from_outside_stops_the_nodes(tmp_path, monkeypatch):
 def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by, waits):
     """As at a time limit, where the processes end before their nodes hear of it."""
     rendezvous = Rendezvous.open(tmp_path, 1)
-    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
     for kind in ended_by:
         watch.hear(kind(message="wrong", traceback="ValueError: wrong") if kind is Failed else kind())
     rendezvous.write_outcome(end(0, status=1))
@@ -347,7 +349,7 @@ def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by,
 
 def test_an_engine_that_cannot_tell_is_not_waited_for(tmp_path):
     rendezvous = Rendezvous.open(tmp_path, 1)
-    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
     watch.hear(Stopped())
     rendezvous.write_outcome(end(0, status=1))
     watch.look(None)
@@ -358,7 +360,7 @@ def test_an_engine_is_waited_for_some_seconds_and_not_for_processes_of_nodes_tha
     now = time.monotonic()
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 2)
-    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
     watch.hear(Stopped(process_rank=1))
     rendezvous.write_outcome(end(0, status=1))
     rendezvous.write_outcome(end(1, stopped=True))  # because of the first
@@ -369,6 +371,16 @@ def test_an_engine_is_waited_for_some_seconds_and_not_for_processes_of_nodes_tha
     assert not watch.is_over()
     now += ENGINE_SECONDS
     assert watch.is_over()
+
+
+def test_what_stops_a_run_that_has_failed_already_is_not_its_cause(tmp_path):
+    rendezvous = Rendezvous.open(tmp_path, 2)
+    watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=False, processes_per_node=1)
+    rendezvous.write_outcome(end(0, status=1))
+    watch.look(lambda: None, stopped_by="no end after 3 s")
+    outcome = watch.outcome()
+    assert outcome.cause is None
+    assert outcome.reasons[-1] == "no end after 3 s"
 
 
 def test_a_name_of_this_machine_that_is_loopback_here_is_not_what_others_reach(monkeypatch):
@@ -508,7 +520,7 @@ def test_ssh_that_is_refused_on_one_host_ends_the_run_at_once(tmp_path, monkeypa
     cluster = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
     config = RunConfig(framework="torch", mode="ddp", cluster=cluster, placement=placement)
     rendezvous = Rendezvous.open(tmp_path, 2)
-    watch = NodesWatch(rendezvous, Deadlines(start=600, progress=600), may_queue=False)
+    watch = NodesWatch(rendezvous, Deadlines(start=600, progress=600), may_queue=False, processes_per_node=1)
     with hosts.started(config, tmp_path, rendezvous, lambda line: None) as poll_exit:
         deadline = time.monotonic() + 20
         while poll_exit() is None:

@@ -203,6 +203,7 @@ def test_goals_are_reached_by_the_link_the_batch_and_the_nodes_that_are_named():
 @pytest.mark.parametrize("words", ["500us", "1ms", "2s", "2.7us", "60s", "5ns"])
 def test_durations_are_written_as_they_are_typed(words):
     assert duration_in_words(duration_of(words, "--latency")) == words
+    assert duration_in_words(0.9996e-3) == "1ms"
 
 
 def test_goals_that_nothing_reaches_are_said_so():
