@@ -1,8 +1,8 @@
-"""Does `explain` name the cause that was planted, at its size? A slow input, a slow link, a slow process, tiny batches.
+"""Does `explain` name what was planted, at its size? A slow input, link or process, tiny batches, slow launches.
 
     python -m stress.explain_planted [--only NAME ...] [--rounds 6] [--out FOLDER] [--write FILE]
 
-All variants of all cases run in one interleaved study, of real runs with torch; some 45 minutes on two quiet cores. The
+All variants of all cases run in one interleaved study, of real runs with torch; about an hour on two quiet cores. The
 link needs root. Exit code 3 where another cause is named, a size is wrong by more than 10%, or it is not said of the
 healthy run that nothing stands out.
 """
@@ -29,6 +29,8 @@ from dpcompare.projection.explanation import Explanation, explain, parts_of
 from stress.injection import interpreter_with
 
 INPUT_SECONDS, PROCESS_SECONDS = 0.4, 0.2
+LAYERS, LAUNCH_SECONDS = 7, 0.01
+"""Of toy-bn: those that have parameters."""
 LINK = "100mbit"
 LARGEST_ERROR = 0.10
 
@@ -54,11 +56,22 @@ def inject(module):
     module.TorchBackend.train_step = slow
 """
 
+SLOW_LAUNCHES = f"""
+def inject(module):
+    import time, torch
+    def launch(layer, arguments):
+        if layer._parameters:
+            end = time.perf_counter() + {LAUNCH_SECONDS}
+            while time.perf_counter() < end:  # the processor launches; it does not sleep
+                pass
+    torch.nn.modules.module.register_module_forward_pre_hook(launch)
+"""
+
 HEALTHY = {"model": "efficientnet-b0", "image_size": 96, "global_batch_size": 128, "steps": 11, "warmup_steps": 3}
 """Of which little but computing can be found on the CPU; in steps of tiny models images and gradients count."""
 COMPUTES = {"model": "toy-bn", "image_size": 64, "global_batch_size": 256, "steps": 25, "warmup_steps": 5}
 EXCHANGES = {"model": "mlp", "image_size": 16, "global_batch_size": 64, "steps": 25, "warmup_steps": 5}
-TINY = COMPUTES | {"global_batch_size": 4, "steps": 1005}
+TINY = COMPUTES | {"global_batch_size": 4, "steps": 4005}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +90,8 @@ class Case:
     variants: tuple[Variant, ...] | None = None
     """Those that are run, of a case that is not judged itself; None: all."""
     beside: tuple[str, ...] = ()
-    """The cases from which the size of this one is told: the same without what was planted; of launching, the steps of
-    two smaller batches, which `explain` does not see: steps grow by more per image the larger the batch is."""
+    """The cases from which the size of this one is told: the same without what was planted; of tiny batches, the steps
+    of two smaller ones, which `explain` does not see: steps grow by more per image the larger the batch is."""
     seconds: float | None = None
     """That were planted into each step, where they cannot be hidden; None: by how much longer a step takes."""
 
@@ -108,6 +121,15 @@ CASES = {
     ),
     "tiny batches": Case(
         workload=TINY, nodes=1, num_cores=1, part="launching", beside=("batches of one", "batches of two")
+    ),
+    "slow launches": Case(
+        workload=TINY | {"steps": 155},
+        nodes=1,
+        num_cores=1,
+        fault=("dpcompare.backends.torch.model", SLOW_LAUNCHES),
+        part="launching",
+        beside=("tiny batches",),
+        seconds=LAYERS * LAUNCH_SECONDS,
     ),
     "batches of one": _tinier(1),
     "batches of two": _tinier(2),
@@ -192,7 +214,7 @@ def sizes(name: str, cases: Mapping[str, Case], found: Mapping[str, Found]) -> t
     case, planted = cases[name], found[name]
     assert case.part is not None
     size = planted.milliseconds(case.part)
-    if case.part == "launching":
+    if case.part == "launching" and not case.seconds:
         # Without input, which has a part of its own: some of it does not grow with the batch either.
         batches = [(cases[each].workload["global_batch_size"], found[each].without_input()) for each in case.beside]
         return step_of_no_images(batches), size, "ms, by a line through batches of 1 and 2"
@@ -220,8 +242,10 @@ def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tupl
 
 def chosen(names: list[str] | None) -> dict[str, Case]:
     """The cases that were asked for, with those that their sizes are told from, in the order of CASES."""
-    wanted = set(names or CASES)
-    wanted |= {beside for name in wanted for beside in CASES[name].beside}
+    wanted, added = set[str](), set(names or CASES)
+    while added:
+        wanted |= added
+        added = {beside for name in added for beside in CASES[name].beside} - wanted
     return {name: case for name, case in CASES.items() if name in wanted}
 
 

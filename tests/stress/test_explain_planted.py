@@ -3,19 +3,24 @@
 import pytest
 
 from dpcompare.experiments.step_parts import StepParts
-from stress.explain_planted import CASES, Found, chosen, sizes, step_of_no_images
+from dpcompare.models.architectures import model_of
+from stress.explain_planted import CASES, LAUNCH_SECONDS, LAYERS, TINY, Found, chosen, sizes, step_of_no_images
 
 LAUNCHING, PER_IMAGE, PER_BATCH_READ, PER_IMAGE_READ = 2.0, 0.01, 0.5, 0.02
 """Milliseconds."""
 
 
-def of_batch(images):
-    """One round of a run whose input, too, takes a time that does not grow with the batch."""
-    computing = LAUNCHING + PER_IMAGE * images
+def of_batch(images, more=0.0):
+    """One round of a run whose input, too, takes a time that does not grow with the batch; its launching takes `more`.
+
+    Times are in milliseconds.
+    """
+    launching = LAUNCHING + more
+    computing = launching + PER_IMAGE * images
     steps = {
         "as it is": computing + PER_BATCH_READ + PER_IMAGE_READ * images,
         "no input": computing,
-        "larger batch": LAUNCHING + PER_IMAGE * 4 * images,
+        "larger batch": launching + PER_IMAGE * 4 * images,
     }
     seconds = {variant: [[milliseconds / 1000] * 20] for variant, milliseconds in steps.items()}
     return Found(parts=StepParts.of([seconds], alone="no input", waits_within=False), explanation=None)
@@ -33,6 +38,24 @@ def test_launching_is_judged_without_the_part_of_input_that_does_not_grow():
     assert size == pytest.approx(LAUNCHING)
 
 
+def test_slow_launches_are_judged_by_what_was_planted_beside_the_same_batches_without():
+    cases = chosen(["slow launches"])
+    planted = 1000 * LAYERS * LAUNCH_SECONDS
+    found = {
+        name: of_batch(case.workload["global_batch_size"], planted if name == "slow launches" else 0.0)
+        for name, case in cases.items()
+    }
+    true, size, _ = sizes("slow launches", cases, found)
+    assert true == pytest.approx(planted)
+    assert size == pytest.approx(planted)
+
+
+def test_as_many_layers_are_slow_to_launch_as_the_model_has():
+    names = model_of(TINY["model"]).shapes(TINY["image_size"], 10)
+    assert len({name.rpartition(".")[0] for name in names}) == LAYERS
+
+
 def test_every_size_is_told_from_cases_that_run():
     assert all(beside in CASES for case in CASES.values() for beside in case.beside)
     assert set(chosen(["slow process"])) == {"slow process", "no fault"}
+    assert set(chosen(["slow launches"])) == {"slow launches", "tiny batches", "batches of one", "batches of two"}
