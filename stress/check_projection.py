@@ -1,15 +1,18 @@
 """Do predictions meet what is measured after them? Links and numbers of nodes that nothing was fitted to. Needs root.
 
     sudo python -m stress.check_projection --out DIR                            # all of it, some hours on two cores
-    sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep the predictions first
+    sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep a block's predictions first
     sudo python -m stress.check_projection --out DIR --write docs/projection.md # goes on where it was
 
 `--write` writes the predictions too, where it stops before measuring.
 
 The constants of each mode are fitted on 2 nodes, with an unlimited link and with 100mbit. These runs, and those without
 exchange for each number of nodes, are made in rounds of random order, so that a change of the machine's speed meets
-both. Then all cells are predicted, and DIR/predictions.json is written. Only then are they measured, in rounds of
+both. Then cells are predicted, and added to DIR/predictions.json. Only then are they measured, in rounds of
 random order in which all runs that the predictions were made from are made again (latencies are not measured again).
+Modes that compute alike make up a block, which is predicted and measured before the next one: the less time lies
+between, the less the machine's speed changes. `--stop-before-measuring` stops when a block has been predicted; the same
+command again measures it, and stops when the next one has been.
 Two cores cannot compute for four nodes at the speed of two, so the run without exchange at the same number of nodes is
 an input, and only the exchange is predicted. A cell is valid where that run differs by at most 10% before and after.
 Exit code 3 unless 12 cells are valid, each within 15%, and their median within 5%. What the model gives with the
@@ -47,6 +50,7 @@ from dpcompare.projection.exchange import Exchange
 from dpcompare.projection.link import Latency, tcp_link
 from dpcompare.projection.measured import NO_LIMIT
 from dpcompare.projection.recorded_exchange import exchange_of
+from dpcompare.projection.slowest import slowest_of_each_step
 from dpcompare.results.timing import measured_seconds
 
 GRADIENTS: TypeAdapter[Gradients | None] = TypeAdapter(Gradients | None)
@@ -71,6 +75,7 @@ class Campaign:
     def __init__(self, folder: Path, workload: Workload, batch: int, rounds: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.rounds = folder, rounds
+        self.predictions = folder / "predictions.json"
         self._workload, self._batch = workload, batch
         self._log = folder / "runs.jsonl"
         lines = self._log.read_text().splitlines() if self._log.exists() else []
@@ -97,7 +102,7 @@ class Campaign:
             assert result.step_seconds is not None
             row = {
                 "stage": stage, "mode": mode, "nodes": nodes, "link": link, "round": number,
-                "seconds": result.step_seconds.median,
+                "seconds": result.step_seconds.median if config.sync_gradients else slowest_of_each_step(processes),
                 "typical_seconds": mean(median(seconds) for seconds in processes),
                 "disturbed_by": result.disturbed_by,
                 "cores": result.settings["cores"],
@@ -108,6 +113,18 @@ class Campaign:
                 log.write(json.dumps(row) + "\n")
             print(f"{stage}: {mode}, {nodes} nodes, {link}, round {number}: {row['seconds']:.3f} s", file=sys.stderr)
         return self.made[key]
+
+    def predicted_blocks(self) -> list[dict[str, Any]]:
+        """Of each block that has been predicted: by which commit, with which constants, and its cells."""
+        return list(json.loads(self.predictions.read_text())) if self.predictions.exists() else []
+
+    def predictions_of(self, cells: Sequence[Cell]) -> list[dict[str, Any]] | None:
+        """Those of a block; None where it has not been predicted."""
+        blocks = [document["cells"] for document in self.predicted_blocks()]
+        places = list(cells)
+        return next(
+            (rows for rows in blocks if [(row["mode"], row["nodes"], row["link"]) for row in rows] == places), None
+        )
 
     def rows(self, stage: str, mode: str, nodes: int, link: str) -> list[dict[str, Any]]:
         """Of all rounds that were made."""
@@ -158,6 +175,12 @@ def inputs(cells: Sequence[Cell]) -> list[Cell]:
     )
     computing = [(mode, nodes, NO_SYNC) for mode, nodes in places] * WITHOUT_EXCHANGE
     return computing + [(mode, FITTED_NODES, link) for mode, link in product(modes, FITTED_ON)]
+
+
+def blocks(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """The cells by what their runs without exchange are."""
+    computing = dict.fromkeys(without_exchange(mode) for mode, _, _ in cells)
+    return [[cell for cell in cells if without_exchange(cell[0]) == mode] for mode in computing]
 
 
 def make_round(campaign: Campaign, number: int, planned: Sequence[tuple[str, Cell]], seed: int) -> None:
@@ -217,9 +240,8 @@ def cell_to_predict(campaign: Campaign, place: Cell, stage: str, latencies: dict
 
 def predicted(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> list[dict[str, Any]]:
     """A prediction for every cell, each with the runs without exchange that it was made from; written to the disk."""
-    path = campaign.folder / "predictions.json"
-    if path.exists():
-        return list(json.loads(path.read_text())["cells"])
+    if (known := campaign.predictions_of(cells)) is not None:
+        return known
     for number in range(1, campaign.rounds + 1):
         make_round(campaign, number, [("before", cell) for cell in inputs(cells)], seed=number)
     constants = fitted(campaign, "before", list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
@@ -234,7 +256,7 @@ def predicted(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, fl
             }
         )  # fmt: skip
     document = {"commit": commit(), "constants": {mode: vars(each) for mode, each in constants.items()}, "cells": rows}
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    campaign.predictions.write_text(json.dumps([*campaign.predicted_blocks(), document], indent=2) + "\n")
     return rows
 
 
@@ -301,7 +323,7 @@ def judged(
 def not_measured(predictions: Sequence[dict[str, Any]]) -> list[str]:
     """The table of what is predicted of cells that nobody has measured yet."""
     return [
-        f"{len(predictions)} cells are predicted, none of them is measured yet.",
+        "These predictions were made before any of the cells was measured.",
         "",
         "| mode | nodes | link | s without exchange | predicted s |",
         "|---|--:|---|--:|--:|",
@@ -311,6 +333,22 @@ def not_measured(predictions: Sequence[dict[str, Any]]) -> list[str]:
             for cell in predictions
         ),
     ]
+
+
+def predicted_and_measured(
+    campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float], stop_before_measuring: bool
+) -> tuple[list[str], bool]:
+    """Block by block; the table of the one that it stops in, or those of all cells and whether they passed."""
+    predictions = []
+    for block in blocks(cells):
+        is_new = campaign.predictions_of(block) is None
+        of_block = predicted(campaign, block, latencies)
+        if stop_before_measuring and is_new:
+            return not_measured(of_block), True
+        measure(campaign, block)
+        predictions += of_block
+    in_order = [cell for block in blocks(cells) for cell in block]
+    return judged(campaign, predictions, of_their_rounds(campaign, in_order, latencies))
 
 
 def latencies_of(campaign: Campaign, modes: Sequence[str], counts: Sequence[int]) -> dict[str, float]:
@@ -356,12 +394,7 @@ def main() -> int:
         if not (nodes == FITTED_NODES and link in FITTED_ON)
     ]
     latencies = latencies_of(campaign, arguments.mode, sorted({FITTED_NODES, *arguments.nodes}))
-    predictions = predicted(campaign, cells, latencies)
-    if arguments.stop_before_measuring:
-        lines, passed = not_measured(predictions), True
-    else:
-        measure(campaign, cells)
-        lines, passed = judged(campaign, predictions, of_their_rounds(campaign, cells, latencies))
+    lines, passed = predicted_and_measured(campaign, cells, latencies, arguments.stop_before_measuring)
     lines = [f"{typed('stress.check_projection')} at {commit()}, {arguments.rounds} rounds:", "", *lines]
     print("\n".join(lines))
     if arguments.write:

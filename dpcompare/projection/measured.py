@@ -20,7 +20,7 @@ from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.family import settings_of_a_step
 from dpcompare.projection.link import Link, tcp_link
 from dpcompare.projection.recorded_exchange import NotProjectableError, exchange_of
-from dpcompare.projection.slowest import spread_of
+from dpcompare.projection.slowest import slowest_of_each_step, spread_of
 from dpcompare.projection.step import StepWork
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
@@ -147,20 +147,24 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     without, directories, basis = _runs_without_sync(arm, all_arms)
     if not without:
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
-    computing = median(run.step_seconds.median for run in without if run.step_seconds)
+    recorded = [measured_seconds(basis, Path(path)) if Path(path).is_dir() else [] for path in directories if path]
+    recorded = [processes for processes in recorded if any(processes)]
+    if recorded and not config.mode_row.roles:
+        computing = median(map(slowest_of_each_step, recorded))
+    else:  # workers of a server wait for no other
+        computing = median(run.step_seconds.median for run in without if run.step_seconds)
     cores = without[0].settings.get("cores")
     per_replica = cores_per_replica(basis, cores)
     with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]
     exchange = exchange_of(
         config, [run.gradients for run in (*with_sync, *without) if run.gradients], without[0].gradients
     )
-    spreads = [spread_of(measured_seconds(basis, Path(path))) for path in directories if path and Path(path).is_dir()]
     work = StepWork(
         computing_seconds=computing,
         batch_per_device=config.workload.global_batch_size / config.topology.num_replicas,
         exchange=exchange,
         measured_ranks=basis.topology.num_replicas,
-        spread=median(spreads) if spreads else 0.0,
+        spread=median(map(spread_of, recorded)) if recorded else 0.0,
         image_bytes=config.workload.image_size**2 * IMAGE_CHANNELS,
     )
     collective = arm.completed[0].collective or "gloo"
@@ -192,7 +196,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         assumed.append(
             "other processes used cores during the runs without exchange, so computing and its spread are too large"
         )
-    if not spreads:
+    if not recorded:
         assumed.append("the spread of its steps is not known, so all processes are taken to be equally fast")
     return MeasuredArm(
         name=arm.name,

@@ -33,7 +33,17 @@ def slowdown(spread: float, ranks: int, measured_ranks: int = 1) -> float:
         ranks: in the cluster that is predicted.
         measured_ranks: of which the slowest is known.
     """
-    return 1 + spread * max(0.0, expected_maximum(ranks) - expected_maximum(measured_ranks))
+    measured = 1 + spread * expected_maximum(measured_ranks)
+    return max(1.0, (1 + spread * expected_maximum(ranks)) / measured)
+
+
+def slowest_of_each_step(step_seconds: Sequence[Sequence[float]]) -> float:
+    """The median step if all processes waited for the slowest one in each step, as they do where they exchange.
+
+    Args:
+        step_seconds: per process, those of the same steps, made without waiting for the others.
+    """
+    return float(np.median(np.max(step_seconds, axis=0)))
 
 
 def spread_of(step_seconds: Sequence[Sequence[float]]) -> float:

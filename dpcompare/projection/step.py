@@ -1,7 +1,7 @@
 """The time of one step on a cluster: computing, the slowest process, the exchange that computing does not hide, input.
 
-computing = measured, without exchange, at the same batch per device
-slowest   = computing x (1 + spread x (E[max of N] - E[max of those measured]))
+computing = measured, without exchange, at the same batch per device, of the slowest process in each step
+slowest   = computing x (1 + spread x E[max of N]) / (1 + spread x E[max of those measured])
 step      = the messages in their order on one link, and computing that waits for those that it needs
 step      = max(step, slowest + all copying x processes per core), where the CPU copies beside the wire
 step      = max(step, the time that the storage needs for the images of all devices)
@@ -21,7 +21,7 @@ class StepWork:
     """What every device does in a step: measured of a run, and independent of how many devices there are."""
 
     computing_seconds: float
-    """Of the slowest measured process, without exchange."""
+    """Of the measured process that is the slowest in a step, without exchange."""
     batch_per_device: float
     exchange: Exchange
     measured_ranks: int = 1

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from dpcompare.errors import RequestError
@@ -29,7 +30,7 @@ from dpcompare.projection.link import (
     rate_of,
 )
 from dpcompare.projection.overheads import Overheads, Surroundings
-from dpcompare.projection.slowest import expected_maximum, slowdown, spread_of
+from dpcompare.projection.slowest import expected_maximum, slowdown, slowest_of_each_step, spread_of
 from dpcompare.projection.step import StepWork, predict_step, seconds_with_exchange
 from dpcompare.projection.what_helps import what_helps
 
@@ -147,7 +148,15 @@ def test_the_slowest_of_many_is_expected_from_the_spread():
     assert expected_maximum(2) == pytest.approx(1 / math.sqrt(math.pi), abs=1e-4)
     assert expected_maximum(1024) == pytest.approx(3.25, abs=0.01)
     assert slowdown(0.1, 2, 2) == 1.0
-    assert slowdown(0.1, 1024, 2) == pytest.approx(1 + 0.1 * (3.248 - 0.564), abs=1e-3)
+    assert slowdown(0.1, 1024, 2) == pytest.approx(1.3248 / 1.0564, abs=1e-3)
+
+
+def test_two_processes_say_how_long_sixteen_wait_for_each_other():
+    steps = 0.1 * (1 + 0.15 * np.random.default_rng(0).standard_normal((16, 4000)))
+    measured = steps[:2]
+    predicted = slowest_of_each_step(measured) * slowdown(spread_of(measured), 16, 2)
+    assert predicted == pytest.approx(slowest_of_each_step(steps), rel=0.02)
+    assert slowest_of_each_step([[1.0, 4.0, 2.0], [3.0, 1.0, 2.5]]) == 3.0
 
 
 def test_a_spread_is_of_steps_and_of_processes():

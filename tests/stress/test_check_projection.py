@@ -7,7 +7,16 @@ import pytest
 
 from dpcompare.config.workload import Workload
 from stress import check_projection
-from stress.check_projection import FREE, NO_SYNC, Campaign, inputs, judged, measure, of_their_rounds
+from stress.check_projection import (
+    FREE,
+    NO_SYNC,
+    Campaign,
+    inputs,
+    judged,
+    measure,
+    of_their_rounds,
+    predicted_and_measured,
+)
 
 MODE = "torch:ddp"
 
@@ -80,6 +89,31 @@ def test_every_run_of_a_study_is_made_once_and_judged_by_what_was_measured_among
     measure(campaign, cells)
     assert check_projection.predicted(campaign, cells, latencies) == rows
     assert campaign.ran == []
+
+
+def test_modes_that_compute_alike_are_predicted_and_measured_before_the_next(tmp_path):
+    cells = [(mode, 3, "1gbit") for mode in ("torch:ddp", "tensorflow:multiworker", "torch:fsdp")]
+    campaign = Recorded(tmp_path, rounds=1)
+    latencies = {f"{mode} {nodes}": 1e-5 for mode, _, _ in cells for nodes in (2, 3)}
+
+    def made(*, stop):
+        campaign.ran.clear()
+        lines, _ = predicted_and_measured(campaign, cells, latencies, stop)
+        return lines, {(stage, mode) for stage, mode, *_ in campaign.ran}
+
+    torch, tensorflow = {"torch:ddp", "torch:fsdp"}, {"tensorflow:multiworker"}
+    lines, runs = made(stop=True)
+    assert len([line for line in lines if "1gbit" in line]) == 2
+    assert runs == {("before", mode) for mode in torch}
+    lines, runs = made(stop=True)
+    assert len([line for line in lines if "1gbit" in line]) == 1
+    assert runs == {(stage, mode) for stage in ("measured", "after") for mode in torch} | {
+        ("before", mode) for mode in tensorflow
+    }
+    lines, runs = made(stop=True)
+    assert "0 of 3 cells are valid" in lines[0]  # all computing took half as long as before
+    assert runs == {(stage, mode) for stage in ("measured", "after") for mode in tensorflow}
+    assert made(stop=False) == (lines, set())
 
 
 def test_near_predictions_pass_and_every_term_is_judged(tmp_path):
