@@ -46,7 +46,7 @@ class PredictedPoint(_Shown):
     devices: int
     images_per_second: Range
     efficiency: Range
-    """Images per second over those of as many devices that all train, exchange nothing and wait for nobody."""
+    """Images per second over those of as many devices that all train, exchange nothing and wait no longer than those measured."""
     fraction_training: float
     """Part of the time in which steps are made that count: the rest goes to checkpoints and failures."""
     step_ms: float
@@ -93,7 +93,7 @@ class PredictedArm(_Shown):
     measured_devices_per_node: int
     batch_per_device: float
     computing_ms: float
-    """Measured: a step without exchange."""
+    """Measured: a step without exchange, as long as its slowest process makes it."""
     measured_step_ms: float | None
     """Measured: a step with exchange on the measured cluster."""
     refitted_step_ms: float | None

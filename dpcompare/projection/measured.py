@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 
@@ -149,7 +150,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     recorded = [measured_seconds(basis, Path(path)) if Path(path).is_dir() else [] for path in directories if path]
     recorded = [processes for processes in recorded if any(processes)]
-    if recorded and not config.mode_row.roles:
+    if len(recorded) == len(without) and not config.mode_row.roles:
         computing = median(map(slowest_of_each_step, recorded))
     else:  # workers of a server wait for no other
         computing = median(run.step_seconds.median for run in without if run.step_seconds)
@@ -242,9 +243,10 @@ def _runs_without_sync(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> tuple[list[
         others = sorted(all_arms, key=lambda other: other.config.cluster != arm.config.cluster)
     for other in others:
         if other is arm or _computes_alike(other.config, arm.config):
-            without = [run for run in other.without_sync if run and run.step_seconds]
-            if without:
-                return without, other.without_sync_dirs, other.config
+            paths = zip_longest(other.without_sync, other.without_sync_dirs)
+            timed = [(run, path or "") for run, path in paths if run and run.step_seconds]
+            if timed:
+                return [run for run, _ in timed], [path for _, path in timed], other.config
     if not arm.config.mode_row.gradient_sync_separable:
         raise NotProjectableError(
             f"{arm.config.mode} has no step without exchange, and no other arm of {arm.config.framework} with one "

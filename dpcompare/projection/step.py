@@ -45,7 +45,7 @@ class Step:
     """One predicted step, in parts that add up to `seconds`."""
 
     computing: float
-    """Of the slowest process that was measured."""
+    """Of the slowest of the processes that were measured, in each step."""
     waiting_for_slowest: float
     """What the slowest of all processes takes longer."""
     exchange: float
@@ -68,7 +68,7 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Images per second over those of as many devices that all train, exchange nothing and wait for nobody."""
+        """Images per second over those of as many devices that all train, exchange nothing and wait no longer than those measured."""
         return self.training_share * self.computing / self.seconds
 
 
