@@ -46,7 +46,7 @@ class PredictedPoint(_Shown):
     devices: int
     images_per_second: Range
     efficiency: Range
-    """Images per second over those of as many devices that train, exchange nothing and wait as those measured did."""
+    """Images per second over those of as many devices that exchange nothing and wait as those measured did."""
     fraction_training: float
     """Part of the time in which steps are made that count: the rest goes to checkpoints and failures."""
     step_ms: float

@@ -68,7 +68,7 @@ class Step:
 
     @property
     def efficiency(self) -> float:
-        """Images per second over those of as many devices that train, exchange nothing and wait as those measured did."""
+        """Images per second over those of as many devices that exchange nothing and wait as those measured did."""
         return self.training_share * self.computing / self.seconds
 
 
