@@ -4,7 +4,7 @@
     sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep a block's predictions first
     sudo python -m stress.check_projection --out DIR --write docs/projection.md # goes on where it was
 
-`--write` writes the predictions too, where it stops before measuring.
+`--write` writes the predictions too, where it stops before measuring: commit them before the next block's replace them.
 
 The constants of each mode are fitted on 2 nodes, with an unlimited link and with 100mbit. These runs, and those without
 exchange for each number of nodes, are made in rounds of random order, so that a change of the machine's speed meets
@@ -120,11 +120,10 @@ class Campaign:
 
     def predictions_of(self, cells: Sequence[Cell]) -> list[dict[str, Any]] | None:
         """Those of a block; None where it has not been predicted."""
-        blocks = [document["cells"] for document in self.predicted_blocks()]
-        places = list(cells)
-        return next(
-            (rows for rows in blocks if [(row["mode"], row["nodes"], row["link"]) for row in rows] == places), None
-        )
+        for document in self.predicted_blocks():
+            if [(row["mode"], row["nodes"], row["link"]) for row in document["cells"]] == list(cells):
+                return list(document["cells"])
+        return None
 
     def rows(self, stage: str, mode: str, nodes: int, link: str) -> list[dict[str, Any]]:
         """Of all rounds that were made."""

@@ -21,12 +21,11 @@ from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.placement import Placement
 from dpcompare.experiments.step_parts import JUDGED, Part, StepParts
-from dpcompare.experiments.study import Arm, Study, hold, open_study
-from dpcompare.experiments.study_runs import Watcher, run_study
+from dpcompare.experiments.study_runs import Watcher
 from dpcompare.experiments.variants import Variant, Variants, variants_of
-from dpcompare.launch.inputs import prepare_compared
 from dpcompare.projection.explanation import Explanation, explain, parts_of
 from stress.injection import interpreter_with
+from stress.studies import run_in_rounds
 
 INPUT_SECONDS, PROCESS_SECONDS = 0.4, 0.2
 LAYERS, LAUNCH_SECONDS = 7, 0.01
@@ -182,11 +181,7 @@ def measured(cases: Mapping[str, Case], folder: Path, rounds: int) -> dict[str, 
     (folder / "pythons").mkdir(parents=True, exist_ok=True)
     of = {name: variants(name, case, folder / "pythons") for name, case in cases.items()}
     arms = [arm for each in of.values() for arm in each.arms.values()]
-    configs = prepare_compared([arm.config for arm in arms])
-    prepared = [Arm(**dict(arm) | {"config": config}) for arm, config in zip(arms, configs, strict=True)]
-    with hold(folder / "study"):
-        study = open_study(Study(arms=tuple(prepared), repeats=rounds), folder / "study")
-        run_study(study, folder / "study", Dots())
+    study = run_in_rounds(arms, folder / "study", rounds, Dots())
     print(file=sys.stderr)
     found = {}
     for name, each in of.items():

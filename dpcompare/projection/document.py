@@ -36,7 +36,7 @@ class Range(_Shown):
     typical: float
     """With the typical latency and the measured spread."""
     high: float
-    """With the low end of the latency, and processes that are equally fast."""
+    """With the low end of the latency, and no more waiting for the slowest process than was measured."""
 
 
 class PredictedPoint(_Shown):

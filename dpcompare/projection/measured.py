@@ -148,12 +148,13 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     without, directories, basis = _runs_without_sync(arm, all_arms)
     if not without:
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
-    recorded = [measured_seconds(basis, Path(path)) if Path(path).is_dir() else [] for path in directories if path]
-    recorded = [processes for processes in recorded if any(processes)]
-    if len(recorded) == len(without) and not config.mode_row.roles:
-        computing = median(map(slowest_of_each_step, recorded))
-    else:  # workers of a server wait for no other
+    found = [measured_seconds(basis, Path(path)) for path in directories if path and Path(path).is_dir()]
+    recorded = [processes for processes in found if any(processes)]
+    # Workers of a server wait for no other; of results alone, without their events, no step of each process is known.
+    if config.mode_row.roles or len(recorded) < len(without):
         computing = median(run.step_seconds.median for run in without if run.step_seconds)
+    else:
+        computing = median(map(slowest_of_each_step, recorded))
     cores = without[0].settings.get("cores")
     per_replica = cores_per_replica(basis, cores)
     with_sync = [run for run in arm.completed if config.sync_gradients and run.step_seconds]

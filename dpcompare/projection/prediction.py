@@ -102,8 +102,8 @@ def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Shee
 def _sentences(request: ProjectionRequest) -> Iterator[str]:
     yield (
         "All figures are predicted, not measured. The low end of each range assumes high latency and the measured "
-        "spread between processes; the high end assumes low latency and equally fast processes. It is not a confidence "
-        "interval."
+        "spread between processes; the high end assumes low latency and no more waiting for the slowest process than "
+        "was measured. It is not a confidence interval."
     )
     yield (
         f"The model was compared with measurements of {', '.join(sorted(VALIDATED_MODES))} on up to {VALIDATED_NODES} "

@@ -21,7 +21,8 @@ def projection_plots(projection: Projection) -> list[Plot]:
             name="predicted-speed",
             title="Predicted speed",
             explanation=f"Predicted images per second over {projection.link} between nodes. Each band reaches from "
-            "high latency and the measured spread between processes to low latency and equally fast processes."
+            "high latency and the measured spread between processes to low latency and no more waiting than was "
+            "measured."
             f"{_misfits(projection)}",
             chart=_over_nodes(alt, projection, "images_per_second", "predicted images/s", scale="log"),
         ),

@@ -251,6 +251,12 @@ def test_the_spread_of_recorded_steps_makes_the_band(tmp_path):
     assert found.spread == pytest.approx(0.15, abs=0.03)
     assert found.computing_ms > 245  # the slower of the two in each step; each takes 240 ms by itself
     assert found.assumed == []
+    failed = arm_of(arm.config)
+    failed.without_sync, failed.without_sync_dirs = [None, *arm.without_sync], ["failed", str(tmp_path)]
+    assert predicted(failed).arms[0].computing_ms == found.computing_ms
+    unrecorded = arm_of(arm.config)
+    unrecorded.without_sync, unrecorded.without_sync_dirs = arm.without_sync * 2, [str(tmp_path), "lost"]
+    assert predicted(unrecorded).arms[0].computing_ms == pytest.approx(240)  # as its results have it
     largest = found.points[-1].images_per_second
     assert largest.low < largest.typical < largest.high
     planned, _ = predicted_speed(Collection(arms=[arm], repeats=1), config_of(nodes=4))
