@@ -42,7 +42,7 @@ class Placement(Config):
             problems.append(f"{', '.join(given)}: received with engine {self.engine}; expected engine slurm")
         if (self.hosts or self.ssh) and self.engine != "hosts":
             problems.append(f"hosts: received with engine {self.engine}; expected engine hosts")
-        if self.link is not None and not _is_rate(self.link):
+        if self.link is not None and link_bytes_per_second(self.link) is None:
             problems.append(
                 f"link: received {self.link!r}; expected a rate in kbit, mbit or gbit per second, such as 1gbit, from "
                 "1kbit to 1000gbit"
@@ -66,7 +66,8 @@ class Placement(Config):
         return self
 
 
-def _is_rate(text: str) -> bool:
-    """Whether it is a rate that `tc` can limit a link to, in a unit that is allowed here."""
+def link_bytes_per_second(text: str) -> float | None:
+    """Of a rate that `tc` can limit a link to, in a unit that is allowed here; None: it is no such rate."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg])bit", text, re.ASCII)
-    return found is not None and 1 <= float(found[1]) * {"k": 1, "m": 1e3, "g": 1e6}[found[2]] <= 1e9
+    bits = float(found[1]) * {"k": 1e3, "m": 1e6, "g": 1e9}[found[2]] if found else 0.0
+    return bits / 8 if 1e3 <= bits <= 1e12 else None

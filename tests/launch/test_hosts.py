@@ -7,6 +7,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 
@@ -19,6 +20,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import NodesEnded, hosts
 from dpcompare.launch.engines.hosts import SSH
+from dpcompare.launch.engines.namespaces import linked_hosts
 from dpcompare.launch.node import _node_context
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
@@ -435,6 +437,46 @@ def test_a_slower_link_makes_a_slower_run(tmp_path):
     gradients = 8 * 4 * 1_578_506
     assert seconds["1gbit"] > 0.5 * gradients / 1e9
     assert seconds["100mbit"] > 5 * seconds["1gbit"] * 0.5
+
+
+SEND = """
+import socket, time
+with socket.create_connection(("198.18.0.2", 29500)) as link:
+    for _ in range(4):
+        time.sleep(0.05)
+        begin = time.perf_counter()
+        link.sendall(bytes(262144))
+        link.recv(1)
+        print(time.perf_counter() - begin)
+"""
+ANSWER = """
+import socket
+with socket.create_server(("198.18.0.2", 29500)) as server:
+    print("listening", flush=True)
+    link, _ = server.accept()
+    while link.recv(262144, socket.MSG_WAITALL):
+        link.send(b"x")
+"""
+
+
+@pytest.mark.root
+def test_a_link_does_not_make_up_for_a_pause():
+    """As tc's bucket of 256 KiB did, which let as much pass after each pause in a fraction of a millisecond."""
+    with linked_hosts(2, "100mbit") as hosts:
+        command = [sys.executable, "-c"]
+        answering = subprocess.Popen([*command, ANSWER], stdout=subprocess.PIPE, preexec_fn=hosts[1].enter)
+        assert answering.stdout.readline() == b"listening\n"
+        sent = subprocess.run([*command, SEND], stdout=subprocess.PIPE, preexec_fn=hosts[0].enter, check=True)
+        assert answering.wait(timeout=10) == 0
+        answering.stdout.close()
+    assert min(map(float, sent.stdout.split())) > 0.75 * 262144 * 8 / 100e6
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("rate", ["1kbit", "1000gbit"])
+def test_the_slowest_and_the_fastest_rate_can_be_set(rate):
+    with linked_hosts(2, rate) as hosts:
+        assert len(hosts) == 2
 
 
 def in_namespace(pid, command):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from dpcompare.config.placement import link_bytes_per_second
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import NodesEnded, PollExit
@@ -24,10 +25,17 @@ from dpcompare.system.processes import die_with_parent
 from dpcompare.system.signals import signals_held
 
 MAY_QUEUE = False
-BURST = "256kb"
-"""What tc's token bucket lets through at once: more than the largest packet (64 KiB), or nothing would pass."""
-QUEUE = "50ms"
-"""How long a packet may wait at the limit before it is dropped."""
+LATE_SECONDS = 0.5e-3
+"""By which the timers of a busy kernel may be late; what a link does not send meanwhile, its bucket lets it send after.
+The bucket holds no more than that, since a real link does not make up for a pause."""
+LARGEST_PACKET, SMALL_PACKET = 64 * 1024, 16 * 1024
+"""Linux hands packets of up to 64 KiB to a link, and its bucket must hold one. Those of slow links are smaller, so that
+their buckets can be."""
+HEADERS = 1024
+"""Of a packet, with a margin."""
+QUEUE_SECONDS, SHORTEST_QUEUE, LONGEST_QUEUE = 50e-3, 256 * 1024, 1024**3
+"""How long a packet may wait at the limit before it is dropped; the bytes that may wait in any case, and at most, since
+tc takes 32 bits of them."""
 COMMAND_SECONDS = 30.0
 _MOST_NODES = 200
 
@@ -70,16 +78,27 @@ def linked_hosts(count: int, rate: str | None) -> Iterator[list[Network]]:
         _ip(switch, "link add switch type bridge")
         _ip(switch, "link set switch up")
         hosts = [stack.enter_context(isolated()) for _ in range(count)]
+        size, limit = _limits(rate) if rate else ("", "")
         for rank, host in enumerate(hosts):
-            _ip(switch, f"link add node{rank} type veth peer name eth0 netns {host.pid}")
+            _ip(switch, f"link add node{rank} {size} type veth peer name eth0 {size} netns {host.pid}")
             _ip(switch, f"link set node{rank} master switch up")
             _ip(host, f"addr add {address(rank)}/24 dev eth0")
             _ip(host, "link set eth0 up")
-            if rate:
+            if limit:
                 # What a node sends, on its own side; what it gets, on the side of the switch.
-                _in(host, f"tc qdisc add dev eth0 root tbf rate {rate} burst {BURST} latency {QUEUE}")
-                _in(switch, f"tc qdisc add dev node{rank} root tbf rate {rate} burst {BURST} latency {QUEUE}")
+                _in(host, f"tc qdisc add dev eth0 root {limit}")
+                _in(switch, f"tc qdisc add dev node{rank} root {limit}")
         yield hosts
+
+
+def _limits(rate: str) -> tuple[str, str]:
+    """What ip is to be told of the packets of a link, and tc of its rate."""
+    bytes_per_second = link_bytes_per_second(rate)
+    assert bytes_per_second is not None  # as it was checked when it was placed
+    late = round(LATE_SECONDS * bytes_per_second)
+    packet, size = (LARGEST_PACKET, "") if late >= LARGEST_PACKET else (SMALL_PACKET, f"gso_max_size {SMALL_PACKET}")
+    queue = min(SHORTEST_QUEUE + round(QUEUE_SECONDS * bytes_per_second), LONGEST_QUEUE)
+    return size, f"tbf rate {rate} burst {packet + HEADERS + late}b limit {queue}b"
 
 
 def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
