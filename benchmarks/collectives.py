@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -29,7 +31,8 @@ from dpcompare.system.ports import free_ports
 FREE = "free"
 SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 SMALLEST = SIZES[0]
-REPETITIONS = 5
+REPETITIONS = {64 * 1024: 200, math.inf: 20}
+"""Up to which size -> how often."""
 LONGEST_SECONDS = 600
 
 
@@ -93,19 +96,27 @@ def be_rank(collective: str, sizes: Sequence[int], folder: Path, rank: int) -> N
             once = call(size // 4)
             once()
             barrier()
-            begin, cpu, sent = time.perf_counter(), time.process_time(), _bytes_sent()
-            for _ in range(REPETITIONS):
-                once()
+            repetitions = next(count for most, count in REPETITIONS.items() if size <= most)
+            cpu, sent = time.process_time(), _bytes_sent()
+            seconds = [_seconds_of(once) for _ in range(repetitions)]
             row = {
                 "kind": kind,
                 "bytes": size,
-                "seconds": (time.perf_counter() - begin) / REPETITIONS,
-                "cpu_seconds": (time.process_time() - cpu) / REPETITIONS,
-                "sent_bytes": (_bytes_sent() - sent) / REPETITIONS,
+                "seconds": median(
+                    seconds
+                ),  # the first ones, and those that wait for a core, take several times as long
+                "cpu_seconds": (time.process_time() - cpu) / repetitions,
+                "sent_bytes": (_bytes_sent() - sent) / repetitions,
             }
             rows.append(row)
             barrier()
     (folder / f"{rank}.json").write_text(json.dumps(rows))
+
+
+def _seconds_of(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
 
 
 def _bytes_sent() -> int:
