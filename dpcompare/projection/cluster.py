@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dpcompare.config.run import RunConfig
-from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.collectives import PAIR_GATHERS, Interconnect
 from dpcompare.projection.link import Link
 
 
@@ -70,5 +70,6 @@ def interconnect_of_run(
         between=between,
         within=within,
         algorithm="fastest" if collective == "nccl" else "ring",
+        pair_gathers=PAIR_GATHERS if collective == "gloo" else 1.0,
         contention=processes_per_core(config, cores),
     )

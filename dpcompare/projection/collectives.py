@@ -17,6 +17,11 @@ Algorithm = Literal["ring", "tree", "halving", "fastest"]
 chooses."""
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather"]
 LatencyEnd = Literal["low", "typical", "high"]
+PAIR_GATHERS_FROM = 512 * 1024
+"""Bytes of the whole from which two ranks of Gloo gather more slowly than the link is."""
+PAIR_GATHERS = 0.7
+"""Part of what their link carries otherwise: 323 to 344 of 475 Mbit/s, where three and four ranks, which send and
+receive over two connections, have 431 to 462 (`benchmarks.collectives`, torch 2.14)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,8 @@ class Interconnect:
     within: Link
     """Between the ranks of a node."""
     algorithm: Algorithm = "ring"
+    pair_gathers: float = 1.0
+    """Part of its rate that a link carries while two ranks gather much from each other; see PAIR_GATHERS."""
     hierarchical: bool = False
     """Whether gradients are summed within each node first, and then between the nodes."""
     copying: float = 0.0
@@ -87,6 +94,8 @@ class Interconnect:
                 (self.ranks_per_node - 1) * self.latency_of(self.within) + _doublings(self.nodes) * self._between()
             )
         sent = num_bytes * self.sent_fraction(kind)
+        if kind == "all-gather" and self.ranks == 2 and num_bytes >= PAIR_GATHERS_FROM:
+            sent /= self.pair_gathers
         passes = 2 if kind == "all-reduce" else 1
         if self.algorithm == "halving":
             steps_between, steps_within = _doublings(self.nodes), _doublings(self.ranks_per_node)

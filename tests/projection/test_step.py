@@ -7,7 +7,7 @@ import pytest
 
 from dpcompare.errors import RequestError
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
-from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.collectives import PAIR_GATHERS, Interconnect
 from dpcompare.projection.exchange import (
     BUCKET,
     default_buckets,
@@ -67,6 +67,21 @@ def test_a_gather_is_half_an_all_reduce():
     ring = connected(8, 1e9, 1e-5)
     parts = [ring.wire_seconds(kind, 1e6) for kind in ("all-gather", "reduce-scatter")]
     assert sum(parts) == pytest.approx(ring.wire_seconds("all-reduce", 1e6))
+
+
+@pytest.mark.parametrize(
+    ("nodes", "kind", "num_bytes", "times_as_long"),
+    [
+        (2, "all-gather", 1e6, 1 / PAIR_GATHERS),
+        (2, "all-gather", 1e5, 1),  # too little to matter
+        (2, "all-reduce", 1e6, 1),
+        (3, "all-gather", 1e6, 1),
+    ],
+)
+def test_two_ranks_of_gloo_gather_more_slowly_than_their_link_is(nodes, kind, num_bytes, times_as_long):
+    links, pairs = (connected(nodes, 1e9, pair_gathers=part) for part in (1.0, PAIR_GATHERS))
+    ratio = pairs.wire_seconds(kind, num_bytes) / links.wire_seconds(kind, num_bytes)
+    assert ratio == pytest.approx(times_as_long)
 
 
 def test_the_fastest_algorithm_is_the_tree_where_latency_counts():
