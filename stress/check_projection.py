@@ -1,23 +1,25 @@
 """Do predictions meet what is measured after them? Links and numbers of nodes that nothing was fitted to. Needs root.
 
-    sudo python -m stress.check_projection --out DIR                            # all of it, some hours on two cores
-    sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep a block's predictions first
+    sudo python -m stress.check_projection --out DIR                            # all of it, over an hour on two cores
+    sudo python -m stress.check_projection --out DIR --stop-before-measuring    # to keep a round's predictions first
     sudo python -m stress.check_projection --out DIR --write docs/projection.md # goes on where it was
 
-`--write` writes the predictions too, where it stops before measuring: commit them before the next block's replace them.
-
-The constants of each mode are fitted on 2 nodes, with an unlimited link and with 100mbit. These runs, and those without
-exchange for each number of nodes, are made in rounds of random order, so that a change of the machine's speed meets
-both. Then cells are predicted, and added to DIR/predictions.json. Only then are they measured, in rounds of
-random order in which all runs that the predictions were made from are made again (latencies are not measured again).
-Modes that compute alike make up a block, which is predicted and measured before the next one: the less time lies
-between, the less the machine's speed changes. `--stop-before-measuring` stops when a block has been predicted; the same
-command again measures it, and stops when the next one has been.
 Two cores cannot compute for four nodes at the speed of two, so the run without exchange at the same number of nodes is
-an input, and only the exchange is predicted. A cell is valid where that run differs by at most 10% before and after.
-Exit code 3 unless 12 cells are valid, each within 15%, and their median within 5%. What the model gives with the
-computing and the constants that were measured in the rounds of the cells is shown beside, and decides nothing: it is
-not known before. No cell has a delay: tc's netem is not in every kernel.
+an input, and only the exchange is predicted. The other inputs are runs of each mode on 2 nodes, with an unlimited link
+and with 100mbit, to which its constants are fitted, and the latency of the smallest all-reduce, measured once.
+
+A machine that others use changes its speed within minutes, so a study is made of short rounds: the inputs are measured,
+in random order; from these alone the cells are predicted, and added to DIR/predictions.json; then the cells are
+measured, in random order; then the inputs again, from which the next round is predicted. Modes that compute alike make
+up a block, whose rounds all come before those of the next one. `--stop-before-measuring` stops when a round has been
+predicted, and `--write` then writes the predictions of that round, to be committed; the same command again measures
+it, and stops when the next one has been predicted.
+
+A cell is valid in a round where its run without exchange, measured before and after the cells, differs by at most 10%.
+Its error is the median over the rounds in which it is valid, and counts where these are more than half of all rounds.
+Exit code 3 unless 12 cells count, each within 15%, and their median within 5%. What the model gives with the inputs
+that were measured after the cells is shown beside, and decides nothing: it is not known before. No cell has a delay:
+tc's netem is not in every kernel.
 """
 
 from __future__ import annotations
@@ -27,9 +29,8 @@ import json
 import random
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import mean, median
@@ -62,7 +63,10 @@ MOST_DIFFERENT = 0.10
 LARGEST_ERROR, LARGEST_MEDIAN_ERROR = 0.15, 0.05
 LEAST_CELLS = 12
 WITHOUT_EXCHANGE = 2
-"""Runs without exchange in each round, before as after: one of them differs from the next by 10% and more."""
+"""Runs without exchange in each round: one of them differs from the next by 10% and more."""
+TIMES_AS_MANY_STEPS = 4
+"""Where no link is limited: these steps are shorter, and a run is to see the machine for as long as another one."""
+MODEL = "the model"
 Cell = tuple[str, int, str]
 """Mode, number of nodes, link."""
 COMPUTES_AS = {"torch:fsdp": "torch:ddp"}
@@ -80,7 +84,8 @@ class Campaign:
         self._log = folder / "runs.jsonl"
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         self.made = {
-            (row["stage"], row["mode"], row["nodes"], row["link"], row["round"]): row for row in map(json.loads, lines)
+            (row["round"], row["mode"], row["nodes"], row["link"], row["repetition"]): row
+            for row in map(json.loads, lines)
         }
 
     def config(self, mode: str, nodes: int) -> RunConfig:
@@ -89,19 +94,23 @@ class Campaign:
         cluster = Cluster.partition(nodes, 1, device="cpu")
         return RunConfig(framework=framework, mode=name, workload=workload, cluster=cluster)
 
-    def run(self, stage: str, mode: str, nodes: int, link: str, number: int) -> dict[str, Any]:
-        """One run and what is kept of it."""
-        key = (stage, mode, nodes, link, number)
+    def run(self, number: int, mode: str, nodes: int, link: str, repetition: int) -> dict[str, Any]:
+        """One run of a round and what is kept of it."""
+        key = (number, mode, nodes, link, repetition)
         if key not in self.made:
             config = prepare_inputs(self.config(mode, nodes))
-            placement = Placement(engine="namespaces", link=None if link in (FREE, NO_SYNC) else link)
-            config = config.model_copy(update={"placement": placement, "sync_gradients": link != NO_SYNC})
+            is_limited = link not in (FREE, NO_SYNC)
+            placement = Placement(engine="namespaces", link=link if is_limited else None)
+            steps = self._workload.steps * (1 if is_limited else TIMES_AS_MANY_STEPS)
+            workload = config.workload.model_copy(update={"steps": steps})
+            changes = {"workload": workload, "placement": placement, "sync_gradients": link != NO_SYNC}
+            config = config.model_copy(update=changes)
             with tempfile.TemporaryDirectory(prefix="dpcompare-projection-") as folder:
                 result = run(config, Path(folder) / "run")
                 processes = measured_seconds(config, Path(folder) / "run")
             assert result.step_seconds is not None
             row = {
-                "stage": stage, "mode": mode, "nodes": nodes, "link": link, "round": number,
+                "round": number, "mode": mode, "nodes": nodes, "link": link, "repetition": repetition,
                 "seconds": result.step_seconds.median if config.sync_gradients else slowest_of_each_step(processes),
                 "typical_seconds": mean(median(seconds) for seconds in processes),
                 "disturbed_by": result.disturbed_by,
@@ -111,27 +120,42 @@ class Campaign:
             self.made[key] = row
             with self._log.open("a") as log:
                 log.write(json.dumps(row) + "\n")
-            print(f"{stage}: {mode}, {nodes} nodes, {link}, round {number}: {row['seconds']:.3f} s", file=sys.stderr)
+            print(f"round {number}: {mode}, {nodes} nodes, {link}: {row['seconds']:.3f} s", file=sys.stderr)
         return self.made[key]
 
-    def predicted_blocks(self) -> list[dict[str, Any]]:
-        """Of each block that has been predicted: by which commit, with which constants, and its cells."""
+    def make(self, number: int, planned: Sequence[Cell], seed: int) -> None:
+        """These runs of a round, each as often as it is planned, in random order."""
+        for cell, repetition in random.Random(seed).sample(planned_with_repetitions(planned), len(planned)):
+            self.run(number, *cell, repetition)
+
+    def predicted_rounds(self) -> list[dict[str, Any]]:
+        """Of each round that has been predicted: which, by which commit, with which constants, and its cells."""
         return list(json.loads(self.predictions.read_text())) if self.predictions.exists() else []
 
-    def predictions_of(self, cells: Sequence[Cell]) -> list[dict[str, Any]] | None:
-        """Those of a block; None where it has not been predicted."""
-        for document in self.predicted_blocks():
-            if [(row["mode"], row["nodes"], row["link"]) for row in document["cells"]] == list(cells):
+    def predictions_of(self, cells: Sequence[Cell], number: int) -> list[dict[str, Any]] | None:
+        """Those of a block in a round; None where it has not been predicted."""
+        for document in self.predicted_rounds():
+            places = [(row["mode"], row["nodes"], row["link"]) for row in document["cells"]]
+            if document["round"] == number and places == list(cells):
                 return list(document["cells"])
         return None
 
-    def rows(self, stage: str, mode: str, nodes: int, link: str) -> list[dict[str, Any]]:
-        """Of all rounds that were made."""
-        return [row for key, row in self.made.items() if key[:4] == (stage, mode, nodes, link)]
+    def rows(self, number: int, mode: str, nodes: int, link: str) -> list[dict[str, Any]]:
+        """Of a round."""
+        return [row for key, row in self.made.items() if key[:4] == (number, mode, nodes, link)]
 
-    def median(self, stage: str, mode: str, nodes: int, link: str, figure: str = "seconds") -> float:
-        """Over the rounds."""
-        return median(row[figure] for row in self.rows(stage, mode, nodes, link))
+    def median(self, number: int, mode: str, nodes: int, link: str, figure: str = "seconds") -> float:
+        """Over the runs of a round."""
+        return median(row[figure] for row in self.rows(number, mode, nodes, link))
+
+    def computing(self, number: int, mode: str, nodes: int, figure: str = "seconds") -> float:
+        """Of the run without exchange."""
+        return self.median(number, without_exchange(mode), nodes, NO_SYNC, figure)
+
+
+def planned_with_repetitions(planned: Sequence[Cell]) -> list[tuple[Cell, int]]:
+    """Each with how often it came before."""
+    return [(cell, planned[:index].count(cell)) for index, cell in enumerate(planned)]
 
 
 def without_exchange(mode: str) -> str:
@@ -152,15 +176,15 @@ def interconnect(campaign: Campaign, mode: str, nodes: int, link: str, latency: 
         collective=collective_of(mode),
         between=replace(NO_LIMIT, latency=seconds) if link == FREE else tcp_link(link, seconds),
         within=NO_LIMIT,
-        cores=campaign.rows("before", without_exchange(mode), FITTED_NODES, NO_SYNC)[0]["cores"],
+        cores=campaign.rows(1, without_exchange(mode), FITTED_NODES, NO_SYNC)[0]["cores"],
     )
 
 
 def exchange(campaign: Campaign, mode: str) -> Exchange:
-    """In which messages the mode exchanges its gradients, as its runs recorded it."""
+    """In which messages the mode exchanges its gradients, as its runs of the first round recorded it."""
     config = prepare_inputs(campaign.config(mode, FITTED_NODES))
     with_it, without = (
-        GRADIENTS.validate_python(campaign.rows("before", name, FITTED_NODES, link)[0]["gradients"])
+        GRADIENTS.validate_python(campaign.rows(1, name, FITTED_NODES, link)[0]["gradients"])
         for name, link in ((mode, FREE), (without_exchange(mode), NO_SYNC))
     )
     return exchange_of(config, [each for each in (with_it, without) if each], without)
@@ -182,31 +206,22 @@ def blocks(cells: Sequence[Cell]) -> list[list[Cell]]:
     return [[cell for cell in cells if without_exchange(cell[0]) == mode] for mode in computing]
 
 
-def make_round(campaign: Campaign, number: int, planned: Sequence[tuple[str, Cell]], seed: int) -> None:
-    """The runs of a round, by stage, in random order; those planned several times have rounds of their own."""
-    again = Counter[tuple[str, Cell]]()
-    for stage, cell in random.Random(seed).sample(planned, len(planned)):
-        campaign.run(stage, *cell, number + again[stage, cell] * campaign.rounds)
-        again[stage, cell] += 1
-
-
-def fitted(campaign: Campaign, stage: str, modes: Sequence[str], latencies: dict[str, float]) -> dict[str, Fitted]:
-    """The constants of each mode, from the runs of a stage."""
+def fitted(campaign: Campaign, number: int, modes: Sequence[str], latencies: dict[str, float]) -> dict[str, Fitted]:
+    """The constants of each mode, from the inputs of a round."""
     found = {}
     for mode in modes:
-        computing_seconds = campaign.median(stage, without_exchange(mode), FITTED_NODES, NO_SYNC)
         latency = latencies[f"{mode} {FITTED_NODES}"]
         cells = [
             MeasuredCell(
                 exchange=exchange(campaign, mode),
-                computing_seconds=computing_seconds,
-                seconds=campaign.median(stage, mode, FITTED_NODES, link),
+                computing_seconds=campaign.computing(number, mode, FITTED_NODES),
+                seconds=campaign.median(number, mode, FITTED_NODES, link),
                 interconnect=interconnect(campaign, mode, FITTED_NODES, link, latency),
             )
             for link in FITTED_ON
         ]
         found[mode] = fit(cells)
-        print(f"{stage}, {mode}: {found[mode]}", file=sys.stderr)
+        print(f"round {number}, {mode}: {found[mode]}", file=sys.stderr)
     return found
 
 
@@ -215,20 +230,22 @@ def variants(cell: MeasuredCell, constants: Fitted, typical_seconds: float) -> I
     links = cell.interconnect
     instant = replace(links.between, latency=Latency(low=0.0, typical=0.0, high=0.0))
     one_ring = replace(links, nodes=FITTED_NODES, contention=links.contention)
-    yield "the model", cell.predicted(constants)
+    yield MODEL, cell.predicted(constants)
     yield "without overlap", replace(cell, exchange=cell.exchange.without_overlap()).predicted(constants)
     yield "without the slowest process", replace(cell, computing_seconds=typical_seconds).predicted(constants)
     yield "without latency", replace(cell, interconnect=replace(links, between=instant)).predicted(constants)
     yield "without copying", cell.predicted(replace(constants, copying=0.0))
+    in_pairs = replace(links, pair_gathers=1.0)
+    yield "without the slower gathers of pairs", replace(cell, interconnect=in_pairs).predicted(constants)
     yield "without headers", cell.predicted(replace(constants, payload=1.0))
     yield "without the ring's factor", replace(cell, interconnect=one_ring).predicted(constants)
     yield "without exchange", cell.computing_seconds
 
 
-def cell_to_predict(campaign: Campaign, place: Cell, stage: str, latencies: dict[str, float]) -> MeasuredCell:
-    """A cell that need not be measured yet, with the computing of a stage."""
+def cell_to_predict(campaign: Campaign, place: Cell, number: int, latencies: dict[str, float]) -> MeasuredCell:
+    """A cell that need not be measured yet, with the computing that is an input of a round."""
     mode, nodes, link = place
-    computing = campaign.median(stage, without_exchange(mode), nodes, NO_SYNC)
+    computing = campaign.computing(number, mode, nodes)
     return MeasuredCell(
         exchange=exchange(campaign, mode),
         computing_seconds=computing,
@@ -237,98 +254,141 @@ def cell_to_predict(campaign: Campaign, place: Cell, stage: str, latencies: dict
     )
 
 
-def predicted(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> list[dict[str, Any]]:
-    """A prediction for every cell, each with the runs without exchange that it was made from; written to the disk."""
-    if (known := campaign.predictions_of(cells)) is not None:
+def predicted(
+    campaign: Campaign, cells: Sequence[Cell], number: int, latencies: dict[str, float]
+) -> list[dict[str, Any]]:
+    """A prediction for every cell of a block, from the inputs of a round alone; written to the disk."""
+    if (known := campaign.predictions_of(cells, number)) is not None:
         return known
-    for number in range(1, campaign.rounds + 1):
-        make_round(campaign, number, [("before", cell) for cell in inputs(cells)], seed=number)
-    constants = fitted(campaign, "before", list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
+    campaign.make(number, inputs(cells), seed=number)
+    constants = fitted(campaign, number, list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
     rows = []
-    for mode, nodes, link in cells:
-        typical = campaign.median("before", without_exchange(mode), nodes, NO_SYNC, "typical_seconds")
-        cell = cell_to_predict(campaign, (mode, nodes, link), "before", latencies)
+    for place in cells:
+        mode, nodes, link = place
+        typical = campaign.computing(number, mode, nodes, "typical_seconds")
+        cell = cell_to_predict(campaign, place, number, latencies)
         rows.append(
             {
                 "mode": mode, "nodes": nodes, "link": link, "computing_seconds": cell.computing_seconds,
                 "predicted": dict(variants(cell, constants[mode], typical)),
             }
         )  # fmt: skip
-    document = {"commit": commit(), "constants": {mode: vars(each) for mode, each in constants.items()}, "cells": rows}
-    campaign.predictions.write_text(json.dumps([*campaign.predicted_blocks(), document], indent=2) + "\n")
+    document = {
+        "round": number,
+        "commit": commit(),
+        "constants": {mode: vars(each) for mode, each in constants.items()},
+        "cells": rows,
+    }
+    campaign.predictions.write_text(json.dumps([*campaign.predicted_rounds(), document], indent=2) + "\n")
     return rows
 
 
-def measure(campaign: Campaign, cells: Sequence[Cell]) -> None:
-    """Every cell in every round, in random order, and among them again all that they were predicted from."""
+@dataclass(frozen=True, kw_only=True)
+class JudgedRound:
+    """What was predicted of a cell in one round, and what was measured of it."""
+
+    predicted: dict[str, float]
+    """Seconds, by the model and by each of its variants."""
+    as_measured_after: float
+    """Seconds that the model gives with the inputs of the next round."""
+    seconds: float
+    computing: tuple[float, float]
+    """Seconds without exchange, before and after."""
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the machine was as fast after it as before it."""
+        before, after = self.computing
+        return abs(after / before - 1) <= MOST_DIFFERENT
+
+    def error(self, variant: str) -> float:
+        """Relative to what was measured."""
+        return self.predicted[variant] / self.seconds - 1
+
+    @property
+    def error_as_measured_after(self) -> float:
+        return self.as_measured_after / self.seconds - 1
+
+
+def rounds_of(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> dict[Cell, list[JudgedRound]]:
+    """Of a block, all rounds of which have been measured."""
+    found: dict[Cell, list[JudgedRound]] = {cell: [] for cell in cells}
+    modes = list(dict.fromkeys(mode for mode, _, _ in cells))
     for number in range(1, campaign.rounds + 1):
-        planned = [("measured", cell) for cell in cells] + [("after", cell) for cell in inputs(cells)]
-        make_round(campaign, number, planned, seed=100 + number)
+        constants = fitted(campaign, number + 1, modes, latencies)
+        for cell, row in zip(cells, predicted(campaign, cells, number, latencies), strict=True):
+            again = cell_to_predict(campaign, cell, number + 1, latencies)
+            found[cell].append(
+                JudgedRound(
+                    predicted=row["predicted"],
+                    as_measured_after=again.predicted(constants[cell[0]]),
+                    seconds=campaign.median(number, *cell),
+                    computing=(row["computing_seconds"], again.computing_seconds),
+                )
+            )
+    return found
 
 
-def of_their_rounds(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> list[float]:
-    """What the model would have predicted of each cell, had the runs among the cells been known."""
-    constants = fitted(campaign, "after", list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
-    return [cell_to_predict(campaign, cell, "after", latencies).predicted(constants[cell[0]]) for cell in cells]
+def judged(cells: dict[Cell, list[JudgedRound]], disturbed: str = "") -> tuple[list[str], bool]:
+    """The tables, and whether predictions are as near as they are to be.
 
-
-def judged(
-    campaign: Campaign, predictions: Sequence[dict[str, Any]], as_measured_after: Sequence[float]
-) -> tuple[list[str], bool]:
-    """The tables, and whether predictions are as near as they are to be."""
-    rows, valid, errors_beside = [], [], []
-    for cell, beside in zip(predictions, as_measured_after, strict=True):
-        place = (cell["mode"], cell["nodes"], cell["link"])
-        seconds = campaign.median("measured", *place)
-        after = campaign.median("after", without_exchange(cell["mode"]), cell["nodes"], NO_SYNC)
-        drift = after / cell["computing_seconds"] - 1
-        error = cell["predicted"]["the model"] / seconds - 1
-        is_valid = abs(drift) <= MOST_DIFFERENT
-        valid += [(cell, seconds)] if is_valid else []
-        errors_beside.append(beside / seconds - 1)
+    Args:
+        cells: with their rounds.
+        disturbed: what is to be said of runs that others disturbed.
+    """
+    rows, valid_rounds, errors_beside = [], [], []
+    for place, rounds in cells.items():
+        valid = [each for each in rounds if each.is_valid]
+        counts = 2 * len(valid) > len(rounds)
+        valid_rounds += [valid] if counts else []
+        errors_beside.append(median(each.error_as_measured_after for each in rounds))
+        judged_by = valid if counts else rounds
+        computing = " / ".join(f"{before:.3f}, {after:.3f}" for before, after in (each.computing for each in rounds))
+        figures = [
+            " / ".join(f"{each.predicted[MODEL]:.3f}" for each in rounds),
+            " / ".join(f"{each.seconds:.3f}" for each in rounds),
+        ]
+        error = median(each.error(MODEL) for each in judged_by)
         rows.append(
-            f"| {' | '.join(map(str, place))} | {cell['computing_seconds']:.3f}, {after:.3f} | "
-            f"{cell['predicted']['the model']:.3f} | {seconds:.3f} | {error:+.1%} | {'yes' if is_valid else 'no'} | "
-            f"{errors_beside[-1]:+.1%} |"
+            f"| {' | '.join(map(str, place))} | {computing} | {' | '.join(figures)} | {error:+.1%} | "
+            f"{len(valid)} of {len(rounds)} | {errors_beside[-1]:+.1%} |"
         )
 
     def errors(variant: str) -> list[float]:
-        return [abs(cell["predicted"][variant] / seconds - 1) for cell, seconds in valid]
+        return [abs(median(each.error(variant) for each in rounds)) for rounds in valid_rounds]
 
-    disturbed = sum(bool(row.get("disturbed_by")) for row in campaign.made.values())
-    summary = [f"{len(valid)} of {len(rows)} cells are valid"]
-    summary += [f"others took cores of {disturbed} of {len(campaign.made)} runs"] if disturbed else []
-    passed = len(valid) >= LEAST_CELLS
+    summary = [f"{len(valid_rounds)} of {len(rows)} cells are valid"]
+    summary += [disturbed] if disturbed else []
+    passed = len(valid_rounds) >= LEAST_CELLS
     lines = [
-        "| mode | nodes | link | s without exchange, before and after | predicted s | measured s | error | valid "
-        "| error with what was measured after |",
-        "|---|--:|---|--:|--:|--:|--:|---|--:|",
+        "| mode | nodes | link | s without exchange, before and after / of each round | predicted s | measured s "
+        "| error | valid rounds | error with what was measured after |",
+        "|---|--:|---|--:|--:|--:|--:|--:|--:|",
         *rows,
     ]
-    if valid:
-        found = errors("the model")
+    if valid_rounds:
+        found = errors(MODEL)
         passed = passed and max(found) <= LARGEST_ERROR and median(found) <= LARGEST_MEDIAN_ERROR
         summary.append(f"median error {median(found):.1%}, largest {max(found):.1%}")
         lines += ["", "| on the valid cells | median error | largest error |", "|---|--:|--:|"]
-        lines += [
-            f"| {name} | {median(errors(name)):.1%} | {max(errors(name)):.1%} |" for name in valid[0][0]["predicted"]
-        ]
+        names = list(valid_rounds[0][0].predicted)
+        lines += [f"| {name} | {median(errors(name)):.1%} | {max(errors(name)):.1%} |" for name in names]
     of_all = [abs(error) for error in errors_beside]
     summary.append(f"with what was measured after, over all cells {median(of_all):.1%} and {max(of_all):.1%}")
     verdict = "PASSED" if passed else "FAILED"
     return [f"{verdict}: {', '.join(summary)}.", "", *lines], passed
 
 
-def not_measured(predictions: Sequence[dict[str, Any]]) -> list[str]:
-    """The table of what is predicted of cells that nobody has measured yet."""
+def not_measured(predictions: Sequence[dict[str, Any]], number: int) -> list[str]:
+    """The table of what is predicted of cells that nobody has measured yet in this round."""
     return [
-        "These predictions were made before any of the cells was measured.",
+        f"Round {number}: these predictions were made before any of the cells was measured in this round.",
         "",
         "| mode | nodes | link | s without exchange | predicted s |",
         "|---|--:|---|--:|--:|",
         *(
             f"| {cell['mode']} | {cell['nodes']} | {cell['link']} | {cell['computing_seconds']:.3f} | "
-            f"{cell['predicted']['the model']:.3f} |"
+            f"{cell['predicted'][MODEL]:.3f} |"
             for cell in predictions
         ),
     ]
@@ -337,17 +397,20 @@ def not_measured(predictions: Sequence[dict[str, Any]]) -> list[str]:
 def predicted_and_measured(
     campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float], stop_before_measuring: bool
 ) -> tuple[list[str], bool]:
-    """Block by block; the table of the one that it stops in, or those of all cells and whether they passed."""
-    predictions = []
+    """Block by block, round by round; the table of the round that it stops in, or of all and whether they passed."""
+    found: dict[Cell, list[JudgedRound]] = {}
     for block in blocks(cells):
-        is_new = campaign.predictions_of(block) is None
-        of_block = predicted(campaign, block, latencies)
-        if stop_before_measuring and is_new:
-            return not_measured(of_block), True
-        measure(campaign, block)
-        predictions += of_block
-    in_order = [cell for block in blocks(cells) for cell in block]
-    return judged(campaign, predictions, of_their_rounds(campaign, in_order, latencies))
+        for number in range(1, campaign.rounds + 1):
+            is_new = campaign.predictions_of(block, number) is None
+            of_round = predicted(campaign, block, number, latencies)
+            if stop_before_measuring and is_new:
+                return not_measured(of_round, number), True
+            campaign.make(number, block, seed=100 + number)
+        campaign.make(campaign.rounds + 1, inputs(block), seed=campaign.rounds + 1)
+        found |= rounds_of(campaign, block, latencies)
+    disturbed = sum(bool(row.get("disturbed_by")) for row in campaign.made.values())
+    told = f"others took cores of {disturbed} of {len(campaign.made)} runs" if disturbed else ""
+    return judged(found, told)
 
 
 def latencies_of(campaign: Campaign, modes: Sequence[str], counts: Sequence[int]) -> dict[str, float]:
@@ -370,7 +433,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="where runs, predictions and figures are kept")
     parser.add_argument("--mode", nargs="+", default=["torch:ddp", "tensorflow:multiworker", "torch:fsdp"])
     parser.add_argument("--nodes", nargs="+", type=int, default=[2, 3, 4])
-    parser.add_argument("--link", nargs="+", default=["1gbit", "300mbit", "100mbit"])
+    parser.add_argument("--link", nargs="+", default=["1gbit", "300mbit"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", default="efficientnet-b0")
     parser.add_argument("--image-size", type=int, default=32)

@@ -1,66 +1,64 @@
-"""The judge of predictions: it fails where they are off, where cells drifted, and where there are too few."""
+"""The judge of predictions: it fails where they are off, where the machine's speed changed, where there are too few."""
 
-import json
 from itertools import product
 
 import pytest
 
 from dpcompare.config.workload import Workload
-from stress import check_projection
 from stress.check_projection import (
     FREE,
+    MODEL,
     NO_SYNC,
     Campaign,
+    JudgedRound,
     inputs,
     judged,
-    measure,
-    of_their_rounds,
+    predicted,
     predicted_and_measured,
+    rounds_of,
 )
 
-MODE = "torch:ddp"
+DDP = "torch:ddp"
+STUDY = [(mode, 3, "1gbit") for mode in (DDP, "tensorflow:multiworker", "torch:fsdp")]
 
 
-def campaign_of(tmp_path, *, cells=12, error=0.03, drift=0.0):
-    """Cells of which each was measured to take `error` less than predicted."""
-    rows, predictions = [], []
-    for number in range(cells):
-        nodes, link = 2 + number // 4, f"{1 + number % 4}00mbit"
-        predictions.append(
-            {
-                **{"mode": MODE, "nodes": nodes, "link": link, "computing_seconds": 0.2},
-                "predicted": {"the model": 0.5, "without overlap": 0.6},
-            }
-        )
-        base = {"mode": MODE, "nodes": nodes, "round": 1}
-        rows.append({**base, "stage": "measured", "link": link, "seconds": 0.5 / (1 + error)})
-        rows.append({**base, "stage": "after", "link": "none", "seconds": 0.2 * (1 + drift)})
-    (tmp_path / "runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Campaign(tmp_path, Workload(), batch=16, rounds=1), predictions
+def judged_round(*, error=0.03, drift=0.0):
+    """It was measured to take `error` less than predicted, and computing changed by `drift`."""
+    return JudgedRound(
+        predicted={MODEL: 0.5, "without overlap": 0.6},
+        as_measured_after=0.49,
+        seconds=0.5 / (1 + error),
+        computing=(0.2, 0.2 * (1 + drift)),
+    )
+
+
+def cells_of(rounds, count=12):
+    return {(DDP, 2 + number // 4, f"{1 + number % 4}00mbit"): list(rounds) for number in range(count)}
 
 
 def test_constants_are_fitted_in_the_rounds_of_the_runs_without_exchange():
-    cells = [("torch:fsdp", 3, "1gbit"), ("torch:ddp", 2, "1gbit"), ("torch:ddp", 4, "1gbit")]
+    cells = [("torch:fsdp", 3, "1gbit"), (DDP, 2, "1gbit"), (DDP, 4, "1gbit")]
     planned = inputs(cells)
     for nodes in (2, 3, 4):  # fsdp computes as ddp does
-        assert planned.count(("torch:ddp", nodes, NO_SYNC)) == 2
-    for mode, link in product(("torch:fsdp", "torch:ddp"), (FREE, "100mbit")):
+        assert planned.count((DDP, nodes, NO_SYNC)) == 2
+    for mode, link in product(("torch:fsdp", DDP), (FREE, "100mbit")):
         assert planned.count((mode, 2, link)) == 1
     assert len(planned) == 10
 
 
 class Recorded(Campaign):
-    """A campaign whose runs take a time that was made up, and are counted."""
+    """A campaign whose runs take a time that was made up, and are counted; the machine becomes slower or faster."""
 
-    def __init__(self, folder, rounds):
+    def __init__(self, folder, rounds, slower_each_round=1.0):
         super().__init__(folder, Workload(model="mlp", image_size=8, dataset="synthetic-mini"), batch=16, rounds=rounds)
         self.ran = []
+        self._slower = slower_each_round
 
-    def run(self, stage, mode, nodes, link, number):
-        key = (stage, mode, nodes, link, number)
+    def run(self, number, mode, nodes, link, repetition):
+        key = (number, mode, nodes, link, repetition)
         if key not in self.made:
             self.ran.append(key)
-            seconds = {NO_SYNC: 0.1, FREE: 0.15}.get(link, 0.3) * (2 if stage == "before" else 1)
+            seconds = {NO_SYNC: 0.1, FREE: 0.15}.get(link, 0.3) * self._slower**number
             self.made[key] = {
                 "seconds": seconds,
                 "typical_seconds": seconds,
@@ -70,76 +68,98 @@ class Recorded(Campaign):
         return self.made[key]
 
 
-def test_every_run_of_a_study_is_made_once_and_judged_by_what_was_measured_among_the_cells(tmp_path):
-    cells = [(MODE, 2, "1gbit"), (MODE, 3, "1gbit")]
+def latencies_of(cells):
+    return {f"{mode} {nodes}": 1e-5 for mode, most, _ in cells for nodes in range(2, most + 1)}
+
+
+def test_a_round_is_predicted_from_its_own_inputs_and_judged_by_those_of_the_next(tmp_path):
+    cells = [(DDP, 2, "1gbit"), (DDP, 3, "1gbit")]
+    campaign = Recorded(tmp_path, rounds=2, slower_each_round=2.0)
+    latencies = latencies_of(cells)
+    first = predicted(campaign, cells, 1, latencies)
+    # 2 links, and 2 numbers of nodes twice without exchange; no cell.
+    assert len(campaign.ran) == 2 + 2 * 2
+    assert {(number, link) for number, _, _, link, _ in campaign.ran} == {(1, FREE), (1, "100mbit"), (1, NO_SYNC)}
+    assert predicted_and_measured(campaign, cells, latencies, stop_before_measuring=False)[1] is False
+    second = predicted(campaign, cells, 2, latencies)
+    for rounds, before, after in zip(rounds_of(campaign, cells, latencies).values(), first, second, strict=True):
+        assert before["computing_seconds"] == pytest.approx(0.2)
+        assert rounds[0].computing == pytest.approx((0.2, 0.4))
+        assert rounds[0].predicted == before["predicted"]
+        assert rounds[0].as_measured_after == pytest.approx(after["predicted"][MODEL])
+
+
+def test_every_run_of_a_study_is_made_once(tmp_path):
+    latencies = latencies_of(STUDY)
     campaign = Recorded(tmp_path, rounds=2)
-    latencies = {f"{MODE} {nodes}": 1e-5 for nodes in (2, 3)}
-    rows = check_projection.predicted(campaign, cells, latencies)
-    # 2 links, and 2 numbers of nodes twice without exchange.
-    assert len(campaign.ran) == 2 * (2 + 2 * 2)
-    assert {key[0] for key in campaign.ran} == {"before"}
+    lines = predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=False)
+    # Inputs come a last time after the last round: of torch 2 x 2 without exchange and 2 of each of its two modes.
+    assert len(campaign.ran) == len(set(campaign.ran)) == 3 * (8 + 6) + 2 * len(STUDY)
     campaign.ran.clear()
-    measure(campaign, cells)
-    assert len(campaign.ran) == 2 * (2 + 2 + 2 * 2)
-    as_measured_after = of_their_rounds(campaign, cells, latencies)
-    for row, after in zip(rows, as_measured_after, strict=True):
-        assert row["computing_seconds"] == pytest.approx(0.2)
-        assert after < row["predicted"]["the model"]
-    campaign.ran.clear()
-    measure(campaign, cells)
-    assert check_projection.predicted(campaign, cells, latencies) == rows
+    assert predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=False) == lines
     assert campaign.ran == []
 
 
-def test_modes_that_compute_alike_are_predicted_and_measured_before_the_next(tmp_path):
-    cells = [(mode, 3, "1gbit") for mode in ("torch:ddp", "tensorflow:multiworker", "torch:fsdp")]
-    campaign = Recorded(tmp_path, rounds=1)
-    latencies = {f"{mode} {nodes}": 1e-5 for mode, _, _ in cells for nodes in (2, 3)}
+def test_modes_that_compute_alike_are_measured_in_all_rounds_before_the_next_and_each_round_is_predicted_first(
+    tmp_path,
+):
+    campaign = Recorded(tmp_path, rounds=2)
+    latencies = latencies_of(STUDY)
 
-    def made(*, stop):
+    def until_it_stops():
         campaign.ran.clear()
-        lines, _ = predicted_and_measured(campaign, cells, latencies, stop)
-        return lines, {(stage, mode) for stage, mode, *_ in campaign.ran}
+        lines, _ = predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=True)
+        return lines, {(number, mode.split(":")[0], link == "1gbit") for number, mode, _, link, _ in campaign.ran}
 
-    torch, tensorflow = {"torch:ddp", "torch:fsdp"}, {"tensorflow:multiworker"}
-    lines, runs = made(stop=True)
+    lines, runs = until_it_stops()
+    assert lines[0].startswith("Round 1: ")
     assert len([line for line in lines if "1gbit" in line]) == 2
-    assert runs == {("before", mode) for mode in torch}
-    lines, runs = made(stop=True)
+    assert runs == {(1, "torch", False)}
+    lines, runs = until_it_stops()
+    assert lines[0].startswith("Round 2: ")
+    assert runs == {(1, "torch", True), (2, "torch", False)}
+    lines, runs = until_it_stops()
+    assert lines[0].startswith("Round 1: ")
     assert len([line for line in lines if "1gbit" in line]) == 1
-    assert runs == {(stage, mode) for stage in ("measured", "after") for mode in torch} | {
-        ("before", mode) for mode in tensorflow
-    }
-    lines, runs = made(stop=True)
-    assert "0 of 3 cells are valid" in lines[0]  # all computing took half as long as before
-    assert runs == {(stage, mode) for stage in ("measured", "after") for mode in tensorflow}
-    assert made(stop=False) == (lines, set())
+    assert runs == {(2, "torch", True), (3, "torch", False), (1, "tensorflow", False)}
+    until_it_stops()
+    lines, runs = until_it_stops()
+    assert "3 of 3 cells are valid" in lines[0]
+    assert runs == {(2, "tensorflow", True), (3, "tensorflow", False)}
+    assert until_it_stops() == (lines, set())
 
 
-def test_near_predictions_pass_and_every_term_is_judged(tmp_path):
-    campaign, predictions = campaign_of(tmp_path)
-    lines, passed = judged(campaign, predictions, [0.49] * len(predictions))
+def test_near_predictions_pass_and_every_term_is_judged():
+    lines, passed = judged(cells_of([judged_round()]), "others took cores of 1 of 9 runs")
     assert passed
     assert lines[0] == (
-        "PASSED: 12 of 12 cells are valid, median error 3.0%, largest 3.0%, "
+        "PASSED: 12 of 12 cells are valid, others took cores of 1 of 9 runs, median error 3.0%, largest 3.0%, "
         "with what was measured after, over all cells 0.9% and 0.9%."
     )
-    assert lines[4].endswith("| +3.0% | yes | +0.9% |")
+    assert lines[4].endswith("| +3.0% | 1 of 1 | +0.9% |")
     assert "| without overlap | 23.6% | 23.6% |" in lines
 
 
+def test_only_rounds_in_which_the_machine_was_as_fast_before_as_after_judge_a_cell():
+    rounds = [judged_round(), judged_round(error=0.5, drift=0.11), judged_round(error=0.01, drift=-0.09)]
+    lines, passed = judged(cells_of(rounds))
+    assert passed
+    assert "median error 2.0%" in lines[0]
+    assert lines[4].endswith("| +2.0% | 2 of 3 | +0.9% |")
+
+
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("rounds", "count", "told"),
     [
-        ({"error": 0.2}, "median error 20.0%"),
-        ({"error": 0.07}, "median error 7.0%"),
-        ({"drift": 0.11}, "0 of 12 cells are valid"),
-        ({"cells": 11}, "11 of 11 cells are valid"),
+        ([judged_round(error=0.2)], 12, "median error 20.0%"),
+        ([judged_round(error=0.07)], 12, "median error 7.0%"),
+        ([judged_round(drift=0.11)], 12, "0 of 12 cells are valid"),
+        ([judged_round(), judged_round(drift=0.11)], 12, "0 of 12 cells are valid"),
+        ([judged_round()], 11, "11 of 11 cells are valid"),
     ],
 )
-def test_what_is_off_fails(tmp_path, changes, told):
-    campaign, predictions = campaign_of(tmp_path, **changes)
-    lines, passed = judged(campaign, predictions, [0.5 / 1.03] * len(predictions))  # which decides nothing
+def test_what_is_off_fails(rounds, count, told):
+    lines, passed = judged(cells_of(rounds, count))
     assert not passed
     assert lines[0].startswith("FAILED: ")
     assert told in lines[0]
