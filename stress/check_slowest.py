@@ -1,6 +1,6 @@
 """Does the model tell how long many processes wait for the slowest? Steps of random length, on 2 processes and on more.
 
-    python -m stress.check_slowest [--nodes 4 8] [--rounds 3] [--spread 0.2] [--out FOLDER] [--write FILE]
+    python -m stress.check_slowest [--nodes 4 8] [--rounds 2] [--spread 0.2] [--out FOLDER] [--write FILE]
 
 Each process waits for a random, normally distributed time in every step. Waiting takes no core, so that two cores are
 enough for 8 processes; what each computes, some 4 ms, is little beside it. A study of torch:ddp on two nodes, with and
@@ -50,7 +50,7 @@ def inject(module):
 
 def arm_on(nodes: int, python: str) -> Arm:
     # Of few parameters, whose exchange takes little.
-    workload = Workload(model="toy-bn", image_size=32, global_batch_size=BATCH * nodes, steps=45, warmup_steps=5)
+    workload = Workload(model="toy-bn", image_size=32, global_batch_size=BATCH * nodes, steps=165, warmup_steps=5)
     cluster = Cluster.partition(nodes, 1, device="cpu")
     config = RunConfig(framework="torch", mode="ddp", workload=workload, cluster=cluster, python=python)
     return Arm(name=f"{nodes} nodes", config=config)
@@ -80,7 +80,7 @@ def lines(arm: MeasuredArm, measured: Path) -> Iterator[tuple[str, bool]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", nargs="+", type=int, default=[4, 8])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--spread", type=float, default=0.2, help="standard deviation of the waits, relative to them")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="keeps all runs; the same one is continued")
     parser.add_argument("--write", type=Path, metavar="FILE", help="a Markdown file whose section gets the table")

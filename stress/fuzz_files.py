@@ -18,7 +18,7 @@ from dpcompare.data.prepare import prepare
 from dpcompare.data.store import MANIFEST, open_store
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm, Study
-from dpcompare.launch.engines import hosts, kubernetes, slurm
+from dpcompare.launch.engines import hosts, kubernetes, slurm_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import shell_script
 from dpcompare.models.weights import fit, initial_weights, read_source
@@ -169,7 +169,7 @@ def _planned(config: RunConfig, run_dir: Path) -> None:
         processes = plan(config, run_dir, Endpoints(list(range(1024, 1024 + num_ports(config)))))
         shell_script(config, run_dir, processes)
     elif engine == "slurm":
-        slurm.job_script(config, run_dir)
+        slurm_script.job_script(config, run_dir)
     elif engine == "kubernetes":
         kubernetes.manifests(config, run_dir.name)
     elif engine == "hosts":

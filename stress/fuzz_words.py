@@ -21,7 +21,7 @@ from dpcompare.cli.option_values import (
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import slurm
+from dpcompare.launch.engines import slurm, slurm_job
 from dpcompare.system.devices import compute_capabilities, device_id, installed_gpus, used_gpus, visible_gpus
 from stress.fuzz_files import recorded_run
 from stress.fuzz_oracle import Reader, answered
@@ -170,7 +170,7 @@ def _slurm(folder: Path) -> Reader:
             placement={"engine": "slurm"},
         )
         with _programs_say(content):
-            for ask in (lambda: slurm.partition_of(None), lambda: slurm.check(placed), lambda: slurm._state("7")):
+            for ask in (lambda: slurm.partition_of(None), lambda: slurm.check(placed), lambda: slurm_job.state_of("7")):
                 with suppress(RequestError):
                     ask()
             with patch.dict(os.environ, job):

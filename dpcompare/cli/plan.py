@@ -112,7 +112,7 @@ def _predicted(config: RunConfig, study: Path) -> dict[str, Any]:
 
 def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str, predicted: dict[str, Any] | None) -> None:
     """What an engine would start; addresses and ports are only known there."""
-    from dpcompare.launch.engines import hosts, kubernetes, slurm
+    from dpcompare.launch.engines import hosts, kubernetes, slurm_script
 
     engine = config.placement.engine
     needed = {"sh": "local", "slurm": "slurm", "kubernetes": "kubernetes"}.get(output_format, engine)
@@ -121,7 +121,7 @@ def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str, predi
     if engine == "kubernetes":
         print_json(kubernetes.manifests(config, run_dir.name))
         return
-    script = slurm.job_script(config, run_dir) if engine == "slurm" else None
+    script = slurm_script.job_script(config, run_dir) if engine == "slurm" else None
     names = config.placement.hosts or tuple(f"node {node.rank}" for node in config.cluster.nodes)
     commands = dict(zip(names, hosts.commands(config, run_dir), strict=True))
     if output_format == "json":

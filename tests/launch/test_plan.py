@@ -11,7 +11,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines.slurm import job_script
+from dpcompare.launch.engines.slurm_script import job_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import command_line, shell_script
 from tests.support.command import invoke

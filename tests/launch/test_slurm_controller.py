@@ -8,7 +8,7 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
-from dpcompare.launch.engines import slurm
+from dpcompare.launch.engines import slurm, slurm_job
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.signals import signals_held
 
@@ -34,7 +34,7 @@ def commands(tmp_path, monkeypatch):
 
 def test_the_end_of_a_run_does_not_wait_for_a_controller_that_is_away(tmp_path, commands, monkeypatch):
     for name, seconds in (("STATE_SECONDS", 0.2), ("CANCEL_SECONDS", 0.3), ("JOB_POLL_SECONDS", 0.1)):
-        monkeypatch.setattr(slurm, name, seconds)
+        monkeypatch.setattr(slurm_job, name, seconds)
     for name in ("scontrol", "scancel"):
         commands(name, "exec sleep 60")
     said, began = [], time.monotonic()
@@ -47,7 +47,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_controller_that_is_away(tmp_path, 
 
 def test_another_ctrl_c_does_not_keep_a_job_from_being_cancelled(tmp_path, commands, monkeypatch):
     for name, seconds in (("CANCEL_SECONDS", 0.3), ("JOB_POLL_SECONDS", 0.1)):
-        monkeypatch.setattr(slurm, name, seconds)
+        monkeypatch.setattr(slurm_job, name, seconds)
     second = f"[ -e {tmp_path}/sent ] || kill -INT {os.getpid()}; touch {tmp_path}/sent"
     commands("scontrol", f"{second}; sleep 0.2; echo JobState=RUNNING")
     commands("scancel", f'echo "$@" >> {tmp_path}/cancelled')
@@ -68,9 +68,9 @@ def test_another_ctrl_c_does_not_keep_a_job_from_being_cancelled(tmp_path, comma
     ids=["time", "preempted", "unknown", "by itself"],
 )
 def test_who_has_ended_a_job_is_waited_for_while_it_completes(tmp_path, commands, monkeypatch, states, why):
-    monkeypatch.setattr(slurm, "JOB_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(slurm_job, "JOB_POLL_SECONDS", 0.0)
     if states == ["COMPLETING Reason=None"]:  # for ever
-        monkeypatch.setattr(slurm, "COMPLETING_SECONDS", 0.5)
+        monkeypatch.setattr(slurm_job, "COMPLETING_SECONDS", 0.5)
     told = tmp_path / "told"
     told.write_text("".join(f"JobState={state}\n" for state in ["RUNNING Reason=None", *states]))
     # The next state at each look, and the last one from then on.
@@ -85,4 +85,4 @@ def test_who_has_ended_a_job_is_waited_for_while_it_completes(tmp_path, commands
 
 def test_a_comment_is_not_taken_for_the_state_of_a_job(commands):
     commands("scontrol", "echo 'JobId=7 JobState=RUNNING Reason=None Comment=x JobState=COMPLETED Reason=y'")
-    assert slurm._state("7") == ("RUNNING", "None")
+    assert slurm_job.state_of("7") == ("RUNNING", "None")

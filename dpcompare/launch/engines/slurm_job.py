@@ -1,0 +1,130 @@
+"""A job that Slurm has accepted: its state, what has ended it, and its end where nobody wants it any more."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from dpcompare.errors import RequestError
+from dpcompare.launch.engines import NodesEnded, PollExit
+from dpcompare.launch.outcome import Report
+from dpcompare.results.run_dir import end_of, slurm_log_path
+from dpcompare.system.commands import run_command
+from dpcompare.system.deadline import Deadline
+
+JOB_POLL_SECONDS = 1.0
+STATE_SECONDS = 10.0
+"""How long it may take to tell the state of a job, which is asked for again and again."""
+UNKNOWN_POLL_SECONDS = 15.0
+"""How long it is not asked again where it has not told: the nodes are looked after meanwhile."""
+COMPLETING_SECONDS = 8.0
+"""How long the state behind COMPLETING, with which a job begins to end, is waited for: it says why."""
+CANCEL_SECONDS = 15.0
+"""How long a job that was cancelled may take to end before it is killed: TensorFlow catches SIGTERM."""
+
+UNKNOWN = "UNKNOWN"
+WAITING = ("PENDING", "CONFIGURING")
+ENDED = (
+    "BOOT_FAIL",
+    "CANCELLED",
+    "COMPLETED",
+    "COMPLETING",
+    "DEADLINE",
+    "FAILED",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "PREEMPTED",
+    "TIMEOUT",
+)
+BY_SLURM = {
+    "BOOT_FAIL": "got a machine that did not boot",
+    "CANCELLED": "was cancelled",
+    "DEADLINE": "reached its deadline",
+    "NODE_FAIL": "lost a machine, which failed",
+    "NodeDown": "lost a machine, which failed",
+    "PREEMPTED": "was preempted by another job",
+    "TIMEOUT": "reached its time limit (--time)",
+    "TimeLimit": "reached its time limit (--time)",
+}
+"""State of a job, or reason while it is COMPLETING -> what happened to it: it did not end by itself."""
+HOPELESS = re.compile(
+    "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|JobHeld(User|Admin)|"
+    "Partition(Down|Inactive|NodeLimit|TimeLimit)|(QOS|Assoc)Max(?!.*PerUser).*"
+)
+"""Reasons (squeue(1)) for which a job waits for ever, where EnforcePartLimits does not refuse it."""
+
+
+def followed(job: str, run_dir: Path, report: Report) -> PollExit:
+    """Asks for the state of a job now and then, and reports when it changes."""
+    reported, next_look = "", Deadline(0)
+    completing: Deadline | None = None
+
+    def poll_exit() -> NodesEnded | None:
+        nonlocal reported, next_look, completing
+        if not next_look.passed:
+            return None
+        next_look = Deadline(JOB_POLL_SECONDS)
+        state, reason = state_of(job)
+        if state == UNKNOWN:
+            next_look = Deadline(UNKNOWN_POLL_SECONDS)
+        because = f" ({reason})" if reason not in ("", "None") else ""
+        if f"{state}{because}" != reported:
+            reported = f"{state}{because}"
+            report(f"Slurm job {job} is {reported}")
+        if state in WAITING and HOPELESS.fullmatch(reason):
+            raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
+        ended_by = BY_SLURM.get(state) or BY_SLURM.get(reason)
+        if state not in ENDED:
+            return None
+        if state == "COMPLETING" and not ended_by:
+            completing = completing or Deadline(COMPLETING_SECONDS)
+            if not completing.passed:
+                return None
+        why = f"Slurm job {job} {ended_by or 'has ended'}: {reported}\n{end_of(slurm_log_path(run_dir))}"
+        return NodesEnded(why=why, is_cause=ended_by is not None)
+
+    return poll_exit
+
+
+def state_of(job: str, *, interruptible: bool = True) -> tuple[str, str]:
+    """A job's state and Slurm's reason; COMPLETED where Slurm has forgotten it, some minutes after its end."""
+    command = ["scontrol", "--oneliner", "show", "job", job]
+    try:
+        answer = run_command(command, seconds=STATE_SECONDS, interruptible=interruptible)
+    except subprocess.TimeoutExpired as error:
+        return UNKNOWN, str(error)
+    if answer.returncode:
+        forgotten = "Invalid job id" in answer.stderr
+        return ("COMPLETED" if forgotten else UNKNOWN, "" if forgotten else answer.stderr.strip())
+    told = fields(answer.stdout)
+    return told.get("JobState", UNKNOWN), told.get("Reason", "")
+
+
+def fields(described: str) -> dict[str, str]:
+    """NAME=VALUE ... of scontrol, the first of each name: what a user wrote, such as a comment, comes later."""
+    return dict(reversed([pair.split("=", 1) for pair in described.split() if "=" in pair]))
+
+
+def cancel(job: str, report: Report) -> None:
+    """End a job that is still there: asked to, then killed. No second Ctrl-C comes in between."""
+    for command in (["scancel", job], ["scancel", "--signal=KILL", "--full", job]):
+        if ended_within(job, 0):
+            return
+        with suppress(subprocess.TimeoutExpired):
+            run_command(command, seconds=CANCEL_SECONDS, interruptible=False)
+        if ended_within(job, CANCEL_SECONDS):
+            return
+    state, _ = state_of(job, interruptible=False)
+    report(f"Slurm job {job} was cancelled and is still {state}; look after it with squeue")
+
+
+def ended_within(job: str, seconds: float) -> bool:
+    deadline = Deadline(seconds)
+    while state_of(job, interruptible=False)[0] not in ENDED:
+        if deadline.passed:
+            return False
+        time.sleep(JOB_POLL_SECONDS / 4)
+    return True
