@@ -5,8 +5,8 @@
     sudo python -m stress.check_projection --out DIR --write docs/projection.md # goes on where it was
 
 Two cores cannot compute for four nodes at the speed of two, so the run without exchange at the same number of nodes is
-an input, and only the exchange is predicted. The other inputs are runs of each mode on 2 nodes, with an unlimited link
-and with 100mbit, to which its constants are fitted, and the latency of the smallest all-reduce, measured once.
+an input, and only the exchange is predicted. Other inputs are runs of each mode on 2 nodes, with an unlimited link and
+with 100mbit, to which its constants are fitted. The latency of the smallest all-reduce is measured once, at the start.
 
 A machine that others use changes its speed within minutes, so a study is made of short rounds: the inputs are measured,
 in random order; from these alone the cells are predicted, and added to DIR/predictions.json; then the cells are
@@ -16,10 +16,10 @@ predicted, and `--write` then writes the predictions of that round, to be commit
 it, and stops when the next one has been predicted.
 
 A cell is valid in a round where its run without exchange, measured before and after the cells, differs by at most 10%.
-Its error is the median over the rounds in which it is valid, and counts where these are more than half of all rounds.
-Exit code 3 unless 12 cells count, each within 15%, and their median within 5%. What the model gives with the inputs
-that were measured after the cells is shown beside, and decides nothing: it is not known before. No cell has a delay:
-tc's netem is not in every kernel.
+It is valid where it is so in more than half of all rounds; its error is then the median of the signed errors in these
+rounds, else in all. Exit code 3 unless 12 cells are valid, each within 15%, and their median within 5%. What the model
+gives with the inputs that were measured after the cells is shown beside, and decides nothing: it is not known before.
+No cell has a delay: tc's netem is not in every kernel.
 """
 
 from __future__ import annotations
@@ -82,11 +82,10 @@ class Campaign:
         self.predictions = folder / "predictions.json"
         self._workload, self._batch = workload, batch
         self._log = folder / "runs.jsonl"
-        lines = self._log.read_text().splitlines() if self._log.exists() else []
-        self.made = {
-            (row["round"], row["mode"], row["nodes"], row["link"], row["repetition"]): row
-            for row in map(json.loads, lines)
-        }
+        rows = [json.loads(line) for line in self._log.read_text().splitlines()] if self._log.exists() else []
+        if not all("repetition" in row for row in rows):
+            raise SystemExit(f"--out: {folder} holds a study of an older version; expected another directory")
+        self.made = {(row["round"], row["mode"], row["nodes"], row["link"], row["repetition"]): row for row in rows}
 
     def config(self, mode: str, nodes: int) -> RunConfig:
         framework, name = mode.split(":")
@@ -260,6 +259,11 @@ def predicted(
     """A prediction for every cell of a block, from the inputs of a round alone; written to the disk."""
     if (known := campaign.predictions_of(cells, number)) is not None:
         return known
+    if measured_before := [cell for cell in cells if campaign.rows(number, *cell)]:
+        raise SystemExit(
+            f"--out: {campaign.folder} has measured {measured_before[0]} in round {number}, which can no longer be predicted; "
+            "expected the modes, nodes and links that the study was begun with, or another directory"
+        )
     campaign.make(number, inputs(cells), seed=number)
     constants = fitted(campaign, number, list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
     rows = []

@@ -18,10 +18,11 @@ chooses."""
 Kind = Literal["all-reduce", "reduce-scatter", "all-gather"]
 LatencyEnd = Literal["low", "typical", "high"]
 PAIR_GATHERS_FROM = 512 * 1024
-"""Bytes of the whole from which two ranks of Gloo gather more slowly than the link is."""
+"""Bytes of the whole from which two nodes gather more slowly by Gloo than their link is."""
 PAIR_GATHERS = 0.7
-"""Part of what their link carries otherwise: 323 to 344 of 475 Mbit/s, where three and four ranks, which send and
-receive over two connections, have 431 to 462 (`benchmarks.collectives`, torch 2.14)."""
+"""Part of what their link carries otherwise: 323 to 344 Mbit/s of 0.8 and 2.3 MB on 500mbit, where three and four nodes
+have 431 to 462 and all-reduces 469 to 476. By `benchmarks.collectives`, torch 2.14, on simulated links; the cause is
+not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Interconnect:
     """Between the ranks of a node."""
     algorithm: Algorithm = "ring"
     pair_gathers: float = 1.0
-    """Part of its rate that a link carries while two ranks gather much from each other; see PAIR_GATHERS."""
+    """Part of its rate that a link carries while two nodes gather much from each other; see PAIR_GATHERS."""
     hierarchical: bool = False
     """Whether gradients are summed within each node first, and then between the nodes."""
     copying: float = 0.0
@@ -94,7 +95,7 @@ class Interconnect:
                 (self.ranks_per_node - 1) * self.latency_of(self.within) + _doublings(self.nodes) * self._between()
             )
         sent = num_bytes * self.sent_fraction(kind)
-        if kind == "all-gather" and self.ranks == 2 and num_bytes >= PAIR_GATHERS_FROM:
+        if kind == "all-gather" and self.nodes == self.ranks == 2 and num_bytes >= PAIR_GATHERS_FROM:
             sent /= self.pair_gathers
         passes = 2 if kind == "all-reduce" else 1
         if self.algorithm == "halving":

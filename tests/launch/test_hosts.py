@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 
 import numpy
 import pytest
@@ -20,7 +21,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import NodesEnded, hosts
 from dpcompare.launch.engines.hosts import SSH
-from dpcompare.launch.engines.namespaces import linked_hosts
+from dpcompare.launch.engines.namespaces import _limits, linked_hosts
 from dpcompare.launch.node import _node_context
 from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
@@ -462,14 +463,30 @@ with socket.create_server(("198.18.0.2", 29500)) as server:
 @pytest.mark.root
 def test_a_link_does_not_make_up_for_a_pause():
     """As tc's bucket of 256 KiB did, which let as much pass after each pause in a fraction of a millisecond."""
-    with linked_hosts(2, "100mbit") as hosts:
+    with linked_hosts(2, "100mbit") as hosts, ExitStack() as stack:
         command = [sys.executable, "-c"]
-        answering = subprocess.Popen([*command, ANSWER], stdout=subprocess.PIPE, preexec_fn=hosts[1].enter)
+        answering = stack.enter_context(
+            subprocess.Popen([*command, ANSWER], stdout=subprocess.PIPE, preexec_fn=hosts[1].enter)
+        )
+        stack.callback(answering.kill)
         assert answering.stdout.readline() == b"listening\n"
         sent = subprocess.run([*command, SEND], stdout=subprocess.PIPE, preexec_fn=hosts[0].enter, check=True)
         assert answering.wait(timeout=10) == 0
-        answering.stdout.close()
-    assert min(map(float, sent.stdout.split())) > 0.75 * 262144 * 8 / 100e6
+    at_the_rate = 262144 * 8 / 100e6
+    assert 0.75 * at_the_rate < min(map(float, sent.stdout.split())) < 4 * at_the_rate
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [
+        ("1kbit", ("gso_max_size 16384", "tbf rate 1kbit burst 17408b limit 262150b")),
+        ("100mbit", ("gso_max_size 16384", "tbf rate 100mbit burst 23658b limit 887144b")),
+        ("10gbit", ("", "tbf rate 10gbit burst 694632b limit 62762144b")),
+        ("1000gbit", ("", "tbf rate 1000gbit burst 62569632b limit 1073741824b")),
+    ],
+)
+def test_the_bucket_of_a_link_holds_a_packet_and_half_a_millisecond(rate, told):
+    assert _limits(rate) == told
 
 
 @pytest.mark.root

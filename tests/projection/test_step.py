@@ -5,9 +5,12 @@ import math
 import numpy as np
 import pytest
 
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
-from dpcompare.projection.collectives import PAIR_GATHERS, Interconnect
+from dpcompare.projection.cluster import interconnect_of_run
+from dpcompare.projection.collectives import PAIR_GATHERS, PAIR_GATHERS_FROM, Interconnect
 from dpcompare.projection.exchange import (
     BUCKET,
     default_buckets,
@@ -70,18 +73,27 @@ def test_a_gather_is_half_an_all_reduce():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "kind", "num_bytes", "times_as_long"),
+    ("ranks", "kind", "num_bytes", "times_as_long"),
     [
-        (2, "all-gather", 1e6, 1 / PAIR_GATHERS),
-        (2, "all-gather", 1e5, 1),  # too little to matter
-        (2, "all-reduce", 1e6, 1),
-        (3, "all-gather", 1e6, 1),
+        ({"nodes": 2}, "all-gather", PAIR_GATHERS_FROM, 1 / PAIR_GATHERS),
+        ({"nodes": 2}, "all-gather", PAIR_GATHERS_FROM - 1, 1),
+        ({"nodes": 2}, "all-reduce", 1e6, 1),
+        ({"nodes": 3}, "all-gather", 1e6, 1),
+        ({"nodes": 1, "ranks_per_node": 2}, "all-gather", 1e6, 1),
     ],
 )
-def test_two_ranks_of_gloo_gather_more_slowly_than_their_link_is(nodes, kind, num_bytes, times_as_long):
-    links, pairs = (connected(nodes, 1e9, pair_gathers=part) for part in (1.0, PAIR_GATHERS))
+def test_two_nodes_gather_more_slowly_by_gloo_than_their_link_is(ranks, kind, num_bytes, times_as_long):
+    link = Link(name="link", bytes_per_second=1e9)
+    links, pairs = (Interconnect(**ranks, between=link, within=link, pair_gathers=part) for part in (1.0, PAIR_GATHERS))
     ratio = pairs.wire_seconds(kind, num_bytes) / links.wire_seconds(kind, num_bytes)
     assert ratio == pytest.approx(times_as_long)
+
+
+@pytest.mark.parametrize(("collective", "part"), [("gloo", PAIR_GATHERS), ("ring", 1.0), ("nccl", 1.0)])
+def test_only_gloo_gathers_more_slowly_between_two(collective, part):
+    config = RunConfig(framework="torch", mode="fsdp", cluster=Cluster.partition(2, 1, device="cpu"))
+    links = interconnect_of_run(config, collective=collective, between=FREE, within=FREE, cores=2)
+    assert links.pair_gathers == part
 
 
 def test_the_fastest_algorithm_is_the_tree_where_latency_counts():

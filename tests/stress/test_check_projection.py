@@ -129,6 +129,20 @@ def test_modes_that_compute_alike_are_measured_in_all_rounds_before_the_next_and
     assert until_it_stops() == (lines, set())
 
 
+def test_what_was_measured_is_not_predicted_afterwards(tmp_path):
+    latencies = latencies_of(STUDY)
+    campaign = Recorded(tmp_path, rounds=1)
+    predicted_and_measured(campaign, STUDY, latencies, stop_before_measuring=False)
+    with pytest.raises(SystemExit, match=r"has measured .* in round 1, which can no longer be predicted"):
+        predicted_and_measured(campaign, STUDY[:1], latencies, stop_before_measuring=False)
+
+
+def test_a_study_of_an_older_version_is_refused(tmp_path):
+    (tmp_path / "runs.jsonl").write_text('{"stage": "before", "mode": "torch:ddp"}\n')
+    with pytest.raises(SystemExit, match="holds a study of an older version"):
+        Recorded(tmp_path, rounds=1)
+
+
 def test_near_predictions_pass_and_every_term_is_judged():
     lines, passed = judged(cells_of([judged_round()]), "others took cores of 1 of 9 runs")
     assert passed

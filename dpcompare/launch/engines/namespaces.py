@@ -27,15 +27,14 @@ from dpcompare.system.signals import signals_held
 MAY_QUEUE = False
 LATE_SECONDS = 0.5e-3
 """By which the timers of a busy kernel may be late; what a link does not send meanwhile, its bucket lets it send after.
-The bucket holds no more than that, since a real link does not make up for a pause."""
-LARGEST_PACKET, SMALL_PACKET = 64 * 1024, 16 * 1024
-"""Linux hands packets of up to 64 KiB to a link, and its bucket must hold one. Those of slow links are smaller, so that
-their buckets can be."""
-HEADERS = 1024
-"""Of a packet, with a margin."""
-QUEUE_SECONDS, SHORTEST_QUEUE, LONGEST_QUEUE = 50e-3, 256 * 1024, 1024**3
-"""How long a packet may wait at the limit before it is dropped; the bytes that may wait in any case, and at most, since
-tc takes 32 bits of them."""
+The bucket holds that and one packet, and no more, since a real link does not make up for a pause."""
+LARGE_PACKET, SMALL_PACKET = 64 * 1024, 16 * 1024
+"""Bytes of what Linux hands to a link at once: 64 KiB, and less to slow links, so that their buckets can be small (a
+bucket that holds no packet has tc cut it into frames, on cores that compute). Needs Linux 4.16."""
+HEADERS = 1 / 16
+"""Of a packet, at most: 66 bytes for every 1,448."""
+QUEUE_SECONDS, QUEUE_BYTES, LONGEST_QUEUE_BYTES = 50e-3, 256 * 1024, 1024**3
+"""How much may wait at the limit before packets are dropped: so long, and so many bytes more; tc takes 32 bits."""
 COMMAND_SECONDS = 30.0
 _MOST_NODES = 200
 
@@ -94,11 +93,13 @@ def linked_hosts(count: int, rate: str | None) -> Iterator[list[Network]]:
 def _limits(rate: str) -> tuple[str, str]:
     """What ip is to be told of the packets of a link, and tc of its rate."""
     bytes_per_second = link_bytes_per_second(rate)
-    assert bytes_per_second is not None  # as it was checked when it was placed
+    if bytes_per_second is None:
+        raise RequestError(f"--link: received {rate!r}, expected a rate such as 1gbit")
     late = round(LATE_SECONDS * bytes_per_second)
-    packet, size = (LARGEST_PACKET, "") if late >= LARGEST_PACKET else (SMALL_PACKET, f"gso_max_size {SMALL_PACKET}")
-    queue = min(SHORTEST_QUEUE + round(QUEUE_SECONDS * bytes_per_second), LONGEST_QUEUE)
-    return size, f"tbf rate {rate} burst {packet + HEADERS + late}b limit {queue}b"
+    packet, size = (LARGE_PACKET, "") if late >= LARGE_PACKET else (SMALL_PACKET, f"gso_max_size {SMALL_PACKET}")
+    bucket = round(packet * (1 + HEADERS)) + late
+    queue = min(QUEUE_BYTES + round(QUEUE_SECONDS * bytes_per_second), LONGEST_QUEUE_BYTES)
+    return size, f"tbf rate {rate} burst {bucket}b limit {queue}b"
 
 
 def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
