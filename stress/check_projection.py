@@ -261,8 +261,8 @@ def predicted(
         return known
     if measured_before := [cell for cell in cells if campaign.rows(number, *cell)]:
         raise SystemExit(
-            f"--out: {campaign.folder} has measured {measured_before[0]} in round {number}, which can no longer be predicted; "
-            "expected the modes, nodes and links that the study was begun with, or another directory"
+            f"--out: {campaign.folder} has measured {measured_before[0]} in round {number}, which can no longer be "
+            "predicted; expected the modes, nodes and links that the study was begun with, or another directory"
         )
     campaign.make(number, inputs(cells), seed=number)
     constants = fitted(campaign, number, list(dict.fromkeys(mode for mode, _, _ in cells)), latencies)
