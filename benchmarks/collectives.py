@@ -32,7 +32,7 @@ FREE = "free"
 SIZES = (4 * 1024, 64 * 1024, 1024 * 1024, 8 * 1024 * 1024)
 SMALLEST = SIZES[0]
 REPETITIONS = {64 * 1024: 200, math.inf: 20}
-"""Up to which size -> how often."""
+"""Up to how many bytes -> how often a collective is called."""
 LONGEST_SECONDS = 600
 
 
@@ -102,9 +102,8 @@ def be_rank(collective: str, sizes: Sequence[int], folder: Path, rank: int) -> N
             row = {
                 "kind": kind,
                 "bytes": size,
-                "seconds": median(
-                    seconds
-                ),  # the first ones, and those that wait for a core, take several times as long
+                # The first ones, and those that wait for a core, take several times as long.
+                "seconds": median(seconds),
                 "cpu_seconds": (time.process_time() - cpu) / repetitions,
                 "sent_bytes": (_bytes_sent() - sent) / repetitions,
             }

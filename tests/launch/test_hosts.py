@@ -489,6 +489,11 @@ def test_the_bucket_of_a_link_holds_a_packet_and_half_a_millisecond(rate, told):
     assert _limits(rate) == told
 
 
+def test_no_link_is_made_of_what_is_no_rate():
+    with pytest.raises(RequestError, match="--link: received 'fast', expected a rate such as 1gbit"):
+        _limits("fast")
+
+
 @pytest.mark.root
 @pytest.mark.parametrize("rate", ["1kbit", "1000gbit"])
 def test_the_slowest_and_the_fastest_rate_can_be_set(rate):

@@ -7,16 +7,14 @@ import pytest
 from dpcompare.config.workload import Workload
 from stress.check_projection import (
     FREE,
-    MODEL,
     NO_SYNC,
     Campaign,
-    JudgedRound,
     inputs,
-    judged,
     predicted,
     predicted_and_measured,
     rounds_of,
 )
+from stress.judged_predictions import MODEL, JudgedRound, judged
 
 DDP = "torch:ddp"
 STUDY = [(mode, 3, "1gbit") for mode in (DDP, "tensorflow:multiworker", "torch:fsdp")]

@@ -30,7 +30,7 @@ LATE_SECONDS = 0.5e-3
 The bucket holds that and one packet, and no more, since a real link does not make up for a pause."""
 LARGE_PACKET, SMALL_PACKET = 64 * 1024, 16 * 1024
 """Bytes of what Linux hands to a link at once: 64 KiB, and less to slow links, so that their buckets can be small (a
-bucket that holds no packet has tc cut it into frames, on cores that compute). Needs Linux 4.16."""
+bucket that holds no packet has tc cut it into frames, on cores that compute)."""
 HEADERS = 1 / 16
 """Of a packet, at most: 66 bytes for every 1,448."""
 QUEUE_SECONDS, QUEUE_BYTES, LONGEST_QUEUE_BYTES = 50e-3, 256 * 1024, 1024**3

@@ -29,7 +29,7 @@ MAY_QUEUE = True
 COMMAND_SECONDS = 120.0
 """How long Slurm may take to answer; its commands give up before, where its controller is away."""
 SUBMIT_SECONDS = 900.0
-"""How long it may take to accept a job; the nodes of one that it accepts later find nobody, and end."""
+"""How long Slurm may take to accept a job; the nodes of one that it accepts later find nobody, and end."""
 
 
 @dataclass(frozen=True, kw_only=True)

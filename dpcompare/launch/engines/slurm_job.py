@@ -17,9 +17,9 @@ from dpcompare.system.deadline import Deadline
 
 JOB_POLL_SECONDS = 1.0
 STATE_SECONDS = 10.0
-"""How long it may take to tell the state of a job, which is asked for again and again."""
+"""How long Slurm may take to tell the state of a job, which it is asked for again and again."""
 UNKNOWN_POLL_SECONDS = 15.0
-"""How long it is not asked again where it has not told: the nodes are looked after meanwhile."""
+"""How long it is not asked again where it has not told; the nodes are looked after meanwhile."""
 COMPLETING_SECONDS = 8.0
 """How long the state behind COMPLETING, with which a job begins to end, is waited for: it says why."""
 CANCEL_SECONDS = 15.0
@@ -58,7 +58,7 @@ HOPELESS = re.compile(
 
 
 def followed(job: str, run_dir: Path, report: Report) -> PollExit:
-    """Asks for the state of a job now and then, and reports when it changes."""
+    """What asks for the state of a job now and then, reports when it changes, and says what has ended it."""
     reported, next_look = "", Deadline(0)
     completing: Deadline | None = None
 
@@ -122,6 +122,7 @@ def cancel(job: str, report: Report) -> None:
 
 
 def ended_within(job: str, seconds: float) -> bool:
+    """Whether a job ends by then, which is waited for; no Ctrl-C comes in between."""
     deadline = Deadline(seconds)
     while state_of(job, interruptible=False)[0] not in ENDED:
         if deadline.passed:
