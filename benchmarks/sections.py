@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -10,13 +11,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
+COMMIT_FILE = ".commit"
+"""At the root of a copy of the working tree that has no `.git`: what `git rev-parse` said where it was copied."""
+
+
 def commit() -> str:
-    """The commit of the working tree, and whether it was changed since."""
+    """The commit of the working tree, and whether it was changed since.
+
+    Of a copy without `.git`, what the variable DPCOMPARE_COMMIT or the file `.commit` says, else `unknown`.
+    """
+    here = Path(__file__).parents[1]  # not where it was started, as a test in a folder of its own
 
     def git(*arguments: str) -> str:
-        here = Path(__file__).parent  # not where it was started, as a test in a folder of its own
         return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
 
+    if named := os.environ.get("DPCOMPARE_COMMIT"):
+        return named
+    if (here / COMMIT_FILE).is_file():
+        return (here / COMMIT_FILE).read_text().strip()
+    if not (here / ".git").exists():  # git would look further up, and find a repository that this is none of
+        return "unknown"
     return git("rev-parse", "--short", "HEAD") + (" (changed)" if git("status", "--porcelain", "-uno") else "")
 
 

@@ -37,6 +37,9 @@ class Framework:
     """Variable by which a user tells the framework how many devices it has on the CPU, where there is one."""
     takes_system_cudnn: bool = False
     """Whether cuDNN as the system brings it does in their place."""
+    gpu_start_seconds: float
+    """How long the first step may take on GPUs where nothing was asked for: what hangs there, as collectives between
+    GPUs that cannot reach each other do, is to be named soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,7 @@ FRAMEWORKS: dict[str, Framework] = {
         packages=("torch", "timm"),
         extras={"cpu": TORCH_EXTRAS, "gpu": TORCH_EXTRAS},
         sizes={"cpu": TORCH_SIZES, "gpu": TORCH_SIZES},
+        gpu_start_seconds=300,
     ),
     "tensorflow": Framework(
         packages=("tensorflow", "keras"),
@@ -121,6 +125,7 @@ FRAMEWORKS: dict[str, Framework] = {
         sizes={"cpu": Sizes(download=1, on_disk=3), "gpu": Sizes(download=3, on_disk=7)},
         cuda_distributions=("nvidia-cudnn-cu12",),
         takes_system_cudnn=True,
+        gpu_start_seconds=1800,  # on a GPU newer than itself it compiles every kernel in the first step
     ),
     "jax": Framework(
         packages=("jax", "jaxlib"),
@@ -129,6 +134,7 @@ FRAMEWORKS: dict[str, Framework] = {
         least_versions={"jax": (0, 8)},  # jax.shard_map, and a heartbeat of jax.distributed that can be set
         cuda_distributions=("jax-cuda12-plugin", "jax-cuda13-plugin"),
         devices_variable="JAX_NUM_CPU_DEVICES",
+        gpu_start_seconds=900,  # XLA compiles each step as a whole
     ),
 }
 

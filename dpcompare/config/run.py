@@ -27,6 +27,11 @@ from dpcompare.system.words import counted
 GPU_STEPS_PER_WINDOW = 10
 """Few enough for a window to end several times a second, many enough for the wait at its end to be lost in it."""
 
+START_SECONDS = 600.0
+"""In which the first step must be made on other devices than GPUs; for those see FRAMEWORKS."""
+COMPILING_SECONDS = 900.0
+"""At least, on GPUs, of a step that is compiled first."""
+
 
 class Inputs(BaseModel):
     """The files that every process of a run reads; see `dpcompare.launch.inputs.prepare_inputs`."""
@@ -125,8 +130,10 @@ class RunConfig(Config):
 
     @property
     def seconds_to_start(self) -> float:
-        """How long the first step may take; on a GPU newer than itself TensorFlow compiles every kernel in it."""
-        return self.start_timeout or (1800.0 if self.cluster.device_type == "gpu" else 600.0)
+        """How long the first step may take."""
+        if self.start_timeout is not None or self.cluster.device_type != "gpu":
+            return self.start_timeout or START_SECONDS
+        return max(FRAMEWORKS[self.framework].gpu_start_seconds, COMPILING_SECONDS if self.compiles else 0)
 
     @property
     def window(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,8 @@ from dpcompare.system.devices import device_id, gpus_by_nvml
 POWERCAP = Path("/sys/class/powercap")
 """Linux's counters of Intel's and AMD's packages (RAPL); readable by root only on most systems."""
 
-Counter = Callable[[], float]
-"""Joules since some moment."""
+Counter = Callable[[], float | None]
+"""Joules since some moment; None where it cannot be read any more."""
 
 
 def gpu_counters(gpus: Sequence[str]) -> list[Counter]:
@@ -24,19 +25,20 @@ def gpu_counters(gpus: Sequence[str]) -> list[Counter]:
     except ImportError:
         return []
 
-    def counter(handle: Any) -> float:
-        millijoules: int = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+    def counter(handle: Any) -> float | None:
+        try:
+            millijoules: int = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        except pynvml.NVMLError:  # no such counter; or later a driver that timed out, which must not end a training
+            return None
         return millijoules / 1e3
 
     try:
         installed = gpus_by_nvml()
         handles = [pynvml.nvmlDeviceGetHandleByUUID(device_id(gpu, installed) or gpu) for gpu in gpus]
-        counters = [partial(counter, handle) for handle in handles]
-        for each in counters:
-            each()
-    except (RuntimeError, pynvml.NVMLError):  # no driver, or no such counter
+    except (RuntimeError, pynvml.NVMLError):  # no driver, or no such GPU
         return []
-    return list(counters)
+    counters = [partial(counter, handle) for handle in handles]
+    return [] if None in [each() for each in counters] else list(counters)
 
 
 def package_counters(folder: Path = POWERCAP) -> list[Counter]:
@@ -54,9 +56,12 @@ def _package_counter(package: Path) -> Counter:
     file, wrap = package / "energy_uj", int((package / "max_energy_range_uj").read_text())
     last, total = int(file.read_text()), 0
 
-    def joules() -> float:
+    def joules() -> float | None:
         nonlocal last, total
-        now = int(file.read_text())
+        try:
+            now = int(file.read_text())
+        except OSError:
+            return None
         total += (now - last) % (wrap + 1)  # it starts again from 0 every few minutes
         last = now
         return total / 1e6
@@ -71,8 +76,13 @@ class EnergyMeter:
         self._counters = counters
 
     def joules(self) -> float | None:
-        """Joules since some moment; None where nothing is counted."""
-        return sum(counter() for counter in self._counters) if self._counters else None
+        """Joules since some moment; None where nothing is counted, and from the first failure of a counter on."""
+        counts = [counter() for counter in self._counters]
+        known = [count for count in counts if count is not None]
+        if len(known) < len(counts):
+            print("an energy counter cannot be read any more: this run has no figure of energy", file=sys.stderr)
+            self._counters = ()
+        return sum(known) if self._counters else None
 
 
 def meter_of(device_type: str, devices: Sequence[str], *, counts_packages: bool) -> EnergyMeter:

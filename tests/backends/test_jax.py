@@ -105,8 +105,14 @@ found = {
     "names": backend("gpu", "train")._device_names(),
     "compared": backend("gpu", "probe")._compiler_options(),
     "tuned": backend("gpu", "train", scheduler="latency-hiding")._compiler_options(),
+    "plain": backend("gpu", "train")._compiler_options(),
     "CPU": [backend("cpu", "train")._peak_device_memory_bytes(), backend("cpu", "probe")._compiler_options()],
 }
+found["without statistics"] = []
+for told in (None, {"num_allocs": 3}):  # as the allocator "platform" and others answer
+    made = backend("gpu", "train")
+    made.mesh.local_devices[1].memory_stats = lambda: told
+    found["without statistics"].append(made._peak_device_memory_bytes())
 print(json.dumps(found))
 """
 
@@ -116,6 +122,8 @@ def test_gloo_listens_where_the_plan_says_and_gpus_are_asked_for_what_is_compare
     assert found["asked"] == [{"distributed_client": "client", "interface": "lo"}, {"distributed_client": "client"}]
     assert (found["memory"], found["names"]) == (1600, ["NVIDIA H200"] * 2)
     deterministic, latency_hiding = "xla_gpu_deterministic_ops", "xla_gpu_enable_latency_hiding_scheduler"
-    assert found["compared"] == {deterministic: True, latency_hiding: False}
-    assert found["tuned"] == {deterministic: False, latency_hiding: True}
+    assert found["compared"] == {deterministic: True}
+    assert found["tuned"] == {latency_hiding: True}
+    assert found["plain"] is None  # what is not asked for is left to XLA_FLAGS
     assert found["CPU"] == [None, None]
+    assert found["without statistics"] == [None, None]

@@ -57,6 +57,17 @@ def test_gpus_are_found_by_number_and_by_the_beginning_of_their_uuid(monkeypatch
     assert meter.joules() == 3.0
 
 
+def test_a_counter_that_fails_in_mid_run_ends_the_figure_and_not_the_training(monkeypatch, capsys):
+    gpus = counting(monkeypatch, 1500, 500)
+    meter = EnergyMeter(gpu_counters(["0", "1"]))
+    assert meter.joules() == 2.0
+    gpus["GPU-1111"]["TotalEnergyConsumption"] = None  # the driver has lost it
+    assert meter.joules() is None
+    gpus["GPU-1111"]["TotalEnergyConsumption"] = 9000  # a difference to a reading before would mean nothing
+    assert meter.joules() is None
+    assert capsys.readouterr().err.count("cannot be read any more") == 1
+
+
 def test_one_gpu_without_a_counter_leaves_no_figure(monkeypatch):
     counting(monkeypatch, 1500, None)
     assert gpu_counters(["0", "1"]) == []

@@ -199,14 +199,15 @@ class JaxBackend(Inspectable):
         return jax.jit(mapped, donate_argnums=donated, compiler_options=self._compiler_options())
 
     def _compiler_options(self) -> dict[str, bool] | None:
-        """XLA's flags."""
+        """XLA's flags that are asked for; one that is passed here, even as False, overrules the user's XLA_FLAGS."""
         if self.config.cluster.device_type != "gpu":
             return None
-        return {
+        options = {
             # What is compared must not depend on which algorithm was fastest, or on the order in which threads add up.
             "xla_gpu_deterministic_ops": self.config.task == "probe",
             "xla_gpu_enable_latency_hiding_scheduler": self.config.tuning.get("scheduler") == "latency-hiding",
         }
+        return {name: True for name, asked in options.items() if asked} or None
 
     def _count_compilations(self) -> None:
         steps = (self._train, self._no_sums, self._accumulate, self._apply)
@@ -493,7 +494,9 @@ class JaxBackend(Inspectable):
     def _peak_device_memory_bytes(self) -> int | None:
         if self.config.cluster.device_type != "gpu":
             return None
-        return sum(device.memory_stats()["peak_bytes_in_use"] for device in self.mesh.local_devices)
+        # None, or without this key, where an allocator keeps no statistics (XLA_PYTHON_CLIENT_ALLOCATOR=platform).
+        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in self.mesh.local_devices]
+        return None if None in peaks else sum(peaks)
 
 
 def _rows(batch: DeviceBatch) -> Rows:

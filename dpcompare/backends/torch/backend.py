@@ -75,7 +75,8 @@ class TorchBackend(Inspectable):
 
     def connect(self) -> None:
         """Join the other processes and choose `self.device`."""
-        self.device = torch.device("cuda" if self.config.cluster.device_type == "gpu" else "cpu")
+        # With an index, also where there is one GPU only: torch.cuda.set_device takes no device without.
+        self.device = torch.device("cuda", 0) if self.config.cluster.device_type == "gpu" else torch.device("cpu")
 
     def local_devices(self) -> list[torch.device]:
         """This process's devices, one per replica and stage."""

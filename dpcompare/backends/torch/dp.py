@@ -19,8 +19,6 @@ class DataParallel(TorchBackend):
         self.num_replicas = (
             torch.cuda.device_count() if self.device.type == "cuda" else self.config.topology.num_replicas
         )
-        if self.device.type == "cuda":
-            self.device = torch.device("cuda", 0)  # where DataParallel scatters from and gathers to
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.num_replicas == 1 else self.replicated.all_reduce_sum(tensor)
