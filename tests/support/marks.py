@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -10,3 +12,12 @@ import pytest
 def with_mark(parameters: Any, mark: pytest.MarkDecorator) -> Any:
     """What `pytest.param` gave, with the same id."""
     return pytest.param(*parameters.values, id=parameters.id, marks=[*parameters.marks, mark])
+
+
+def with_cuda_build() -> list[pytest.MarkDecorator]:
+    """The mark of tests that replace C functions of CUDA's, which a build of torch for CPUs does not have."""
+    is_for_cpus = find_spec("torch") is not None and "+cpu" in metadata.version("torch")
+    return [pytest.mark.skipif(is_for_cpus, reason=CPU_BUILD)]
+
+
+CPU_BUILD = "this torch is a build for CPUs, without the C functions of CUDA"

@@ -1,0 +1,165 @@
+"""Every mode of torch lives its whole life on GPUs whose C functions are replaced, and computes what the CPU does.
+
+What no such life can show, in any mode: kernels of CUDA and their rounding, NCCL, torch.compile and CUDA graphs, which
+ask the driver themselves, and autocast to bfloat16. They wait for a GPU: `pytest -m gpu`, `python -m stress.first_gpu`.
+"""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpcompare.config.modes import MODES
+from dpcompare.system.ports import free_ports
+from tests.support.marks import with_cuda_build
+from tests.support.runs import held
+
+pytestmark = [pytest.mark.torch, *with_cuda_build()]
+
+REPOSITORY = Path(__file__).parents[2]
+
+LIVES = {
+    "single": {"mode": "single", "devices": 1, "like": "one"},
+    "single, native": {
+        **{"mode": "single", "devices": 1, "like": "one"},
+        "workload": {"profile": "native", "accumulate": 1},
+    },
+    "dp": {"mode": "dp", "devices": 2, "like": "two"},
+    "dp, one GPU": {"mode": "dp", "devices": 1, "like": "one"},
+    "ddp, one process": {"mode": "ddp", "devices": 1, "processes": 1, "like": "one"},
+    "fabric": {"mode": "fabric", "devices": 1, "processes": 1, "like": "one"},
+    "accelerate": {"mode": "accelerate", "devices": 1, "processes": 1, "like": "one"},
+    "ddp": {"mode": "ddp", "devices": 2, "processes": 2, "like": "two"},
+    "ddp, synchronized": {
+        **{"mode": "ddp", "devices": 2, "processes": 2, "like": "one"},
+        "workload": {"batchnorm": "sync"},
+    },
+    "ddp, two stages": {"mode": "ddp", "devices": 2, "processes": 1, "stages": 2, "like": "one"},
+    "fsdp": {"mode": "fsdp", "devices": 2, "processes": 2, "like": "two"},
+    "pipeline": {
+        **{"mode": "pipeline", "devices": 2, "processes": 2, "stages": 2, "like": "one"},
+        "leaves_out": {"activations": "a process has a part of the layers; `verify` asks a custom model alone, "
+                                      "which no pipeline takes"},
+    },
+}  # fmt: skip
+"""Name -> what is lived, what on the CPU must agree with it, and what its life leaves out, with the reason."""
+
+PLANTED = {name: LIVES["single"] | {"planted": name} for name in ("connect", "_move")}
+"""Method of torch's backend that is replaced by a wrong one -> the life that must end by it."""
+
+ON_CPU = {"one": {"mode": "single", "devices": 1}, "two": {"mode": "dp", "devices": 2}}
+
+
+def lived(lives, *, processes):
+    """What each process of these lives printed."""
+    environment = os.environ | {
+        **{"PYTHONPATH": str(REPOSITORY), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
+        **{"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)},
+    }
+    ports = free_ports(len(lives))
+    asked = [json.dumps({**life, "port": port}) for life, port in zip(lives, ports, strict=True)]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.gpu_life", *asked],
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
+        )
+        for rank in range(processes)
+    ]
+    ends = [process.communicate() for process in started]
+    for process, (_, error) in zip(started, ends, strict=True):
+        assert process.returncode == 0, error[-3000:]
+    return [json.loads(output.splitlines()[-1]) for output, _ in ends]
+
+
+@pytest.fixture(scope="module")
+def found(session_folder):
+    """Name of a life -> what each of its processes found; the processes of a session live them once."""
+    path = session_folder / "gpu-lives.json"
+    with held(path.with_suffix(".lock"), fcntl.LOCK_EX):
+        if not path.exists():
+            path.write_text(json.dumps(lived_all()))
+    return json.loads(path.read_text())
+
+
+def lived_all():
+    """All lives; the CPU's and those that must end are among those of one process."""
+    gathered = {}
+    for processes in (1, 2):
+        lives = {name: life for name, life in LIVES.items() if life.get("processes", 1) == processes}
+        lives = {name: life | {"device": "gpu"} for name, life in (lives | (PLANTED if processes == 1 else {})).items()}
+        if processes == 1:
+            lives |= {name: life | {"device": "cpu"} for name, life in ON_CPU.items()}
+        by_process = lived(list(lives.values()), processes=processes)
+        gathered |= dict(zip(lives, zip(*by_process, strict=True), strict=True))
+    return gathered
+
+
+def test_every_mode_has_a_life():
+    assert {life["mode"] for life in LIVES.values()} == {mode for framework, mode in MODES if framework == "torch"}
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_a_life_on_gpus_computes_what_the_cpu_does(found, name):
+    (expected,) = found[LIVES[name]["like"]]
+    processes = found[name]
+
+    def total(figure):
+        return [sum(values) for values in zip(*(process[figure] for process in processes), strict=True)]
+
+    losses = [sum(process["losses"][step] for process in processes) for step in range(3)]
+    assert losses == pytest.approx(expected["losses"], rel=1e-12)
+    assert total("evaluated") == pytest.approx(expected["evaluated"], rel=1e-12)
+    assert sum(process["gradient_squares"] for process in processes) == pytest.approx(
+        expected["gradient_squares"], rel=1e-11
+    )
+    assert processes[0]["state"] == pytest.approx(expected["state"], rel=1e-11)
+    assert total("logits") == pytest.approx(expected["logits"], rel=1e-10)
+    assert all(process["state is kept"] for process in processes)
+    assert sum(process["counted"][1] for process in processes) == expected["counted"][1]
+    assert {process["counted"][0] for process in processes} == {4}
+    assert "activations" in LIVES[name].get("leaves_out", {}) or processes[0]["layers"] == expected["layers"]
+
+
+@pytest.mark.parametrize("name", LIVES)
+def test_a_life_on_gpus_names_its_own_gpu(found, name):
+    for rank, process in enumerate(found[name]):
+        assert process["device"] == f"cuda:{rank}"  # with its index: torch.cuda.set_device takes none without
+        assert process["index"] == rank
+        count = LIVES[name]["devices"] // LIVES[name].get("processes", 1)
+        assert process["described"]["devices"] == ["NVIDIA H100 80GB HBM3"] * count
+        assert process["described"]["memory"] > 0
+        assert ["reset_peak_memory", rank] in process["calls"]
+        assert process["described"]["settings"]["convolution_algorithms"] == "measured"
+        assert {call[1] for call in process["calls"] if call[0] == "set_device"} <= set(range(rank, rank + count))
+
+
+def test_a_process_with_one_gpu_names_it_before_nccl_connects(found):
+    """With stages it has several GPUs, for which NCCL connects as they come."""
+    for rank, process in enumerate(found["ddp"]):
+        first = [call for call in process["calls"] if call[0] in ("set_device", "connect")][:2]
+        assert first == [["set_device", rank], ["connect", rank]]
+    (staged,) = found["ddp, two stages"]
+    assert "connect" not in {call[0] for call in staged["calls"]}
+
+
+@pytest.mark.parametrize("name", ["single", "ddp, one process", "ddp", "fabric", "accelerate"])
+def test_when_gradients_are_ready_is_observed_by_events_of_the_gpu(found, name):
+    for process in found[name]:
+        assert 0 < process["described"]["backward_ends"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("planted", "message"),
+    [
+        ("connect", "ValueError: Expected a torch.device with a specified index or an integer, but got:cuda"),
+        ("_move", "RuntimeError: Expected all tensors to be on the same device, but found at least two devices"),
+    ],
+)
+def test_what_a_gpu_would_refuse_ends_a_life(found, planted, message):
+    (process,) = found[planted]
+    assert message in process["error"]
