@@ -1,6 +1,6 @@
 """Every mode of torch lives its whole life on GPUs whose C functions are replaced, and computes what the CPU does.
 
-What no such life can show, in any mode: kernels of CUDA and their rounding, NCCL, torch.compile and CUDA graphs, which
+JAX lives what it does on GPUs with XLA's client of the CPU in their place. What no such life can show, in any mode: kernels of CUDA and their rounding, NCCL, torch.compile and CUDA graphs, which
 ask the driver themselves, and autocast to bfloat16. They wait for a GPU: `pytest -m gpu`, `python -m stress.first_gpu`.
 """
 
@@ -54,7 +54,7 @@ PLANTED = {name: LIVES["single"] | {"planted": name} for name in ("connect", "_m
 ON_CPU = {"one": {"mode": "single", "devices": 1}, "two": {"mode": "dp", "devices": 2}}
 
 
-def lived(lives, *, processes):
+def lived(framework, lives, *, processes):
     """What each process of these lives printed."""
     environment = os.environ | {
         **{"PYTHONPATH": str(REPOSITORY), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
@@ -64,7 +64,7 @@ def lived(lives, *, processes):
     asked = [json.dumps({**life, "port": port}) for life, port in zip(lives, ports, strict=True)]
     started = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.support.gpu_life", *asked],
+            [sys.executable, "-m", "tests.support.gpu_life", framework, *asked],
             env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True},
         )
@@ -94,7 +94,7 @@ def lived_all():
         lives = {name: life | {"device": "gpu"} for name, life in (lives | (PLANTED if processes == 1 else {})).items()}
         if processes == 1:
             lives |= {name: life | {"device": "cpu"} for name, life in ON_CPU.items()}
-        by_process = lived(list(lives.values()), processes=processes)
+        by_process = lived("torch", list(lives.values()), processes=processes)
         gathered |= dict(zip(lives, zip(*by_process, strict=True), strict=True))
     return gathered
 
@@ -128,8 +128,8 @@ def test_a_life_on_gpus_computes_what_the_cpu_does(found, name):
 @pytest.mark.parametrize("name", LIVES)
 def test_a_life_on_gpus_names_its_own_gpu(found, name):
     for rank, process in enumerate(found[name]):
-        assert process["device"] == f"cuda:{rank}"  # with its index: torch.cuda.set_device takes none without
-        assert process["index"] == rank
+        # With its index: torch.cuda.set_device takes none without.
+        assert process["device"] == f"cuda:{rank}"
         count = LIVES[name]["devices"] // LIVES[name].get("processes", 1)
         assert process["described"]["devices"] == ["NVIDIA H100 80GB HBM3"] * count
         assert process["described"]["memory"] > 0
@@ -163,3 +163,36 @@ def test_when_gradients_are_ready_is_observed_by_events_of_the_gpu(found, name):
 def test_what_a_gpu_would_refuse_ends_a_life(found, planted, message):
     (process,) = found[planted]
     assert message in process["error"]
+
+
+JAX_LIVES = {
+    "single": {"mode": "single", "devices": 1, "like": "one"},
+    "spmd": {"mode": "spmd", "devices": 2, "like": "two"},
+    "multiprocess": {"mode": "multiprocess", "devices": 2, "nodes": 2, "like": "two"},
+}
+
+
+def test_every_mode_of_jax_has_a_life():
+    assert {life["mode"] for life in JAX_LIVES.values()} == {mode for framework, mode in MODES if framework == "jax"}
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("name", JAX_LIVES)
+def test_what_jax_does_on_gpus_computes_what_torch_does_on_the_cpu(found, name):
+    life = JAX_LIVES[name]
+    lives = lived("jax", [life | {"device": "gpu"}], processes=life.get("nodes", 1))
+    processes = [process for (process,) in lives]
+    (expected,) = found[life["like"]]
+    losses = [sum(losses) for losses in zip(*(process["losses"] for process in processes), strict=True)]
+    evaluated = [sum(sums) for sums in zip(*(process["evaluated"] for process in processes), strict=True)]
+    assert losses == pytest.approx(expected["losses"], rel=1e-11)
+    assert evaluated == pytest.approx(expected["evaluated"], rel=1e-10)
+    assert sum(process["gradient_squares"] for process in processes) == pytest.approx(
+        expected["gradient_squares"], rel=1e-10
+    )
+    for process in processes:
+        assert process["platforms"] == "cuda"
+        assert process["state is kept"]
+        assert process["described"]["memory"] is None  # XLA's client of the CPU keeps no statistics, as some of GPUs
+        assert process["described"]["settings"]["depthwise_convolution"] == "kernel"
+        assert process["described"]["collective"] == ("none" if life["devices"] == 1 else "nccl")

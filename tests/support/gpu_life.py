@@ -1,6 +1,6 @@
-"""The whole life of torch's backends, as a program: `python -m tests.support.gpu_life LIFE...`, with lives as JSON.
+"""The whole life of backends, as a program: `python -m tests.support.gpu_life FRAMEWORK LIFE...`, with lives as JSON.
 
-Each is lived with the fake GPUs of this process, or on its CPU, and what it computed is printed as one JSON object.
+Each is lived with fake GPUs or on the CPU, and what each computed is printed as one JSON list.
 """
 
 from __future__ import annotations
@@ -9,22 +9,21 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
-from dpcompare.backends.torch.backend import TorchBackend
+from dpcompare.backends.base import Inspectable
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import evaluation_batches, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.training.reader import training_reader
-from tests.support import fake_gpus
 
 WORKLOAD: dict[str, Any] = {
     **{"model": "toy-bn", "dataset": "synthetic-mini", "image_size": 32, "precision": "float64"},
@@ -33,31 +32,28 @@ WORKLOAD: dict[str, Any] = {
 }  # fmt: skip
 
 
-def config_of(life: Mapping[str, Any]) -> RunConfig:
+def config_of(framework: str, life: Mapping[str, Any]) -> RunConfig:
     """The run that a life is of: `mode`, `device`, `devices`, and what else it has."""
-    count = life["devices"]
+    nodes, count = life.get("nodes", 1), life["devices"]
     where = {"gpus": [str(gpu) for gpu in range(count)]} if life["device"] == "gpu" else {"device": "cpu"}
     return RunConfig(
-        framework="torch",
+        framework=framework,
         mode=life["mode"],
         workload=Workload(**WORKLOAD | life.get("workload", {})),
-        cluster=Cluster.partition(1, count, **where),
+        cluster=Cluster.partition(nodes, count // nodes, **where),
         stages=life.get("stages", 1),
         tune=life.get("tune", {}),
     )
 
 
-def live(life: Mapping[str, Any]) -> dict[str, Any]:
+def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that a run asks of a backend, in its order; returns what came of it."""
-    config = prepare_inputs(config_of(life))
+    config = prepare_inputs(config_of(framework, life))
     workload = config.workload
-    if "port" in life:
-        os.environ["MASTER_PORT"] = str(life["port"])
-    fake_gpus.calls.clear()
-    fake_gpus.see(life["devices"])
-    backend = load_backend("torch", life["mode"])(config)
+    backend = load_backend(framework, life["mode"])(config)
+    assert isinstance(backend, Inspectable)
     backend.setup()
-    found: dict[str, Any] = {"device": str(backend.device), "index": backend.device.index}
+    found: dict[str, Any] = {"device": str(getattr(backend, "device", None))}
     store = open_store(backend.inputs.store)
     place = {
         "data_parallel_rank": backend.data_parallel_rank,
@@ -102,40 +98,75 @@ def live(life: Mapping[str, Any]) -> dict[str, Any]:
         "backward_ends": description.gradients.backward_ends if description.gradients else None,
     }
     found["counted"] = list(backend.counted())
-    found["calls"] = [call for call in fake_gpus.calls if call[0] in ("set_device", "connect", "reset_peak_memory")]
     backend.teardown()
     return found
 
 
-def device_without_index(backend: TorchBackend) -> None:
-    """A `connect` that leaves the choice of the GPU to torch, whose `set_device` then refuses."""
-    backend.device = torch.device("cuda")
+def live_torch(lives: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Lives of torch, with its C functions of CUDA replaced."""
+    from tests.support import fake_gpus
+
+    fake_gpus.install(1)
+    for life in lives:
+        if "port" in life:
+            os.environ["MASTER_PORT"] = str(life["port"])
+        fake_gpus.calls.clear()
+        fake_gpus.see(life["devices"])
+        found = _with_planted(life)
+        yield found | {
+            "calls": [call for call in fake_gpus.calls if call[0] in ("set_device", "connect", "reset_peak_memory")]
+        }
 
 
-def labels_on_the_host(backend: TorchBackend, array: npt.NDArray[Any]) -> torch.Tensor:
-    """A `_move` that forgets the labels."""
-    tensor = torch.from_numpy(array)
-    return tensor if array.dtype == np.int32 else tensor.pin_memory().to(backend.device, non_blocking=True)
-
-
-PLANTED = {"connect": device_without_index, "_move": labels_on_the_host}
-"""Method of TorchBackend -> one that is wrong in its place."""
-
-
-def with_planted(life: Mapping[str, Any]) -> dict[str, Any]:
-    """As `live`, with one of PLANTED where a life names it, which must then end by an error."""
+def _with_planted(life: Mapping[str, Any]) -> dict[str, Any]:
+    """A life, with a method of TorchBackend replaced where it names one; it must then end by an error."""
     if "planted" not in life:
-        return live(life)
-    with mock.patch.object(TorchBackend, life["planted"], PLANTED[life["planted"]]):
+        return live("torch", life)
+    import torch
+
+    from dpcompare.backends.torch.backend import TorchBackend
+
+    def device_without_index(backend: TorchBackend) -> None:
+        backend.device = torch.device("cuda")
+
+    def labels_on_the_host(backend: TorchBackend, array: npt.NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if array.dtype == np.int32 else tensor.pin_memory().to(backend.device, non_blocking=True)
+
+    planted = {"connect": device_without_index, "_move": labels_on_the_host}
+    with mock.patch.object(TorchBackend, life["planted"], planted[life["planted"]]):
         try:
-            return live(life)
+            return live("torch", life)
         except Exception as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
 
+def live_jax(lives: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One life of JAX, which finds its devices once, with XLA's client of the CPU where that of CUDA is made."""
+    import jax
+    from jax._src import hardware_utils, xla_bridge
+
+    (life,) = lives
+    os.environ |= {
+        **{"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{life['port']}", "JAX_NUM_PROCESSES": os.environ["WORLD_SIZE"]},
+        **{"JAX_PROCESS_ID": os.environ["RANK"]},
+    }
+    jax.config.update("jax_num_cpu_devices", life["devices"] // life.get("nodes", 1))
+    gloo = partial(xla_bridge._jax.make_gloo_tcp_collectives, interface="lo")
+    jax.config.update("jax_cpu_collectives_implementation", "gloo" if life["mode"] == "multiprocess" else None)
+    xla_bridge._jax.make_gloo_tcp_collectives = gloo
+    hardware_utils.has_visible_nvidia_gpu = lambda: True  # it looks for files of the driver's
+    xla_bridge._backend_factories.pop("cuda", None)
+    xla_bridge.register_backend_factory("cuda", xla_bridge.make_cpu_client, priority=500, fail_quietly=False)
+    yield live("jax", life) | {"platforms": jax.config.jax_platforms}
+
+
+FRAMEWORKS = {"torch": live_torch, "jax": live_jax}
+
+
 def main() -> None:
-    fake_gpus.install(1)
-    print(json.dumps([with_planted(json.loads(life)) for life in sys.argv[1:]], default=str))
+    framework, *lives = sys.argv[1:]
+    print(json.dumps(list(FRAMEWORKS[framework]([json.loads(life) for life in lives])), default=str))
 
 
 if __name__ == "__main__":
