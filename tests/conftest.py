@@ -67,6 +67,8 @@ def _own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
                 patch.delenv(name)
         # Tests run side by side: threads of OpenMP that spin while they wait take the core from those they wait for.
         patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        # As Accelerate's own configurator writes it: no run may train in bfloat16 for that.
+        patch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
         patch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("DPCOMPARE_ENVIRONMENTS_DIR", str(tmp_path_factory.mktemp("environments")))
         yield

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.backends.torch.backend import _takes_tf32
 from dpcompare.backends.torch.dp import DataParallel
 from dpcompare.backends.torch.single import SingleDevice
 from dpcompare.backends.torch.stages import StagedModel
@@ -146,6 +147,32 @@ def compiled(value):
     return asked and bool(asked().get("triton.cudagraphs"))
 
 
+def after(switch, value):
+    # What a run has that is strict, after a module has used torch's newer switches.
+    switch(value)
+    of_the_loop("strict")
+    newer = [getattr(each, "fp32_precision", "none") for each in (torch.backends, torch.backends.cudnn)]
+    found = _takes_tf32(), newer
+    switch("tf32")
+    return *found, _takes_tf32()
+
+
+SWITCHES = {
+    "all": lambda value: setattr(torch.backends, "fp32_precision", value),
+    "cuDNN": lambda value: setattr(torch.backends.cudnn, "fp32_precision", value),
+    "convolutions": lambda value: setattr(torch.backends.cudnn.conv, "fp32_precision", value),
+    "matrix products": lambda value: setattr(torch.backends.cuda.matmul, "fp32_precision", value),
+}
+
+
+def left_out(value, skipped, breaks):
+    made = backend(SingleDevice, config(profile="native", tune={"compilation": value}))
+    if made._compile_mode:
+        torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] = skipped
+        torch._dynamo.utils.counters["graph_break"] = breaks
+    return made._compilation_found()
+
+
 on_cpu = config("dp", 4).model_copy(update={"cluster": Cluster.partition(1, 4, device="cpu")})
 torch.manual_seed(0)
 counted = backend(DataParallel, config("dp", 4), torch.device("cuda", 0))
@@ -168,6 +195,11 @@ found = {
     "layouts": {layout: layout_of_features(layout) for layout in ("NCHW", "NHWC")},
     "stages": [staged([cut]) for cut in range(1, len(MODELS["toy-bn"].layers))],
     "compiled": {value: compiled(value) for value in ("none", "torch.compile", "reduce-overhead")},
+    "left out": [
+        left_out("none", 1, {}), left_out("torch.compile", 0, {}), left_out("reduce-overhead", 2, {}),
+        left_out("reduce-overhead", 2, {"a reason": 1, "another": 3}),
+    ],
+    "newer switches": {name: after(switch, "tf32") for name, switch in SWITCHES.items()},
     "reset": reset,
     "peaks": [counted._peak_device_memory_bytes(), sum(torch.cuda.max_memory_allocated(gpu) for gpu in range(4))],
 }
@@ -233,6 +265,22 @@ def test_a_gpu_evaluates_as_many_rows_at_once_as_a_replica_trains_with(asked):
 
 def test_the_bare_loops_have_the_arithmetic_of_the_profile_they_are_compared_with(asked):
     assert asked["switches"] == {"strict": [[True, False, False]] * 2, "native": [[True, True, True]] * 2}
+
+
+def test_newer_switches_of_torch_that_a_module_has_set_are_taken_back_or_read(asked):
+    """Else strict convolutions inherit TF32, and `describe` raises when the training is done."""
+    for before_setup, newer, after_setup in asked["newer switches"].values():
+        assert (before_setup, newer) == (False, ["none", "none"])
+        assert after_setup is True
+
+
+def test_what_the_compiler_left_out_is_said(asked):
+    assert asked["left out"] == [
+        {},
+        {"compilation": "torch.compile"},
+        {"compilation": "reduce-overhead (CUDA graphs skipped: 2)"},
+        {"compilation": "reduce-overhead (CUDA graphs skipped: 2, graph breaks: 4)"},
+    ]
 
 
 def test_an_evaluation_stays_on_the_gpu_in_each_layout_and_across_stages(asked):

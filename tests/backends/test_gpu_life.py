@@ -1,7 +1,8 @@
 """Every mode of torch lives its whole life on GPUs whose C functions are replaced, and computes what the CPU does.
 
-JAX lives what it does on GPUs with XLA's client of the CPU in their place. What no such life can show, in any mode: kernels of CUDA and their rounding, NCCL, torch.compile and CUDA graphs, which
-ask the driver themselves, and autocast to bfloat16. They wait for a GPU: `pytest -m gpu`, `python -m stress.first_gpu`.
+JAX lives what it does on GPUs with XLA's client of the CPU in their place. What no such life can show, in any mode:
+kernels of CUDA and their rounding, NCCL, torch.compile and CUDA graphs, which ask the driver themselves, and autocast
+to bfloat16. They wait for a GPU: `pytest -m gpu`, `python -m stress.first_gpu`.
 """
 
 import fcntl

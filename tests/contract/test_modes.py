@@ -280,6 +280,15 @@ def test_regularization_goes_with_every_other_choice(trained, change, arms, tole
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fabric", "accelerate"])
+def test_a_wrapper_trains_in_the_precision_of_the_run(launched, mode):
+    """The session has ACCELERATE_MIXED_PRECISION=bf16, with which a training would be off by a thousandth."""
+    of_ddp, of_wrapper = (launched("torch", name, 2, 1)[0] for name in ("ddp", mode))
+    assert of_wrapper.train_loss == pytest.approx(of_ddp.train_loss, rel=1e-6)
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["fabric", "accelerate"])
 def test_a_wrapper_can_leave_out_the_exchange_of_gradients(trained, mode):
     """Replicas then drift apart, each as those of ddp do."""
     workload = WORKLOAD.model_copy(update={"precision": "float64", "steps": 4})

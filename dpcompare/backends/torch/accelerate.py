@@ -19,7 +19,10 @@ class Accelerate(WrappedDistributedDataParallel):
     def join(self, timeout: timedelta) -> None:
         group = InitProcessGroupKwargs(backend=self.process_group_backend, timeout=timeout)
         wrapping = DistributedDataParallelKwargs(broadcast_buffers=False)
-        self.wrapper = Accelerator(cpu=self.config.cluster.device_type == "cpu", kwargs_handlers=[group, wrapping])
+        # "no": the precision is that of the model's computation, and never that of ACCELERATE_MIXED_PRECISION.
+        self.wrapper = Accelerator(
+            cpu=self.config.cluster.device_type == "cpu", mixed_precision="no", kwargs_handlers=[group, wrapping]
+        )
 
     def replicate(self, model: nn.Module) -> nn.Module:
         return self.wrapper.prepare_model(model)

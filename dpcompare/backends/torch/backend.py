@@ -188,6 +188,11 @@ class TorchBackend(Inspectable):
             torch.use_deterministic_algorithms(True, warn_only=True)
 
     def _configure_precision(self) -> None:
+        for backend in (torch.backends, torch.backends.cudnn):
+            # torch 2.9 has both these switches and newer ones, which a custom model's module may have set: where they
+            # say "tf32", a convolution would take it in spite of the switches below.
+            if hasattr(backend, "fp32_precision"):
+                backend.fp32_precision = "none"
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.config.allows_tf32
         self._dtype = torch.float64 if self.workload.precision == "float64" else torch.float32
 
@@ -465,7 +470,25 @@ class TorchBackend(Inspectable):
             peak_device_memory_bytes=self._peak_device_memory_bytes(),
             libraries=self._libraries(),
             gradients=self.gradients(),
-        ).with_settings(tf32=_takes_tf32(), convolution_algorithms=self._convolution_algorithms())
+        ).with_settings(
+            tf32=_takes_tf32(), convolution_algorithms=self._convolution_algorithms(), **self._compilation_found()
+        )
+
+    def _compilation_found(self) -> dict[str, str]:
+        """The setting `compilation`, with what torch's compiler says it left out, which is not always what was asked.
+
+        A model whose step changes its buffers, as BatchNorm does, may get no CUDA graph (pytorch#139207).
+        """
+        if self._compile_mode is None:
+            return {}
+        counters = torch._dynamo.utils.counters
+        left_out = {
+            "CUDA graphs skipped": counters["inductor"]["cudagraph_skips"],
+            "graph breaks": sum(counters["graph_break"].values()),
+        }
+        told = ", ".join(f"{name}: {count}" for name, count in left_out.items() if count)
+        asked = self.config.tuning["compilation"]
+        return {"compilation": f"{asked} ({told})" if told else asked}
 
     def gradients(self) -> Gradients:
         """What this mode exchanges in a step, as far as torch tells."""
@@ -500,4 +523,8 @@ class TorchBackend(Inspectable):
 def _takes_tf32() -> bool:
     """Read back, since a variable of CUDA's overrules torch's own switches."""
     overruled = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
-    return (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32) and not overruled
+    try:
+        allowed = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # a model has set torch's newer switches meanwhile, and convolutions inherit TF32
+        allowed = True
+    return allowed and not overruled
