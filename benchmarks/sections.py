@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-
 COMMIT_FILE = ".commit"
 """At the root of a copy of the working tree that has no `.git`: what `git rev-parse` said where it was copied."""
 

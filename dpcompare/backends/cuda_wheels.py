@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from functools import cache
@@ -18,7 +19,8 @@ from dpcompare.system.commands import run_command
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
 
 COMPATIBILITY = Path("/usr/local/cuda/compat")
-"""NVIDIA's package of that name lets older drivers of data centres run newer CUDA."""
+"""NVIDIA's package of that name lets older drivers of data centres run newer CUDA, where its libcuda is loaded."""
+LINKER_FOLDERS = Path("/etc/ld.so.conf.d")
 
 LEAST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 """Major version of CUDA -> the first driver of Linux that runs all its minor versions; NVIDIA, CUDA Compatibility,
@@ -102,14 +104,35 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             "have the same names",
         )
     cuda, driver = _cuda_major(wheels), _driver()
-    if cuda in LEAST_DRIVER and driver and driver < LEAST_DRIVER[cuda] and not COMPATIBILITY.is_dir():
+    if cuda in LEAST_DRIVER and driver and max(driver, _compatibility() or driver) < LEAST_DRIVER[cuda]:
+        older = next((wheels for major, wheels in row.wheels_of_cuda.items() if driver >= LEAST_DRIVER[major]), None)
+        instead = f", or install wheels for an older CUDA: {python} -m pip install {older}" if older else ""
         return CudaProblem(
             f"this machine's driver is {_dotted(driver)}, and the wheels of {python} for CUDA {cuda} need at least "
             f"{_dotted(LEAST_DRIVER[cuda])}",
-            "update the driver, or install wheels for an older CUDA",
+            f"update the driver{instead}",
             is_of_driver=True,
         )
     return None
+
+
+def newest_cuda() -> int | None:
+    """The newest major version of CUDA that this machine's driver runs; None where there is no driver to tell."""
+    driver = _driver()
+    return max((cuda for cuda, least in LEAST_DRIVER.items() if driver and driver >= least), default=None)
+
+
+def _compatibility() -> tuple[int, ...] | None:
+    """Of which driver the libcuda of NVIDIA's package is, where the dynamic linker is told to look there.
+
+    The folder alone says nothing: it may be an older CUDA's, and nobody may load it.
+    """
+    files = sorted(COMPATIBILITY.rglob("libcuda.so.*.*"))
+    told = [os.environ.get("LD_LIBRARY_PATH", ""), *(path.read_text() for path in LINKER_FOLDERS.glob("*.conf"))]
+    if not files or not any(str(COMPATIBILITY) in where for where in told):
+        return None
+    found = re.search(r"\.so\.(\d+)\.(\d+)", files[-1].name)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _cuda_major(wheels: CudaWheels) -> int | None:

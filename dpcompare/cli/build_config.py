@@ -114,6 +114,7 @@ def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[Run
     from dpcompare.config.gpu_defaults import gpu_defaults
     from dpcompare.config.topology import Topology
     from dpcompare.config.workload import Workload
+    from dpcompare.system.devices import gpu_memory
 
     given = values_of("workload", options)
     mode = MODES.get((str(options.framework), str(options.mode)))
@@ -126,7 +127,11 @@ def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[Run
         topology = Topology(mode=mode, cluster=cluster, stages=max(1, options.stages or 1))
         # A cluster that is too small for the mode is refused with the config.
         models, replicas = [given.get("model", Workload().model)], [max(1, topology.num_replicas)]
-    return given | gpu_defaults(given, models=models, replicas=replicas)
+    clusters = [cluster, *(config.cluster for config in beside)]
+    here = [gpu for each in clusters if each.simulated for gpu in each.devices]
+    is_asked = "global_batch_size" not in given and here and all(each.simulated for each in clusters)
+    memory = gpu_memory(here) if is_asked else None
+    return given | gpu_defaults(given, models=models, replicas=replicas, memory=memory)
 
 
 def _cluster(placement: Placement, options: RunOptions) -> Cluster:

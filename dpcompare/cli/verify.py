@@ -208,7 +208,7 @@ def _like(
         [None] if precision is None else _known_precisions(listed(precision), ("float32", "bfloat16", "float64"))
     )
     return (
-        [group_like(config, each, asked) for each in precisions],
+        [group_like(config, each, asked, chosen) for each in precisions],
         chosen,
         device or ("cpu" if config.cluster.device_type == "cpu" else "auto"),
     )

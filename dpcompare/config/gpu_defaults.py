@@ -15,12 +15,16 @@ IMAGES_PER_REPLICA = 64
 MOST_IMAGES_PER_REPLICA = 128
 """With more, a GPU of 24 GB may be too small: EfficientNet-B2 at 260 px in float32 takes about 0.18 GB per image
 (estimated)."""
+LARGE_MEMORY = 40_000_000_000
+"""Bytes from which a GPU takes twice of both: such a one is as much faster (estimated)."""
 WARMUP_STEPS = 30
 """In the first ones kernels are chosen and compiled, and clocks change."""
 MEASURED_STEPS = 170
 
 
-def gpu_defaults(given: Mapping[str, Any], *, models: Collection[str], replicas: Collection[int]) -> dict[str, Any]:
+def gpu_defaults(
+    given: Mapping[str, Any], *, models: Collection[str], replicas: Collection[int], memory: int | None = None
+) -> dict[str, Any]:
     """Fields of a `Workload` and their values, for those that were not asked for.
 
     Runs that are compared share an image size, the largest that one of their models was designed for, and a global
@@ -31,9 +35,11 @@ def gpu_defaults(given: Mapping[str, Any], *, models: Collection[str], replicas:
         given: fields of the workload that were asked for.
         models: names, of all runs that are compared; of one alone for a run by itself.
         replicas: numbers of replicas of the same runs.
+        memory: bytes of the smallest of their GPUs; None where it is not known, as on other machines.
     """
     multiple = math.lcm(*replicas)
-    images = min(IMAGES_PER_REPLICA * multiple, MOST_IMAGES_PER_REPLICA * min(replicas))
+    factor = 2 if memory is not None and memory >= LARGE_MEMORY else 1
+    images = factor * min(IMAGES_PER_REPLICA * multiple, MOST_IMAGES_PER_REPLICA * min(replicas))
     batch = max(1, images // multiple) * multiple
     defaults: dict[str, Any] = {"dataset": DATASET, "global_batch_size": batch, **_length(given)}
     if native := [size for name in models if (size := model_of(name).native_image_size)]:

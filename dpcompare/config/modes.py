@@ -28,6 +28,10 @@ class Framework:
     """Device type -> the extras of dpcompare that `setup` installs for all of its modes."""
     sizes: Mapping[Literal["cpu", "gpu"], Sizes]
     """Device type -> of such an environment."""
+    extras_of_cuda: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Major version of CUDA -> the extras that `setup` installs in place of those for GPUs where the driver runs it."""
+    wheels_of_cuda: Mapping[int, str] = field(default_factory=dict)
+    """Major version of CUDA -> what `pip install` takes for wheels of it, where the usual ones are for a newer CUDA."""
     least_versions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Package -> the first version that has what is used of it, where older ones lack a name that is not looked up
     before processes start."""
@@ -117,6 +121,7 @@ FRAMEWORKS: dict[str, Framework] = {
         packages=("torch", "timm"),
         extras={"cpu": TORCH_EXTRAS, "gpu": TORCH_EXTRAS},
         sizes={"cpu": TORCH_SIZES, "gpu": TORCH_SIZES},
+        wheels_of_cuda={12: "--upgrade torch torchvision --index-url https://download.pytorch.org/whl/cu126"},
         gpu_start_seconds=300,
     ),
     "tensorflow": Framework(
@@ -131,6 +136,8 @@ FRAMEWORKS: dict[str, Framework] = {
         packages=("jax", "jaxlib"),
         extras={"cpu": ("jax",), "gpu": ("jax-cuda",)},
         sizes={"cpu": Sizes(download=0.2, on_disk=1), "gpu": Sizes(download=3, on_disk=7)},
+        extras_of_cuda={13: ("jax-cuda13",)},  # its libraries are those of torch's wheels, of the same versions
+        wheels_of_cuda={12: "'jax[cuda12]'"},
         least_versions={"jax": (0, 8)},  # jax.shard_map, and a heartbeat of jax.distributed that can be set
         cuda_distributions=("jax-cuda12-plugin", "jax-cuda13-plugin"),
         devices_variable="JAX_NUM_CPU_DEVICES",

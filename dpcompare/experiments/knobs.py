@@ -317,6 +317,8 @@ KNOBS: dict[str, Knob] = {
     "depthwise convolution": Knob(value=_property("depthwise_convolution")),
     "donation": Knob(value=_property("donation")),
     "scheduler": Knob(value=_property("scheduler")),
+    # XLA's counter cannot be reset; so GPU memory is not compared between JAX and the others.
+    "GPU memory counted": Knob(value=lambda r: r.settings.get("peak_memory_counted", "in the measured steps")),
     # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
     "threads in all": Knob(value=lambda r: r.threads_per_process * r.num_processes),
     # A process with GPUs of several NUMA nodes cannot be bound to one: a price of the mode.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dpcompare._version import __version__, major_minor
+from dpcompare.backends.availability import require_framework
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
@@ -94,11 +97,14 @@ def _require_same_inputs(config: RunConfig, result: RunResult) -> None:
             )
 
 
-def group_like(config: RunConfig, precision: str | None, asked: dict[str, Any]) -> Group:
+def group_like(
+    config: RunConfig, precision: str | None, asked: dict[str, Any], interpreters: Mapping[str, str]
+) -> Group:
     """What the run trained, for a few steps: by its mode, by another framework's, and by one device.
 
     Args:
         config: of the run.
+        interpreters: framework -> interpreter of its environment.
         precision: default: that of the run, but float64 where OPTIMIZERS of verify_groups has no Adam in float32.
         asked: fields of the workload that are to be others.
 
@@ -125,7 +131,9 @@ def group_like(config: RunConfig, precision: str | None, asked: dict[str, Any]) 
         tune=config.tune if workload.profile == config.workload.profile else {},
     )
     return Group(
-        workload=workload, contenders=(own, _counterpart(config, workload)), baseline=_one_device(config, workload)
+        workload=workload,
+        contenders=(own, _counterpart(config, workload, interpreters)),
+        baseline=_one_device(config, workload),
     )
 
 
@@ -136,14 +144,25 @@ def _precision(workload: Workload) -> str:
     return workload.precision
 
 
-def _counterpart(config: RunConfig, workload: Workload) -> Contender:
-    """The mode of another framework that has as many replicas on as many nodes."""
-    framework = next(other for other in FRAMEWORKS if other != config.framework)
+def _is_usable(framework: str, interpreters: Mapping[str, str]) -> bool:
+    try:
+        require_framework(framework, interpreters.get(framework, sys.executable))
+    except RequestError:
+        return False
+    return True
+
+
+def _counterpart(config: RunConfig, workload: Workload, interpreters: Mapping[str, str]) -> Contender:
+    """The mode of another framework, if possible one that is installed, that has as many replicas on as many nodes."""
+    others = [other for other in FRAMEWORKS if other != config.framework]
+    framework = next((other for other in others if _is_usable(other, interpreters)), others[0])
     num_replicas, num_nodes = config.topology.num_replicas, config.cluster.num_nodes
     if num_replicas == 1:
         mode, num_nodes = "single", 1
     elif framework == "torch":
         mode = "ddp"
+    elif framework == "jax":
+        mode = "spmd" if num_nodes == 1 else "multiprocess"
     else:
         mode = "mirrored" if num_nodes == 1 else "multiworker"
     return Contender(

@@ -23,6 +23,7 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.run import resume, run
 from dpcompare.results import arrays
 from dpcompare.results.run_dir import checkpoint_paths
+from dpcompare.system.devices import free_gpu_memory, installed_gpus, visible_gpus
 from dpcompare.system.memory import available_memory
 from dpcompare.system.signals import signals_held
 
@@ -34,6 +35,8 @@ MEMORY_AT_ONCE = 8e9
 """Bytes that must be free for each of the runs at the same time: two processes that train EfficientNet-B2 in float64
 take some 6e9."""
 MOST_AT_ONCE = 4
+GPU_MEMORY_AT_ONCE = 12e9
+"""The same of a GPU: EfficientNet-B2 at 64 px in float64, and what its framework takes besides (estimated)."""
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Variables of the runs beside others: threads of OpenMP that spin while they wait would take the cores from those that
@@ -47,13 +50,15 @@ Say = Callable[[str], None]
 
 
 def runs_at_once(device: str) -> int:
-    """How many runs this machine takes at the same time: one per core, as far as memory goes; on GPUs one.
+    """How many runs this machine takes at the same time: one per core, as far as memory goes, also that of its GPUs.
 
     A run is mostly one thread that imports a framework, builds a model and traces it.
     """
-    if device != "cpu":
-        return 1
-    return max(1, min(len(os.sched_getaffinity(0)), int(available_memory() // MEMORY_AT_ONCE), MOST_AT_ONCE))
+    at_once = min(len(os.sched_getaffinity(0)), int(available_memory() // MEMORY_AT_ONCE), MOST_AT_ONCE)
+    gpus = [] if device == "cpu" else visible_gpus(installed_gpus())
+    if gpus:  # all runs take the first ones
+        at_once = min(at_once, int((free_gpu_memory(gpus) or 0) // GPU_MEMORY_AT_ONCE))
+    return max(1, at_once)
 
 
 class Runs:

@@ -27,6 +27,8 @@ OUT_OF_GPU_MEMORY = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 """In what torch, TensorFlow and NVIDIA's libraries say. TensorFlow also warns where it will try again with less."""
+FABRIC_NOT_READY = re.compile(r"CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802|system not yet initialized")
+"""What CUDA says of GPUs behind an NVSwitch before NVIDIA's fabric manager has set it up."""
 REFUSED_A_THREAD = re.compile(
     r"pthread_create(\(\))? failed|can't start new thread|(thread|fork).*temporarily unavailable"
 )
@@ -80,6 +82,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> s
     parts += [reason for reason in outcome.reasons if reason not in parts]
     parts += [f"what process {rank} wrote is damaged from some point on: its event file" for rank in tail.damaged]
     parts += [*_remedy_for_gpu_memory(evidence, parts), *_remedy_for_threads(evidence, parts)]
+    parts += _remedy_for_fabric(evidence, parts)
     cause, *details = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
     return "\n".join([cause, _last_steps(evidence), *details])
 
@@ -103,6 +106,15 @@ def _remedy_for_gpu_memory(evidence: Evidence, parts: Sequence[str]) -> Iterator
         f"a GPU had too little memory: use {f'--accumulate {accumulate}, or ' if is_possible else ''}a smaller "
         "--global-batch-size or --image-size"
     )
+
+
+def _remedy_for_fabric(evidence: Evidence, parts: Sequence[str]) -> Iterator[str]:
+    said = [*parts, *(event.traceback for event in evidence.events_of(Failed))]
+    if any(map(FABRIC_NOT_READY.search, said)):
+        yield (
+            "the GPUs of this machine are joined by NVSwitch, whose service does not run: start it (`systemctl start "
+            "nvidia-fabricmanager`, of the version of the driver), and see `nvidia-smi -q` below Fabric"
+        )
 
 
 def _remedy_for_threads(evidence: Evidence, parts: Sequence[str]) -> Iterator[str]:

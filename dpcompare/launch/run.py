@@ -38,7 +38,7 @@ from dpcompare.results.run_dir import (
     RESULT_FILE,
 )
 from dpcompare.results.target import reached
-from dpcompare.system.devices import installed_gpus, invisible_gpus, used_gpus, visible_gpus
+from dpcompare.system.devices import gpus_without_slices, installed_gpus, invisible_gpus, used_gpus, visible_gpus
 from dpcompare.system.files import require_files_of_its_own, require_writable
 from dpcompare.system.locks import only_one
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
@@ -251,6 +251,11 @@ def _require_machine(config: RunConfig) -> None:
             "--device cpu to simulate devices on the CPU"
         )
     if config.cluster.simulated and config.cluster.device_type == "gpu":
+        if uncut := gpus_without_slices(config.cluster.devices):
+            raise RequestError(
+                f"MIG is on for GPUs {', '.join(uncut)} and they have no slices, so that CUDA sees none of them; make "
+                "some (nvidia-smi mig -cgi ... -C), or turn MIG off (nvidia-smi -mig 0)"
+            )
         if used := used_gpus(config.cluster.devices):
             raise RequestError(
                 f"other processes hold most of the memory of GPUs {', '.join(used)}; end them (`nvidia-smi` lists "

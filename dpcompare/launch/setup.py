@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from dpcompare._version import __version__
 from dpcompare.backends.availability import missing_packages
-from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
+from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, newest_cuda
 from dpcompare.config.modes import FRAMEWORKS, Sizes
 from dpcompare.errors import RequestError
 from dpcompare.system.locks import only_one
@@ -73,7 +73,10 @@ def interpreter_made_for(framework: str) -> str | None:
 
 
 def _is_made(framework: str, device: DeviceType) -> bool:
-    return environment_of(framework).has(_requirements(framework, device), _origin())
+    """With the extras that would be taken now, or those that were while the driver was older."""
+    row = FRAMEWORKS[framework]
+    possible = [row.extras[device], *(row.extras_of_cuda.values() if device == "gpu" else ())]
+    return any(environment_of(framework).has(_requirements(extras), _origin()) for extras in possible)
 
 
 def needs(frameworks: Sequence[str], device: DeviceType) -> list[Need]:
@@ -107,7 +110,7 @@ def _need(framework: str, device: DeviceType) -> Need:
         device=device,
         python=environment.python,
         lacks="its environment was not finished" if environment.is_unfinished else lack.text,
-        requirements=_requirements(framework, device),
+        requirements=_requirements(_extras(framework, device)),
     )
 
 
@@ -138,9 +141,16 @@ def _missing(framework: str, python: str) -> str:
     return f"{python} has no {' and no '.join(missing)}" if missing else ""
 
 
-def _requirements(framework: str, device: DeviceType) -> tuple[str, ...]:
-    """dpcompare from where this one was installed, with the extras of a framework (PEP 610, direct_url.json)."""
-    extras = ",".join(FRAMEWORKS[framework].extras[device])
+def _extras(framework: str, device: DeviceType) -> tuple[str, ...]:
+    """Those that a framework gets here: on GPUs by the newest CUDA that the driver runs."""
+    row, cuda = FRAMEWORKS[framework], newest_cuda()
+    found = row.extras_of_cuda.get(cuda) if device == "gpu" and cuda else None
+    return found or row.extras[device]
+
+
+def _requirements(named: Sequence[str]) -> tuple[str, ...]:
+    """dpcompare from where this one was installed, with these extras (PEP 610, direct_url.json)."""
+    extras = ",".join(named)
     installed_from = _direct_url(_distribution())
     if not installed_from:
         return (f"dpcompare[{extras}]=={__version__}",)

@@ -110,7 +110,8 @@ FIGURES: dict[str, Column] = {
     ),
     "GPU (MiB)": Column(
         cell=lambda row: figure(row.gpu_memory_bytes / MIB if row.gpu_memory_bytes else None, "{:,.0f}"),
-        explanation="peak memory of all GPUs, from the first measured step on",
+        explanation="peak memory of all GPUs, from the first measured step on; in JAX from the start, so that it is "
+        "not to be compared with that of other frameworks",
         is_optional=True,
     ),
     "J/image": Column(

@@ -94,7 +94,9 @@ FIELDS: dict[str, Field] = {
     # What it took.
     "memory_bytes": _of_run(int, "sum of the processes' peaks of resident memory", "memory_bytes"),
     "largest_process_memory_bytes": _of_run(int, "the largest of these peaks", "largest_process_memory_bytes"),
-    "gpu_memory_bytes": _of_run(int, "peak of all GPUs, from the first measured step on", "gpu_memory_bytes"),
+    "gpu_memory_bytes": _of_run(
+        int, "peak of all GPUs, from the first measured step on; in JAX from the start", "gpu_memory_bytes"
+    ),
     "joules_per_image": _of_run(float, "energy over the measured steps", "joules_per_image"),
     # What it learnt.
     "steps_trained": _of_run(int, "warm-up and earlier attempts included", "steps_trained"),

@@ -134,16 +134,32 @@ def visible_gpus(installed: Sequence[Gpu], environ: Mapping[str, str] = os.envir
 
     Without a mask these are the indices of all GPUs (the ids of its MIG slices, where a GPU is cut into some). A mask
     that is already set is respected as CUDA reads it: up to the first entry that names no installed device.
+
+    Raises:
+        RequestError: the mask has numbers that CUDA and we would count in different orders.
     """
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
         return [name for gpu in installed for name in (gpu.mig or [gpu.index])]
+    _refuse_ambiguous(mask, installed, environ)
     visible = []
     for entry in (part.strip() for part in mask.split(",")):
         if _find(entry, installed) is None:
             break
         visible.append(entry)
     return visible
+
+
+def _refuse_ambiguous(mask: str, installed: Sequence[Gpu], environ: Mapping[str, str]) -> None:
+    """CUDA counts the fastest GPU first unless CUDA_DEVICE_ORDER says otherwise; nvidia-smi counts by their slots."""
+    has_numbers = any(entry.strip().isdigit() for entry in mask.split(","))
+    if has_numbers and len({gpu.name for gpu in installed}) > 1 and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        listed = ", ".join(f"{gpu.index}: {gpu.name}" for gpu in installed)
+        raise RequestError(
+            f"CUDA_VISIBLE_DEVICES={mask!r} has numbers, and the GPUs of this machine are of different models "
+            f"({listed}, as nvidia-smi counts them): CUDA would count the fastest first; set "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by the beginning of their UUIDs"
+        )
 
 
 def invisible_gpus(names: Sequence[str]) -> list[str]:
@@ -170,6 +186,34 @@ def used_gpus(names: Sequence[str]) -> list[str]:
         if used > MOST_USED * total:
             told.append(f"{name} ({used:,} of {total:,} MiB)")
     return told
+
+
+def gpus_without_slices(names: Sequence[str]) -> list[str]:
+    """Those of `names` with MIG on and not cut into any slice: nvidia-smi lists them, and CUDA sees none."""
+    try:
+        modes = dict(_queried("mig.mode.current"))
+    except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or one that does not know the question
+        return []
+    installed = installed_gpus()
+    found = {name: _find(name, installed) for name in names}
+    return [name for name, gpu in found.items() if gpu and not gpu.mig and modes.get(gpu.uuid) == "Enabled"]
+
+
+def gpu_memory(names: Sequence[str], field: str = "memory.total") -> int | None:
+    """Bytes of the smallest of these GPUs; None where nvidia-smi does not tell of all of them."""
+    try:
+        bytes_of = {uuid: int(mebibytes) << 20 for uuid, mebibytes in _queried(field)}
+    except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
+        return None
+    installed = installed_gpus()
+    found = [bytes_of.get(device_id(name, installed) or "") for name in names]
+    known = [each for each in found if each is not None]
+    return min(known) if known and len(known) == len(found) else None
+
+
+def free_gpu_memory(names: Sequence[str]) -> int | None:
+    """Of the GPU that has least, in bytes; None where nvidia-smi does not tell."""
+    return gpu_memory(names, "memory.free")
 
 
 def compute_capabilities(names: Sequence[str]) -> dict[str, tuple[int, int]]:

@@ -53,6 +53,43 @@ def test_a_driver_that_is_too_old_for_the_wheels_is_named(version, versions, lea
     assert is_of_driver
 
 
+@pytest.mark.parametrize(
+    ("framework", "version", "older"),
+    [
+        ("torch", "575.57", "pip install --upgrade torch torchvision --index-url https://"),
+        ("torch", "515.105", None),  # no wheels that it supports are for CUDA 11
+        ("tensorflow", "575.57", None),
+    ],
+)
+def test_wheels_that_an_old_driver_runs_are_named(framework, version, older, driver):
+    driver(version)
+    _, remedy, _ = problem(framework, CUDA_13 | {"nvidia-cudnn-cu12": "9"})
+    assert remedy == "update the driver" if older is None else older in remedy
+
+
+@pytest.mark.parametrize(
+    ("file", "is_loaded", "is_sound"),
+    [
+        ("libcuda.so.580.65.06", True, True),
+        ("lib.real/libcuda.so.580.65.06", True, True),
+        ("libcuda.so.580.65.06", False, False),
+        ("libcuda.so.570.10", True, False),
+        ("README", True, False),
+    ],
+)
+def test_nvidia_s_package_for_older_drivers_counts_where_its_library_is_new_and_loaded(
+    tmp_path, driver, monkeypatch, file, is_loaded, is_sound
+):
+    driver("535.104.05")
+    compatibility = tmp_path / "compat"
+    (compatibility / file).parent.mkdir(parents=True)
+    (compatibility / file).touch()
+    monkeypatch.setattr(cuda_wheels, "COMPATIBILITY", compatibility)
+    monkeypatch.setattr(cuda_wheels, "LINKER_FOLDERS", tmp_path / "none")
+    monkeypatch.setenv("LD_LIBRARY_PATH", f"/elsewhere:{compatibility}" if is_loaded else "/elsewhere")
+    assert (problem("torch", CUDA_13) is None) == is_sound
+
+
 def test_tensorflow_without_cuda_s_libraries_is_told_how_to_get_them():
     found, remedy, is_of_driver = problem("tensorflow", {})
     assert "has no CUDA libraries" in found

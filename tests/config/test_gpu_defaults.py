@@ -9,8 +9,8 @@ from tests.support.command import invoke
 DDP = ["--framework", "torch", "--mode", "ddp"]
 
 
-def defaults(models=("efficientnet-b2",), replicas=(1,), **given):
-    return gpu_defaults(given, models=models, replicas=replicas)
+def defaults(models=("efficientnet-b2",), replicas=(1,), memory=None, **given):
+    return gpu_defaults(given, models=models, replicas=replicas, memory=memory)
 
 
 def test_what_was_asked_for_is_left_alone():
@@ -52,6 +52,11 @@ def test_runs_that_are_compared_share_an_image_size_and_a_batch_that_divides_amo
 )
 def test_the_run_with_the_fewest_gpus_has_room_for_the_batch_of_all(replicas, batch):
     assert defaults(replicas=replicas)["global_batch_size"] == batch
+
+
+@pytest.mark.parametrize(("memory", "batch"), [(None, 64), (24 << 30, 64), (80 << 30, 128), (39_999 << 20, 128)])
+def test_gpus_of_much_memory_have_twice_the_batch(memory, batch):
+    assert defaults(memory=memory)["global_batch_size"] == batch
 
 
 def test_a_model_of_no_particular_size_keeps_the_usual_one():

@@ -8,6 +8,8 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from dpcompare.experiments import verify_like
 from dpcompare.experiments.verify_groups import _workload, plan_groups
 from dpcompare.experiments.verify_like import STEPS, group_like
 from dpcompare.results.run_dir import CONFIG_FILE, RESULT_FILE
@@ -40,7 +42,7 @@ def config(framework="torch", mode="ddp", nodes=1, devices=2, *, stages=1, **wor
     ],
 )
 def test_a_run_is_proved_by_the_other_framework_and_by_one_device(run, counterpart, one_device):
-    group = group_like(run, None, {})
+    group = group_like(run, None, {}, {})
     own, other = group.contenders
     assert (own.framework, own.mode, own.stages) == (run.framework, run.mode, run.stages)
     assert str(other) == counterpart
@@ -49,7 +51,7 @@ def test_a_run_is_proved_by_the_other_framework_and_by_one_device(run, counterpa
 
 def test_the_workload_is_that_of_the_run_for_a_few_steps_and_with_what_is_asked_for():
     run = config(seed=7, image_size=48, augment=("flip",), batchnorm_momentum=0.99, profile="native", optimizer="sgd")
-    group = group_like(run, "float64", {"image_size": 50})
+    group = group_like(run, "float64", {"image_size": 50}, {})
     changed = {"image_size": 50, "precision": "float64", "epochs": None, "steps": STEPS, "warmup_steps": 0}
     changed["lr_warmup_steps"] = STEPS
     assert group.workload == run.workload.model_copy(update=changed)
@@ -66,7 +68,7 @@ def test_the_workload_is_that_of_the_run_for_a_few_steps_and_with_what_is_asked_
     ],
 )
 def test_small_models_with_adam_are_proved_where_rounding_does_not_become_steps(workload, asked, expected):
-    assert group_like(config(**workload), asked, {}).workload.precision == expected
+    assert group_like(config(**workload), asked, {}, {}).workload.precision == expected
 
 
 def test_what_is_asked_for_holds_in_every_group():
@@ -202,3 +204,25 @@ def test_replicas_are_proved_with_the_other_framework_and_one_device(train_once)
     modes = {check["name"]: check["modes"].count(",") + 1 for check in done.json["checks"]}
     assert modes["training logits"] == 2
     assert modes["losses over sgd steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("framework", "missing", "counterpart"),
+    [
+        ("torch", [], "tensorflow mirrored"),
+        ("torch", ["tensorflow"], "jax spmd"),
+        ("jax", [], "torch ddp"),
+        ("jax", ["torch"], "tensorflow mirrored"),
+        ("torch", ["tensorflow", "jax"], "tensorflow mirrored"),  # whose refusal says how to install it
+    ],
+)
+def test_the_other_framework_is_one_that_is_installed(monkeypatch, framework, missing, counterpart):
+    def require_framework(other, python):
+        if other in missing:
+            raise RequestError("not installed")
+
+    monkeypatch.setattr(verify_like, "require_framework", require_framework)
+    cluster = Cluster.partition(1, 2, device="cpu")
+    run = RunConfig(framework=framework, mode={"torch": "dp", "jax": "spmd"}[framework], cluster=cluster)
+    _, other = group_like(run, None, {}, {}).contenders
+    assert f"{other.framework} {other.mode}" == counterpart

@@ -68,9 +68,19 @@ def test_an_interruption_ends_all_of_them(interruptible, slow_runs, tmp_path):
 
 @pytest.mark.parametrize(
     ("device", "cores", "gigabytes", "expected"),
-    [("cpu", 2, 24, 2), ("cpu", 64, 500, 4), ("cpu", 8, 17, 2), ("cpu", 2, 3, 1), ("auto", 64, 500, 1)],
+    [("cpu", 2, 24, 2), ("cpu", 64, 500, 4), ("cpu", 8, 17, 2), ("cpu", 2, 3, 1), ("auto", 64, 500, 4)],
 )
 def test_cores_and_memory_bound_the_runs_at_the_same_time(monkeypatch, device, cores, gigabytes, expected):
     monkeypatch.setattr(verify_runs.os, "sched_getaffinity", lambda pid: set(range(cores)))
     monkeypatch.setattr(verify_runs, "available_memory", lambda: gigabytes * 1e9)
     assert runs_at_once(device) == expected
+
+
+@pytest.mark.parametrize(("free", "expected"), [(80e9, 4), (30e9, 2), (5e9, 1), (None, 1)])
+def test_the_memory_of_gpus_bounds_them_too(monkeypatch, install_gpus, free, expected):
+    install_gpus()
+    monkeypatch.setattr(verify_runs.os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(verify_runs, "available_memory", lambda: 128e9)
+    monkeypatch.setattr(verify_runs, "free_gpu_memory", lambda gpus: free)
+    assert runs_at_once("auto") == expected
+    assert runs_at_once("cpu") == 4

@@ -98,6 +98,14 @@ def test_a_thread_that_an_exception_missed_is_told_with_the_limit_to_raise(tmp_p
     assert "thread" not in last
 
 
+def test_gpus_behind_a_switch_that_nobody_has_set_up_are_told_what_is_missing(tmp_path):
+    error = "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
+    *_, last = raised(tmp_path / "switch", config(), f"Traceback\n{error}")
+    assert "systemctl start nvidia-fabricmanager" in last
+    *_, last = raised(tmp_path / "other", config(), "Traceback\nRuntimeError: CUDA error: 700")
+    assert "fabric" not in last
+
+
 def test_the_limit_on_threads_is_told_once(tmp_path):
     log = log_path(tmp_path, 0, 0)
     log.parent.mkdir()

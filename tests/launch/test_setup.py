@@ -27,6 +27,7 @@ EXTRAS = {
     "tensorflow-cuda": ["tensorflow", "keras", "nvidia-cudnn-cu12"],
     "jax": ["jax", "jaxlib"],
     "jax-cuda": ["jax", "jaxlib", "jax-cuda12-plugin"],
+    "jax-cuda13": ["jax", "jaxlib", "jax-cuda13-plugin"],
 }
 
 
@@ -53,7 +54,7 @@ def index(tmp_path, monkeypatch):
     write_wheel(folder, "dpcompare", __version__, extras=EXTRAS)
     for name in ("torch", "timm", "tensorflow", "keras", "jax", "jaxlib"):
         write_wheel(folder, name)
-    for name in ("nvidia-cudnn-cu12", "jax-cuda12-plugin"):
+    for name in ("nvidia-cudnn-cu12", "jax-cuda12-plugin", "jax-cuda13-plugin"):
         write_wheel(folder, name, modules=[])
     for name in ("PIP_NO_INDEX", "UV_NO_INDEX", "UV_OFFLINE"):
         monkeypatch.setenv(name, "1")
@@ -95,6 +96,16 @@ def test_a_machine_with_gpus_gets_an_environment_for_each_framework(environments
     assert again.code == 0
     assert again.stderr.splitlines()[1:] == [f"{name}: usable, {python}" for name, python in expected.items()]
     assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_jax_gets_the_cuda_of_torch_where_the_driver_runs_it(environments, index, install_gpus, tmp_path):
+    install_gpus()
+    (tmp_path / "no driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Tue Oct 22")
+    done = invoke("setup", "--frameworks", "jax")
+    assert done.code == 0, done.stderr
+    assert f"dpcompare[jax-cuda13]=={__version__}" in done.stderr
+    (tmp_path / "no driver").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.10  Tue Oct 22")
+    assert interpreters(()) == {"jax": str(environments / "jax" / "bin" / "python")}  # what was made stays known
 
 
 def test_jax_is_made_where_it_is_asked_for(environments, index, install_gpus):

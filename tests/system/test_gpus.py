@@ -8,7 +8,15 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.errors import RequestError
 from dpcompare.system import devices
-from dpcompare.system.devices import Gpu, compute_capabilities, installed_gpus, used_gpus
+from dpcompare.system.devices import (
+    Gpu,
+    compute_capabilities,
+    gpu_memory,
+    gpus_without_slices,
+    installed_gpus,
+    used_gpus,
+    visible_gpus,
+)
 from tests.conftest import NVIDIA_SMI
 from tests.support.command import invoke
 from tests.support.nvml import Nvml
@@ -122,10 +130,15 @@ def test_a_driver_s_program_on_a_machine_without_gpus_is_no_obstacle(machine):
 
 def test_a_command_asks_once(machine, tmp_path):
     (tmp_path / "listing").write_text(NVIDIA_SMI)
-    machine(f"echo asked >> {tmp_path}/asked; cat {tmp_path}/listing")
+    machine(f'echo "$1" >> {tmp_path}/asked; cat {tmp_path}/listing')
+    done = invoke(
+        "plan", "--framework", "torch", "--mode", "ddp", "--nodes", "2", "--global-batch-size", "64", "--json"
+    )
+    assert done.code == 0, done.stderr
+    assert (tmp_path / "asked").read_text() == "-L\n"
     done = invoke("plan", "--framework", "torch", "--mode", "ddp", "--nodes", "2", "--json")
     assert done.code == 0, done.stderr
-    assert (tmp_path / "asked").read_text() == "asked\n"
+    assert (tmp_path / "asked").read_text().count("--query-gpu=uuid,memory.total") == 1  # for the default batch
 
 
 def test_commands_that_need_no_gpu_go_on_and_say_so(machine):
@@ -201,3 +214,45 @@ def test_where_the_memory_is_not_told_no_gpu_counts_as_used(machine, tmp_path):
     (tmp_path / "listing").write_text(NVIDIA_SMI)
     machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) echo "GPU-aaaa0000, [N/A], [N/A]";; esac')
     assert used_gpus(["0", "1"]) == []
+    assert gpu_memory(["0"]) is None
+
+
+def test_the_smallest_memory_of_the_named_gpus_is_told(machine, tmp_path):
+    (tmp_path / "listing").write_text(NVIDIA_SMI)
+    sizes = "printf 'GPU-aaaa0000, 81559\\nGPU-bbbb1111, 24564\\nGPU-cccc2222, 81559\\nGPU-dddd3333, 81559\\n'"
+    machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) {sizes};; esac')
+    assert gpu_memory(["0", "2"]) == 81559 << 20
+    assert gpu_memory(["0", "GPU-bb"]) == 24564 << 20
+    assert gpu_memory(["0", "7"]) is None
+
+
+def test_a_gpu_with_mig_on_and_no_slices_is_refused(machine, tmp_path):
+    (tmp_path / "listing").write_text(NVIDIA_SMI)
+    modes = "printf 'GPU-aaaa0000, Enabled\\nGPU-bbbb1111, Disabled\\nGPU-cccc2222, [N/A]\\n'"
+    machine(f'case "$1" in -L) cat {tmp_path}/listing;; *) {modes};; esac')
+    assert gpus_without_slices(["0", "1", "2"]) == ["0"]
+    cut = NVIDIA_SMI.replace("\n", "\n  MIG 1g.10gb     Device  0: (UUID: MIG-1)\n", 1)
+    (tmp_path / "listing").write_text(cut)
+    installed_gpus.cache_clear()
+    assert gpus_without_slices(["0", "MIG-1"]) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_refused"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a,1"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, False),
+        ({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, True),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-a"}, False),
+        ({}, False),
+    ],
+)
+def test_numbers_that_cuda_counts_in_another_order_are_refused(environ, is_refused):
+    mixed = [Gpu(index="0", uuid="GPU-a", name="T4"), Gpu(index="1", uuid="GPU-b", name="H100")]
+    if is_refused:
+        with pytest.raises(RequestError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by the beginning"):
+            visible_gpus(mixed, environ)
+    else:
+        assert visible_gpus(mixed, environ)
+    assert visible_gpus([gpu.model_copy(update={"name": "H100"}) for gpu in mixed], environ)
