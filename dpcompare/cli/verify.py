@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from click.core import ParameterSource
@@ -77,7 +77,16 @@ def _of_the_workload() -> list[Any]:
 @click.option("--precision", help="Separated by commas.  [default: float32,float64; with --like the run's]")
 @add_options(_of_the_workload())
 @click.option("--quick", is_flag=True, help="The model on one device only and few steps; tiny models elsewhere.")
-@click.option("--device", type=click.Choice(["cpu", "auto"]), help="[default: cpu; with --like the run's]")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "auto"]),
+    help="[default: cpu; with --against auto, which takes the GPUs; with --like the run's]",
+)
+@click.option(
+    "--against",
+    type=click.Choice(["cpu"]),
+    help="Also run each on the CPU, and compare what the GPUs compute with that.",
+)
 @click.option("--python", multiple=True, metavar="FRAMEWORK=PATH", help="As for `run`.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -92,6 +101,7 @@ def verify(
     precision: str | None,
     quick: bool,
     device: str | None,
+    against: Literal["cpu"] | None,
     python: tuple[str, ...],
     as_json: bool,
     **of_the_workload: Any,
@@ -104,18 +114,21 @@ def verify(
     dpcompare verify --quick
     dpcompare verify --like runs/a
     dpcompare verify --like runs/a --precision float64
+    dpcompare verify --quick --replicas 1 --against cpu
     """
     from dpcompare.experiments.verify import verify as run_checks
-    from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups
+    from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups, with_each_on
     from dpcompare.experiments.verify_runs import runs_at_once
+    from dpcompare.system.devices import installed_gpus, visible_gpus
 
     left_out: list[str] = []
     asked = values_of("workload", RunOptions(**of_the_workload), OF_THE_WORKLOAD)
     if like is not None:
         _refuse_beside_like(context)
         groups, chosen, device = _like(like, asked, precision, device, python)
+        groups = groups if against is None else [with_each_on(against, group) for group in groups]
     else:
-        chosen, device = interpreters(python), device or "cpu"
+        chosen, device = interpreters(python), device or ("cpu" if against is None else "auto")
         replicas = replicas or ("1,2" if quick else "1,2,4")
         present = _usable(listed(frameworks), chosen)
         named = known_modes(model) if modes == "all" else listed(modes)
@@ -127,12 +140,15 @@ def verify(
             precisions=_known_precisions(listed("float32,float64" if precision is None else precision)),
             quick=quick,
             device=device,
+            against=against,
             asked=asked,
         )
         if not present:
             raise RequestError("no framework is left to verify; install one, or name its environment with --python")
         left_out = not_compared(groups, present, named)
     console = stderr_console()
+    if against is not None and device == "auto" and not visible_gpus(installed_gpus()):
+        console.print("no GPU is visible here: both sides of every comparison run on the CPU", soft_wrap=True)
     for line in left_out:
         console.print(f"not compared: {line}", soft_wrap=True)
     checks = []

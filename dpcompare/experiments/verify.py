@@ -181,6 +181,7 @@ def _begin(runs: Runs, group: Group, configs: Sequence[RunConfig], folder: Path)
         first = {
             contender.framework: (contender, config)
             for contender, config in reversed(list(zip(group.contenders, configs, strict=False)))
+            if config.cluster.device_type == "gpu"
         }
         for framework, (contender, config) in first.items():
             told = f"{contender}: again, to see how much two identical runs differ"

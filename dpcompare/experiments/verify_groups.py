@@ -33,6 +33,8 @@ class Contender:
     launcher: Literal["torchrun", "spawn"] | None = None
     pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
     tune: Mapping[str, str] = field(default_factory=dict, hash=False)
+    device: Literal["cpu"] | None = None
+    """Where it runs; None: on the devices that are verified."""
     resumed: bool = False
     """Whether it is the same contender without this, resumed from a checkpoint that it wrote on its way."""
 
@@ -46,8 +48,9 @@ class Contender:
         stages = f" in {self.stages} stages" if self.stages > 1 else ""
         launcher = f" by {self.launcher}" if self.launcher else ""
         parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
+        device = " on the CPU" if self.device == "cpu" else ""
         resumed = " resumed" if self.resumed else ""
-        return f"{self.framework} {self.mode}{topology}{stages}{launcher}{parts}{resumed}"
+        return f"{self.framework} {self.mode}{topology}{device}{stages}{launcher}{parts}{resumed}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,6 +123,7 @@ def plan_groups(
     precisions: Sequence[str],
     quick: bool,
     device: str = "cpu",
+    against: Literal["cpu"] | None = None,
     asked: dict[str, Any] | None = None,
 ) -> list[Group]:
     """What to run. Quick: `model` on one device only and few steps; tiny models on several replicas.
@@ -129,6 +133,8 @@ def plan_groups(
 
     Args:
         device: as for `verify`.
+        against: where each contender runs once more. On one replica, modes of several take part then: what they start
+            and compute on one GPU is compared with what they do on the CPU.
         asked: fields of a workload, which all groups take.
 
     Raises:
@@ -140,13 +146,20 @@ def plan_groups(
     groups: list[Group] = []
     for precision in precisions:
         for num_replicas in replicas:
-            usable = usable_contenders(frameworks, modes, num_replicas)
+            usable = usable_contenders(frameworks, modes, num_replicas, alone=against is not None)
             if contenders := tuple(replace(contender, accumulate=accumulate) for contender in usable):
                 groups += _groups(contenders, model, num_replicas, precision, quick=quick, device=device, asked=asked)
         if precision == "float64" or not quick:
             accumulation = _accumulation(frameworks, modes, replicas, precision, asked, quick=quick)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
+    groups = groups if against is None else [with_each_on(against, group) for group in groups]
     return [group for group in groups if len(group.to_run) > 1]
+
+
+def with_each_on(device: Literal["cpu"], group: Group) -> Group:
+    """The group with each contender once more, on another type of device."""
+    elsewhere = (replace(contender, device=device) for contender in group.contenders)
+    return replace(group, contenders=(*group.contenders, *elsewhere))
 
 
 def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequence[str]) -> list[str]:
@@ -154,7 +167,7 @@ def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequ
     compared = {
         contender.compared_as
         for group in groups
-        if group.kind == "modes" and len({each.compared_as for each in group.to_run}) > 1
+        if group.kind == "modes" and len({(each.compared_as, each.device) for each in group.to_run}) > 1
         for contender in group.to_run
     }
     return [
@@ -199,10 +212,15 @@ def check_request(modes: Sequence[str], replicas: Sequence[int], accumulate: int
         )
 
 
-def usable_contenders(frameworks: Sequence[str], modes: Sequence[str], num_replicas: int) -> tuple[Contender, ...]:
-    """The chosen modes and variants that can have this many replicas, in the order of MODES."""
+def usable_contenders(
+    frameworks: Sequence[str], modes: Sequence[str], num_replicas: int, *, alone: bool = False
+) -> tuple[Contender, ...]:
+    """The chosen modes and variants that can have this many replicas, in the order of MODES.
+
+    Modes of several replicas do with one only where `alone`.
+    """
     chosen = (
-        _contender(framework, variant, num_replicas)
+        _contender(framework, variant, num_replicas, alone=alone)
         for framework, name, variant in _variants()
         if framework in frameworks and name in modes
     )
@@ -218,7 +236,7 @@ def _variants() -> Iterator[tuple[str, str, Variant]]:
                 yield framework, name, variant
 
 
-def _contender(framework: str, variant: Variant, num_replicas: int) -> Contender | None:
+def _contender(framework: str, variant: Variant, num_replicas: int, *, alone: bool) -> Contender | None:
     """A variant with this many replicas, on two nodes where that is possible; None where it cannot have this many."""
     row = MODES[framework, variant.mode]
     if row.roles:
@@ -227,7 +245,7 @@ def _contender(framework: str, variant: Variant, num_replicas: int) -> Contender
         num_nodes = len(row.roles) + 1
         devices_per_node = 1
     else:
-        if variant.stages == 1 and row.multi_device != (num_replicas > 1):
+        if variant.stages == 1 and row.multi_device != (num_replicas > 1) and not (alone and num_replicas == 1):
             return None
         num_nodes = 2 if row.multi_node and variant.launcher is None and num_replicas % 2 == 0 else 1
         devices_per_node = num_replicas // num_nodes * variant.stages

@@ -148,7 +148,7 @@ def config_of(
     interpreter = interpreters.get(contender.framework)
     chosen: dict[str, Any] = {"python": interpreter} if interpreter else {}
     nodes, devices = contender.num_nodes, contender.devices_per_node
-    cluster = Cluster.partition(nodes, devices, device=device)  # type: ignore[arg-type]
+    cluster = Cluster.partition(nodes, devices, device=contender.device or device)  # type: ignore[arg-type]
     config = RunConfig(
         framework=contender.framework,
         mode=contender.mode,

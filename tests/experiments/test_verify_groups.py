@@ -6,6 +6,8 @@ import pytest
 
 from dpcompare.cli.verify import verify as verify_command
 from dpcompare.experiments.verify_groups import not_compared, plan_groups
+from dpcompare.experiments.verify_runs import config_of
+from stress.injection import injected, write_sitecustomize
 from tests.experiments.test_verify import ALL, BOTH
 from tests.support.command import invoke
 
@@ -131,3 +133,68 @@ def test_all_data_parallel_modes_of_the_named_frameworks_are_verified_by_default
         ("torch", "jax"), modes.split(","), model="toy-bn", replicas=(2,), precisions=("float64",), quick=True
     )
     assert {contender.mode for contender in groups[0].contenders} == {"dp", "ddp", "spmd", "multiprocess"}
+
+
+def test_against_the_cpu_every_mode_runs_on_both_also_with_one_replica():
+    modes = ["single", "ddp", "fsdp"]
+    chosen = {"model": "toy-bn", "replicas": [1], "precisions": ["float64"], "quick": True}
+    (group, *_) = plan_groups(["torch"], modes, against="cpu", **chosen)
+    told = ["torch single", "torch ddp on 1 node x 1 device", "torch fsdp on 1 node x 1 device"]
+    assert [str(contender) for contender in group.contenders] == [*told, *(f"{name} on the CPU" for name in told)]
+    groups = plan_groups(["torch"], modes, against="cpu", **chosen)
+    assert not_compared(groups, ["torch"], modes) == []
+    assert all(len(each.contenders) % 2 == 0 for each in groups)
+    without = plan_groups(["torch"], modes, **chosen)
+    assert {contender.mode for each in without for contender in each.contenders} == {"single"}
+    alone = plan_groups(["torch"], ["ddp"], against="cpu", **chosen)
+    assert [str(contender) for contender in alone[0].contenders] == [told[1], f"{told[1]} on the CPU"]
+
+
+def test_against_the_cpu_only_that_side_runs_there(install_gpus):
+    install_gpus()
+    chosen = {"model": "toy-bn", "replicas": [1], "precisions": ["float64"], "quick": True}
+    (group, *_) = plan_groups(["torch"], ["single"], against="cpu", device="auto", **chosen)
+    types = [config_of(each, group.workload, "auto", {}).cluster.device_type for each in group.contenders]
+    assert types == ["gpu", "cpu"]
+
+
+AGAINST_CPU = [
+    *("--quick", "--frameworks", "torch", "--modes", "single", "--model", "toy-bn", "--replicas", "1"),
+    *("--precision", "float64", "--against", "cpu", "--json"),
+]
+
+
+@pytest.mark.torch
+@pytest.mark.usefixtures("warm", "first_group")
+def test_the_cpu_against_itself_differs_in_nothing():
+    shown = invoke("verify", *AGAINST_CPU)
+    assert shown.code == 0, shown.stderr
+    assert "no GPU is visible here: both sides of every comparison run on the CPU" in shown.stderr
+    assert {check["measured"] for check in shown.json["checks"]} == {0.0}
+    pairs = {check["pair"] for check in shown.json["checks"] if "/" in check["pair"]}
+    assert pairs == {"torch single / torch single on the CPU"}
+
+
+ON_ONE_SIDE = """
+import sys
+if any(argument.endswith("/0/1") for argument in sys.argv):
+    update = module.TorchBackend.step
+    def step(self):
+        for group in self.optimizer.param_groups:
+            group["lr"] *= 1.01
+        update(self)
+    module.TorchBackend.step = step
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+@pytest.mark.usefixtures("first_group")
+def test_what_differs_on_one_side_alone_is_named(tmp_path, monkeypatch):
+    write_sitecustomize(tmp_path, "dpcompare.backends.torch.backend", injected(ON_ONE_SIDE))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    shown = invoke("verify", *AGAINST_CPU)
+    assert shown.code == 3
+    failed = {check["name"]: check["pair"] for check in shown.json["checks"] if not check["passed"]}
+    assert failed["one step of sgd"] == "torch single / torch single on the CPU"
+    assert "gradient" not in failed

@@ -499,7 +499,8 @@ class JaxBackend(Inspectable):
             return None
         # None, or without this key, where an allocator keeps no statistics (XLA_PYTHON_CLIENT_ALLOCATOR=platform).
         peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in self.mesh.local_devices]
-        return None if None in peaks else sum(peaks)
+        known = [peak for peak in peaks if peak is not None]
+        return sum(known) if len(known) == len(peaks) else None
 
 
 PEAK_OF_ALL_STEPS = "from the start, with XLA's trials unless its cache was warm"
