@@ -53,7 +53,7 @@ def _collective(config: RunConfig) -> str:
     row = config.mode_row
     if config.topology.num_replicas == 1 and not row.roles and not row.is_pipeline:
         return "none"
-    return row.collective[config.cluster.device_type]
+    return config.collective
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

@@ -151,6 +151,7 @@ def _cluster(placement: Placement, options: RunOptions) -> Cluster:
         options.devices_per_node,
         device=options.device,
         gpus=None if options.gpus is None else listed(options.gpus),
+        share_gpu=options.share_gpu,
     )
 
 
@@ -171,6 +172,11 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
     from dpcompare.config.cluster import Cluster
     from dpcompare.system.devices import available_cores, installed_gpus
 
+    if options.share_gpu:
+        raise RequestError(
+            f"--share-gpu: received with engine {placement.engine}, whose nodes have GPUs of their own; expected "
+            "engine local"
+        )
     if options.gpus is not None:
         raise RequestError(
             f"--gpus: received with engine {placement.engine}; each machine has its own: give their number with "

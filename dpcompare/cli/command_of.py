@@ -67,7 +67,9 @@ def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
         yield "devices_per_node", [str(cluster.devices_per_node)]
     yield "device", [cluster.device_type]
     if on_gpus and cluster.simulated:
-        yield "gpus", [",".join(cluster.devices)]
+        yield "gpus", [",".join(dict.fromkeys(cluster.devices))]
+    if cluster.shared:
+        yield "share_gpu", []
     if not cluster.simulated:
         yield "cores_per_node", [str(cluster.nodes[0].num_cores)]
     if config.python != sys.executable:

@@ -6,7 +6,17 @@ import click
 
 OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     "Mode and devices": (
-        *("framework", "mode", "nodes", "devices_per_node", "device", "gpus", "stages", "pipeline_schedule"),
+        *(
+            "framework",
+            "mode",
+            "nodes",
+            "devices_per_node",
+            "device",
+            "gpus",
+            "share_gpu",
+            "stages",
+            "pipeline_schedule",
+        ),
         *("launcher", "python"),
     ),
     "Training": (

@@ -93,6 +93,11 @@ class RunOptions:
     gpus: str | None = option(
         metavar="0,1,...", resumable=True, scope="study", help="The GPUs to use; with `plan` they need not exist here."
     )
+    share_gpu: bool = option(
+        is_flag=True,
+        resumable=True,
+        help="Put several replicas of ddp, fabric or accelerate on one GPU, over gloo: emulated, never ranked.",
+    )
     model: str | None = _workload(
         shell_complete=completed_values.models,
         help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME.  [default: efficientnet-b2]",
@@ -113,7 +118,7 @@ class RunOptions:
     global_batch_size: int | None = _workload(
         flags=("--global-batch-size", "--batch-size"),
         type=int,
-        help="Images per step over all replicas.  [default: 32; on GPUs 64 per replica]",
+        help="Images per step over all replicas.  [default: 32; on GPUs 64 per replica, 128 from 40 GB on]",
     )
     epochs: int | None = _workload(
         type=int, resumable=True, help="Passes over the training split.  [default: 1; on GPUs 200 steps]"

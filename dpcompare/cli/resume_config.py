@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
     from dpcompare.config.workload import Workload
 
-_OF_THE_CLUSTER = {"nodes", "devices_per_node", "device", "gpus", "cores_per_node", "hosts", "engine"}
+_OF_THE_CLUSTER = {"nodes", "devices_per_node", "device", "gpus", "share_gpu", "cores_per_node", "hosts", "engine"}
 _OF_THE_MODE = {"launcher", "stages", "pipeline_schedule"}
 """Fields that a run does not keep in another mode."""
 _OF_THE_ATTEMPT = {"profile_steps", "resume", "inputs"}
@@ -139,10 +139,13 @@ def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[s
         gpus = list(cluster.devices)
     device = options.device if "device" in given else "auto" if gpus else cluster.device_type
     # GPUs are split again; simulated devices stay as many per node unless asked for.
-    per_node = cluster.devices_per_node if device == cluster.device_type == "cpu" else None
+    share_gpu = options.share_gpu if "share_gpu" in given else cluster.shared and not given & {"gpus", "device"}
+    stays = device == cluster.device_type == "cpu" or share_gpu
+    per_node = cluster.devices_per_node if stays else None
     return Cluster.partition(
         cluster.num_nodes if options.nodes is None else options.nodes,
         options.devices_per_node if "devices_per_node" in given else per_node,
         device=device,
         gpus=gpus,
+        share_gpu=share_gpu,
     )

@@ -117,7 +117,14 @@ def verify(
     dpcompare verify --quick --replicas 1 --against cpu
     """
     from dpcompare.experiments.verify import verify as run_checks
-    from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups, with_each_on
+    from dpcompare.experiments.verify_groups import (
+        has_one_gpu,
+        known_modes,
+        not_compared,
+        on_one_gpu,
+        plan_groups,
+        with_each_on,
+    )
     from dpcompare.experiments.verify_runs import runs_at_once
     from dpcompare.system.devices import installed_gpus, visible_gpus
 
@@ -127,6 +134,7 @@ def verify(
         _refuse_beside_like(context)
         groups, chosen, device = _like(like, asked, precision, device, python)
         groups = groups if against is None else [with_each_on(against, group) for group in groups]
+        groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
     else:
         chosen, device = interpreters(python), device or ("cpu" if against is None else "auto")
         replicas = replicas or ("1,2" if quick else "1,2,4")

@@ -44,12 +44,16 @@ def what_next(context: click.Context, config: RunConfig, result: RunResult, run_
             yield f"next: {hint('compare', *arms, *_devices(config), *_as_given(context))}   (against {framework})"
         else:
             yield f"next: {hint('setup', '--frameworks', framework)}   (to compare with {framework})"
+    if config.cluster.shared:
+        yield f"next: {hint('verify', '--like', run_dir, '--against', 'cpu')}   (against the CPU)"
     yield f"next: {hint('report', run_dir, '--html', 'report.html')}   (a page of this run)"
 
 
 def _counterpart(config: RunConfig) -> tuple[str, str] | None:
     """The usual mode of another framework on the same devices, which is not emulated there."""
     cluster = config.cluster
+    if cluster.shared:  # which is never ranked
+        return None
     found = [
         (framework, name)
         for (framework, name), mode in MODES.items()

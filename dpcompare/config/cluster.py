@@ -8,6 +8,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
+from dpcompare.config.modes import DEFAULT_REPLICAS
 from dpcompare.config.validation import Config
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, gpu_model, installed_gpus, visible_gpus
@@ -39,6 +40,9 @@ class Cluster(Config):
     nodes: tuple[Node, ...]
     simulated: bool = True
     """Whether all nodes are this machine. Otherwise each is a separate machine, which numbers its devices itself."""
+    shared: bool = False
+    """Whether all devices are one and the same GPU, which emulates as many: what is computed can be proved with it,
+    and nothing can be said of speed."""
 
     @property
     def num_nodes(self) -> int:
@@ -74,7 +78,9 @@ class Cluster(Config):
                 f"nodes must hold the same number of devices, at least 1, got {sorted(sizes)}; "
                 "build a cluster with Cluster.partition()"
             )
-        if self.simulated and len(set(self.devices)) != len(self.devices):
+        if self.shared and (self.device_type != "gpu" or not self.simulated or len(set(self.devices)) != 1):
+            raise ValueError("a shared GPU is one GPU of this machine, named once for each replica")
+        if self.simulated and not self.shared and len(set(self.devices)) != len(self.devices):
             raise ValueError(f"each device may be used once, received {', '.join(self.devices)}")
         return self
 
@@ -102,6 +108,7 @@ class Cluster(Config):
         device: Literal["auto", "cpu", "gpu", "tpu"] = "auto",
         gpus: Sequence[str] | None = None,
         num_cores: int | None = None,
+        share_gpu: bool = False,
     ) -> Cluster:
         """Split the devices of this machine evenly into nodes.
 
@@ -111,6 +118,7 @@ class Cluster(Config):
             device: `auto` takes the GPUs where there are any.
             gpus: the GPUs to plan for, in order; they need not exist on this machine.
             num_cores: CPU cores to share among the nodes; default: what this process may use.
+            share_gpu: whether the first GPU takes the place of as many as are asked for, by default of two.
 
         Raises:
             RequestError: the devices cannot be split as asked.
@@ -123,6 +131,9 @@ class Cluster(Config):
             )
         installed = installed_gpus() if device not in ("cpu", "tpu") else []
         device_type, devices = _devices_to_split(device, gpus, num_nodes * (devices_per_node or 1), installed)
+        if share_gpu:
+            devices_per_node = devices_per_node or max(1, DEFAULT_REPLICAS // num_nodes)
+            devices = _shared(device_type, devices, num_nodes * devices_per_node)
         per_node = devices_per_node or _even_share(devices, num_nodes)
         if num_nodes * per_node > len(devices):
             raise RequestError(
@@ -131,14 +142,14 @@ class Cluster(Config):
                 "node, or simulate devices with --device cpu"
             )
         devices = devices[: num_nodes * per_node]
-        if device_type == "gpu":
+        if device_type == "gpu" and not share_gpu:
             _refuse_shared_gpus(devices, per_node, installed)
         cores = max(1, (num_cores or available_cores()) // num_nodes)
         nodes = tuple(
             Node(rank=rank, devices=tuple(devices[rank * per_node : (rank + 1) * per_node]), num_cores=cores)
             for rank in range(num_nodes)
         )
-        return cls(device_type=device_type, nodes=nodes)
+        return cls(device_type=device_type, nodes=nodes, shared=share_gpu)
 
 
 def topology_in_words(num_nodes: int, devices_per_node: int, device_type: str | None = None) -> str:
@@ -185,6 +196,21 @@ def _devices_to_split(
     return "cpu", [f"cpu:{index}" for index in range(num_cpu_devices)]
 
 
+def _shared(device_type: DeviceType, devices: Sequence[str], count: int) -> list[str]:
+    """One GPU in the place of so many."""
+    if device_type != "gpu":
+        raise RequestError(
+            f"--share-gpu: received with the device type {device_type}, of which as many are simulated as are asked "
+            "for; expected a GPU, or leave it out"
+        )
+    if count == 1:
+        raise RequestError(
+            "--share-gpu: received for one replica, which needs no other's GPU; ask for several with --nodes and "
+            "--devices-per-node, or leave it out"
+        )
+    return [devices[0]] * count
+
+
 def _even_share(devices: Sequence[str], num_nodes: int) -> int:
     if len(devices) < num_nodes:
         raise RequestError(
@@ -211,7 +237,8 @@ def _refuse_shared_gpus(gpus: Sequence[str], per_node: int, installed: Sequence[
     if repeated:
         raise RequestError(
             f"received GPUs {','.join(gpus)}, which name a physical GPU more than once ({', '.join(repeated)}); NCCL "
-            "uses each once, so every replica needs one of its own: name others with --gpus, or use fewer devices"
+            "uses each once, so every replica needs one of its own: name others with --gpus, or use fewer devices; "
+            "--share-gpu emulates several on one, to prove what is computed"
         )
     if per_node > 1 and any(gpu.startswith("MIG-") for gpu in gpus):
         raise RequestError(

@@ -78,6 +78,8 @@ class Mode:
     """Field of a workload -> the values that it can have, where not all are supported."""
     emulated_on: frozenset[str] = frozenset()
     """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
+    shares_gpu: bool = False
+    """Whether several of its replicas can be on one GPU: gloo carries its collectives of GPUs, through the host."""
     device_types: frozenset[str] = frozenset({"cpu", "gpu"})
     unverifiable: str = ""
     """Why it cannot be compared with others as closely as `verify` does."""
@@ -170,6 +172,7 @@ MODES: dict[tuple[str, str], Mode] = {
     ),
     ("torch", "ddp"): _under_torchrun(
         target="torch.ddp:DistributedDataParallel",
+        shares_gpu=True,
         summary="DistributedDataParallel under torchrun: one process per device, any number of nodes",
         spawnable=True,
         stage_placement="in process",
@@ -194,12 +197,14 @@ MODES: dict[tuple[str, str], Mode] = {
     ),
     ("torch", "fabric"): _under_torchrun(
         target="torch.fabric:Fabric",
+        shares_gpu=True,
         summary="Lightning Fabric around DistributedDataParallel: the same, to measure what the wrapper costs",
         by_default=False,
         packages=("lightning",),
     ),
     ("torch", "accelerate"): _under_torchrun(
         target="torch.accelerate:Accelerate",
+        shares_gpu=True,
         summary="Hugging Face Accelerate around DistributedDataParallel: the same, to measure what the wrapper costs",
         by_default=False,
         packages=("accelerate",),

@@ -168,7 +168,13 @@ class RunConfig(Config):
     @property
     def emulated(self) -> bool:
         """Whether this mode is imitated on this kind of device rather than run by the framework's code."""
-        return self.cluster.device_type in self.mode_row.emulated_on and self.topology.num_replicas > 1
+        on_others = self.cluster.device_type in self.mode_row.emulated_on and self.topology.num_replicas > 1
+        return on_others or self.cluster.shared
+
+    @property
+    def collective(self) -> str:
+        """What carries the collectives of the mode; gloo between processes on one GPU, which NCCL refuses."""
+        return "gloo" if self.cluster.shared else self.mode_row.collective[self.cluster.device_type]
 
     def samples_trained(self, num_steps: int) -> int:
         """How many samples count in the first steps of a run whose inputs are prepared; those that come again do so."""
@@ -199,7 +205,7 @@ def problems_of_run(config: RunConfig) -> list[str]:
         if problems := list(check(config)):
             return problems
     shape = [*_roles(config), *_stages(config)]
-    checks = (_devices, _settings, _target, _launcher, _placement, _gradient_sync, _reused_batch)
+    checks = (_devices, _shared_gpu, _settings, _target, _launcher, _placement, _gradient_sync, _reused_batch)
     others = [problem for check in checks for problem in check(config)]
     # How many rows a replica has is clear only where it is clear what a replica is.
     return others + (shape or list(_batch(config)))
@@ -286,6 +292,24 @@ def _devices(config: RunConfig) -> Iterator[str]:
         yield (
             f"mode {config.mode} trains on one device, received {cluster.num_devices} "
             f"({', '.join(cluster.devices)}); name one, or use another mode"
+        )
+
+
+def _shared_gpu(config: RunConfig) -> Iterator[str]:
+    if not config.cluster.shared:
+        return
+    if not config.mode_row.shares_gpu:
+        able = ", ".join(f"{framework} {mode}" for (framework, mode), row in MODES.items() if row.shares_gpu)
+        yield (
+            f"share_gpu: received with {config.framework} {config.mode}, whose collectives only NCCL carries between "
+            f"GPUs, and NCCL uses each GPU once; expected one of {able}"
+        )
+    if config.stages > 1:
+        yield f"share_gpu: received with {config.stages} stages, which are on different GPUs; expected 1"
+    if config.tune.get("batchnorm_kernels") == "SyncBatchNorm":
+        yield (
+            "tune: received batchnorm_kernels=SyncBatchNorm with share_gpu, whose collectives only NCCL carries "
+            "between GPUs; expected default"
         )
 
 

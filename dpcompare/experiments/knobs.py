@@ -105,6 +105,13 @@ def _no_clock_problem(results: Sequence[RunResult], values: Sequence[Any], of_al
     return Judgement(equal=not problem, is_reason=problem)
 
 
+def _no_shared_gpu(results: Sequence[RunResult], values: Sequence[Any], of_all: Values) -> Judgement:
+    """Replicas that wait for each other's GPU have no speed to compare, not even with others that do."""
+    is_shared = any(result.config["cluster"].get("shared") for result in results)
+    equal = len(set(values)) == 1
+    return Judgement(equal=equal, is_reason=is_shared or not equal)
+
+
 def _gpu_links(result: RunResult) -> str:
     links = {link or "unknown" for gpu in result.gpus for link in gpu.links.values()}
     return "; ".join(sorted(links)) or "none"
@@ -240,7 +247,11 @@ KNOBS: dict[str, Knob] = {
         ),
         remedy="use the same --tune, or --autotune for all",
     ),
-    "emulation": Knob(value=lambda r: r.emulated, remedy="use GPUs: on the CPU the mode is only emulated"),
+    "emulation": Knob(
+        value=lambda r: "several replicas on one GPU" if r.config["cluster"].get("shared") else r.emulated,
+        remedy="use GPUs, one for each replica: on the CPU, or with --share-gpu, the mode is only emulated",
+        judge=_no_shared_gpu,
+    ),
     # On what, and how it is measured.
     "device type": Knob(value=lambda r: r.device_type, remedy="use the same --device"),
     "devices": Knob(

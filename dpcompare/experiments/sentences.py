@@ -120,7 +120,7 @@ def _scaling_headline(rows: Sequence[ArmRow], *, needed: int, is_partial: bool) 
     if not scaled:
         return None
     row, best = max(scaled, key=lambda each: (not each[0].emulated, each[1].speedup))
-    emulated = " It is emulated on the CPU, so this says nothing of the mode itself." if row.emulated else ""
+    emulated = " It is emulated, so this says nothing of the mode itself." if row.emulated else ""
     if best.low is not None:
         return f"{best.sentence}{emulated}"
     if is_partial:

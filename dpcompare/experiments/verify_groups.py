@@ -33,8 +33,8 @@ class Contender:
     launcher: Literal["torchrun", "spawn"] | None = None
     pipeline_schedule: Literal["gpipe", "1f1b"] | None = None
     tune: Mapping[str, str] = field(default_factory=dict, hash=False)
-    device: Literal["cpu"] | None = None
-    """Where it runs; None: on the devices that are verified."""
+    device: Literal["cpu", "shared gpu"] | None = None
+    """Where it runs; None: on the devices that are verified, one for each replica."""
     resumed: bool = False
     """Whether it is the same contender without this, resumed from a checkpoint that it wrote on its way."""
 
@@ -48,7 +48,7 @@ class Contender:
         stages = f" in {self.stages} stages" if self.stages > 1 else ""
         launcher = f" by {self.launcher}" if self.launcher else ""
         parts = f" in {self.accumulate} micro-batches" if self.accumulate > 1 else ""
-        device = " on the CPU" if self.device == "cpu" else ""
+        device = {None: "", "cpu": " on the CPU", "shared gpu": " on a shared GPU"}[self.device]
         resumed = " resumed" if self.resumed else ""
         return f"{self.framework} {self.mode}{topology}{device}{stages}{launcher}{parts}{resumed}"
 
@@ -153,6 +153,7 @@ def plan_groups(
             accumulation = _accumulation(frameworks, modes, replicas, precision, asked, quick=quick)
             groups += [accumulation] if len(accumulation.contenders) > 1 else []
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
+    groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
     return [group for group in groups if len(group.to_run) > 1]
 
 
@@ -160,6 +161,26 @@ def with_each_on(device: Literal["cpu"], group: Group) -> Group:
     """The group with each contender once more, on another type of device."""
     elsewhere = (replace(contender, device=device) for contender in group.contenders)
     return replace(group, contenders=(*group.contenders, *elsewhere))
+
+
+def has_one_gpu() -> bool:
+    """Whether replicas of which each has a GPU to itself cannot be had here, and one of several can."""
+    return len(visible_gpus(installed_gpus())) == 1
+
+
+def on_one_gpu(group: Group) -> Group:
+    """The group where there is one GPU: several replicas share it or, in modes that cannot, are on the CPU."""
+
+    def placed(contender: Contender) -> Contender:
+        if contender.device is not None or contender.num_nodes * contender.devices_per_node == 1:
+            return contender
+        shares = MODES[contender.framework, contender.mode].shares_gpu and contender.stages == 1
+        return replace(contender, device="shared gpu" if shares else "cpu")
+
+    contenders = dict.fromkeys(map(placed, group.contenders))  # what the CPU took may have been there already
+    return replace(
+        group, contenders=tuple(contenders), baseline=None if group.baseline is None else placed(group.baseline)
+    )
 
 
 def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequence[str]) -> list[str]:

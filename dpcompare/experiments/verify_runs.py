@@ -148,7 +148,10 @@ def config_of(
     interpreter = interpreters.get(contender.framework)
     chosen: dict[str, Any] = {"python": interpreter} if interpreter else {}
     nodes, devices = contender.num_nodes, contender.devices_per_node
-    cluster = Cluster.partition(nodes, devices, device=contender.device or device)  # type: ignore[arg-type]
+    if contender.device == "shared gpu":
+        cluster = Cluster.partition(nodes, devices, device="gpu", share_gpu=True)
+    else:
+        cluster = Cluster.partition(nodes, devices, device=contender.device or device)  # type: ignore[arg-type]
     config = RunConfig(
         framework=contender.framework,
         mode=contender.mode,

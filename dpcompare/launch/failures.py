@@ -102,8 +102,9 @@ def _remedy_for_gpu_memory(evidence: Evidence, parts: Sequence[str]) -> Iterator
     accumulate = 2 * config.workload.accumulate
     smaller_parts = config.workload.model_copy(update={"accumulate": accumulate})
     is_possible = not problems_of_run(config.model_copy(update={"workload": smaller_parts}))
+    fewer = "fewer replicas on the shared GPU, " if config.cluster.shared else ""
     yield (
-        f"a GPU had too little memory: use {f'--accumulate {accumulate}, or ' if is_possible else ''}a smaller "
+        f"a GPU had too little memory: use {fewer}{f'--accumulate {accumulate}, or ' if is_possible else ''}a smaller "
         "--global-batch-size or --image-size"
     )
 

@@ -141,7 +141,7 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
         | compilers
         | comparing
         | {
-            "CUDA_VISIBLE_DEVICES": ",".join(node.devices) if on_gpu and not _keeps_parameters(config, node) else "",
+            "CUDA_VISIBLE_DEVICES": _mask(config, node),
             # For GPUs newer than itself TensorFlow compiles its kernels, more of them than fit into CUDA's 1 GiB.
             "CUDA_CACHE_MAXSIZE": str(4 << 30),
             # nvidia-smi counts in PCI order, CUDA by default puts the fastest GPU first.
@@ -152,6 +152,13 @@ def _environment(config: RunConfig, node: Node) -> dict[str, str]:
             "PYTHONSAFEPATH": "1",
         }
     )
+
+
+def _mask(config: RunConfig, node: Node) -> str:
+    """The GPUs that a node sees, each once; "" hides all."""
+    if config.cluster.device_type != "gpu" or _keeps_parameters(config, node):
+        return ""
+    return ",".join(dict.fromkeys(node.devices))
 
 
 def _keeps_parameters(config: RunConfig, node: Node) -> bool:

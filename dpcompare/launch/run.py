@@ -38,7 +38,14 @@ from dpcompare.results.run_dir import (
     RESULT_FILE,
 )
 from dpcompare.results.target import reached
-from dpcompare.system.devices import gpus_without_slices, installed_gpus, invisible_gpus, used_gpus, visible_gpus
+from dpcompare.system.devices import (
+    free_gpu_memory,
+    gpus_without_slices,
+    installed_gpus,
+    invisible_gpus,
+    used_gpus,
+    visible_gpus,
+)
 from dpcompare.system.files import require_files_of_its_own, require_writable
 from dpcompare.system.locks import only_one
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
@@ -256,12 +263,29 @@ def _require_machine(config: RunConfig) -> None:
                 f"MIG is on for GPUs {', '.join(uncut)} and they have no slices, so that CUDA sees none of them; make "
                 "some (nvidia-smi mig -cgi ... -C), or turn MIG off (nvidia-smi -mig 0)"
             )
+        _require_room_on_shared_gpu(config)
         if used := used_gpus(config.cluster.devices):
             raise RequestError(
                 f"other processes hold most of the memory of GPUs {', '.join(used)}; end them (`nvidia-smi` lists "
                 "them), or choose others with --gpus"
             )
         require_cuda(config.framework, config.python)
+
+
+LEAST_OF_SHARED_GPU = 1 << 30
+"""Bytes of a shared GPU that each replica takes before it has trained anything: a context of CUDA and its libraries
+(estimated)."""
+
+
+def _require_room_on_shared_gpu(config: RunConfig) -> None:
+    if not config.cluster.shared:
+        return
+    replicas, free = config.topology.num_replicas, free_gpu_memory(config.cluster.devices)
+    if free is not None and free < replicas * LEAST_OF_SHARED_GPU:
+        raise RequestError(
+            f"--share-gpu: {replicas} replicas on a GPU that has {free / 1e9:.1f} GB free, expected at least "
+            f"{LEAST_OF_SHARED_GPU / 1e9:.1f} GB for each; ask for fewer with --nodes and --devices-per-node"
+        )
 
 
 def main() -> None:

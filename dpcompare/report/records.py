@@ -47,7 +47,7 @@ FIELDS: dict[str, Field] = {
     "devices_per_node": _of_arm(int, "devices of each node", "devices_per_node"),
     "replicas": _of_arm(int, "copies of the model", "num_replicas"),
     "device_type": _of_arm(str, "`cpu`, `gpu` or `tpu`", "device_type"),
-    "emulated": _of_arm(bool, "imitated on the CPU, and never ranked", "emulated"),
+    "emulated": _of_arm(bool, "imitated, on the CPU or on a shared GPU, and never ranked", "emulated"),
     "model": _of_arm(str, "what is trained", "model"),
     "dataset": _of_arm(str, "what it is trained on, as it was asked for", "dataset"),
     "image_size_pixels": _of_arm(int, "side of the square images", "image_size"),

@@ -126,7 +126,7 @@ def _bar(fraction: float, width: int) -> str:
 
 def _remarks(comparison: Comparison) -> Iterator[str]:
     if any(row.emulated and row.rounds for row in comparison.arms):
-        yield "* emulated on the CPU, so never ranked."
+        yield "* emulated, on the CPU or on a shared GPU, so never ranked."
     for group in comparison.groups:
         if len(group.arms) > 1:
             yield within(group, comparison)

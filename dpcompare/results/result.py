@@ -97,7 +97,8 @@ class RunResult(BaseModel):
     device_type: str
     device_names: list[str] = []
     emulated: bool
-    """True where the mode was imitated: torch dp on the CPU runs DataParallel's algorithm on threads."""
+    """True where the mode was imitated: torch dp on the CPU runs DataParallel's algorithm on threads, and on a shared
+    GPU several processes take turns."""
     collective: str | None = None
     model: str
     dataset: str

@@ -108,7 +108,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
                 after_step,
                 energy=meter_of(
                     config.cluster.device_type,
-                    local_devices,
+                    () if config.cluster.shared else local_devices,  # of a GPU that others use too
                     counts_packages=process_rank in config.topology.first_of_machines,
                 ),
             )

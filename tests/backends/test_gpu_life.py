@@ -40,6 +40,10 @@ LIVES = {
         "workload": {"batchnorm": "sync"},
     },
     "ddp, two stages": {"mode": "ddp", "devices": 2, "processes": 1, "stages": 2, "like": "one"},
+    **{
+        f"{mode}, shared": {"mode": mode, "devices": 2, "processes": 2, "shared": True, "like": "two"}
+        for mode in ("ddp", "fabric", "accelerate")
+    },
     "fsdp": {"mode": "fsdp", "devices": 2, "processes": 2, "like": "two"},
     "pipeline": {
         **{"mode": "pipeline", "devices": 2, "processes": 2, "stages": 2, "like": "one"},
@@ -129,6 +133,7 @@ def test_a_life_on_gpus_computes_what_the_cpu_does(found, name):
 @pytest.mark.parametrize("name", LIVES)
 def test_a_life_on_gpus_names_its_own_gpu(found, name):
     for rank, process in enumerate(found[name]):
+        rank = 0 if LIVES[name].get("shared") else rank
         # With its index: torch.cuda.set_device takes none without.
         assert process["device"] == f"cuda:{rank}"
         count = LIVES[name]["devices"] // LIVES[name].get("processes", 1)
@@ -137,6 +142,13 @@ def test_a_life_on_gpus_names_its_own_gpu(found, name):
         assert ["reset_peak_memory", rank] in process["calls"]
         assert process["described"]["settings"]["convolution_algorithms"] == "measured"
         assert {call[1] for call in process["calls"] if call[0] == "set_device"} <= set(range(rank, rank + count))
+
+
+@pytest.mark.parametrize("name", [name for name, life in LIVES.items() if life.get("shared")])
+def test_replicas_on_one_gpu_exchange_by_gloo(found, name):
+    for process in found[name]:
+        assert process["described"]["collective"] == "gloo"
+        assert "connect" not in {call[0] for call in process["calls"]}  # NCCL is never asked
 
 
 def test_a_process_with_one_gpu_names_it_before_nccl_connects(found):

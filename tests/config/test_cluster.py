@@ -6,6 +6,7 @@ import joblib
 import pytest
 
 from dpcompare.config.cluster import Cluster, topology_in_words
+from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores, installed_gpus, invisible_gpus, visible_gpus
 
@@ -176,3 +177,42 @@ def test_a_mask_that_hides_all_gpus_is_named(install_gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RequestError, match="CUDA_VISIBLE_DEVICES='' leaves none"):
         Cluster.partition(device="gpu")
+
+
+def test_one_gpu_takes_the_place_of_several_where_it_is_asked_for():
+    shared = Cluster.partition(2, 2, gpus=["3", "5"], share_gpu=True)
+    assert [node.devices for node in shared.nodes] == [("3", "3")] * 2
+    assert shared.shared
+    assert Cluster.model_validate_json(shared.model_dump_json()) == shared
+    assert Cluster.partition(1, gpus=["0"], share_gpu=True).num_devices == 2
+    assert Cluster.partition(2, gpus=["0"], share_gpu=True).num_devices == 2
+    with pytest.raises(RequestError, match="--share-gpu: received with the device type cpu"):
+        Cluster.partition(2, 1, device="cpu", share_gpu=True)
+    with pytest.raises(RequestError, match="--share-gpu: received for one replica"):
+        Cluster.partition(1, 1, gpus=["0"], share_gpu=True)
+    with pytest.raises(RequestError, match="--share-gpu emulates several on one"):
+        Cluster.partition(1, 2, gpus=["0", "0"])
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes", "problem"),
+    [
+        ("fsdp", {}, "share_gpu: received with torch fsdp, whose collectives only NCCL carries between GPUs"),
+        ("pipeline", {"stages": 2}, "share_gpu: received with torch pipeline"),
+        ("ddp", {"stages": 2}, "share_gpu: received with 2 stages, which are on different GPUs; expected 1"),
+        (
+            "ddp",
+            {
+                "tune": {"batchnorm_kernels": "SyncBatchNorm"},
+                "workload": {"batchnorm": "sync", "profile": "native"},
+            },
+            "tune: received batchnorm_kernels=SyncBatchNorm with share_gpu",
+        ),
+    ],
+)
+def test_what_only_nccl_carries_is_refused_on_a_shared_gpu(mode, changes, problem):
+    shared = Cluster.partition(1, 2, gpus=["0"], share_gpu=True)
+    with pytest.raises(RequestError, match=problem):
+        RunConfig(framework="torch", mode=mode, cluster=shared, **changes)
+    assert RunConfig(framework="torch", mode="ddp", cluster=shared).collective == "gloo"
+    assert RunConfig(framework="torch", mode="ddp", cluster=shared).emulated

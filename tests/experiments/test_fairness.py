@@ -114,6 +114,19 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     assert sheet.summary == f"COMPARABLE (of {len(KNOBS)} settings, all are equal that must be)"
 
 
+def test_replicas_on_one_gpu_are_compared_with_nothing_not_even_with_others_on_one():
+    shared = result()
+    shared = shared.model_copy(
+        update={"config": shared.config | {"cluster": shared.config["cluster"] | {"shared": True}}}
+    )
+    for others in ([shared, shared], [result(), shared]):
+        sheet = compare(others)
+        assert sheet.verdict == "NOT COMPARABLE"
+        (reason,) = sheet.reasons
+        assert reason.startswith("emulation: ")
+        assert "use GPUs, one for each replica" in reason
+
+
 # One change of one side -> the knobs that must be named.
 CHANGES = {
     "precision": ({"precision": "bfloat16"}, {"precision"}),

@@ -198,3 +198,21 @@ def test_what_differs_on_one_side_alone_is_named(tmp_path, monkeypatch):
     failed = {check["name"]: check["pair"] for check in shown.json["checks"] if not check["passed"]}
     assert failed["one step of sgd"] == "torch single / torch single on the CPU"
     assert "gradient" not in failed
+
+
+def test_where_there_is_one_gpu_replicas_share_it_or_are_on_the_cpu(install_gpus):
+    install_gpus("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa)\n")
+    modes = ["dp", "ddp", "fsdp", "fabric", "pipeline"]
+    chosen = {"model": "toy-bn", "replicas": [2], "precisions": ["float64"], "quick": True}
+    (group, *_) = plan_groups(["torch"], modes, device="auto", **chosen)
+    assert [str(contender) for contender in group.contenders] == [
+        "torch dp on 1 node x 2 devices on the CPU",
+        "torch ddp on 2 nodes x 1 device on a shared GPU",
+        "torch fsdp on 2 nodes x 1 device on the CPU",
+        "torch pipeline on 2 nodes x 2 devices on the CPU in 2 stages",
+        "torch fabric on 2 nodes x 1 device on a shared GPU",
+    ]
+    against = plan_groups(["torch"], ["ddp", "dp"], device="auto", against="cpu", **chosen)[0]
+    assert [contender.device for contender in against.contenders] == ["cpu", "shared gpu", "cpu"]  # dp once
+    config = config_of(group.contenders[1], group.workload, "auto", {})
+    assert (config.cluster.shared, config.cluster.devices) == (True, ("0", "0"))

@@ -12,6 +12,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from dpcompare.launch import run as launching
 from dpcompare.launch.engines.slurm_script import job_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import command_line, shell_script
@@ -231,3 +232,23 @@ def test_a_run_directory_that_sbatch_or_a_script_cannot_be_told_is_refused(tmp_p
     done = invoke("plan", "--framework", "torch", "--mode", "single", "--run-dir", tmp_path / "a\ntouch F")
     assert done.code == 2
     assert "--run-dir: received" in done.stderr
+
+
+def test_processes_that_share_a_gpu_see_it_once():
+    cluster = Cluster.partition(2, 2, gpus=["3"], share_gpu=True)
+    shared = RunConfig(framework="torch", mode="ddp", cluster=cluster)
+    nodes = plan(shared, RUN_DIR, Endpoints([29400]))
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["3", "3"]
+    assert [process.devices for node in nodes for process in node.processes] == [("3",)] * 4
+
+
+def test_a_shared_gpu_needs_room_for_each_replica(monkeypatch, tmp_path, install_gpus):
+    install_gpus()
+    monkeypatch.setattr(launching, "free_gpu_memory", lambda gpus: 3 << 30)
+    monkeypatch.setattr(launching, "require_cuda", lambda framework, python: None)
+    cluster = Cluster.partition(2, 2, gpus=["0"], share_gpu=True)
+    with pytest.raises(
+        RequestError, match=r"--share-gpu: 4 replicas on a GPU that has 3\.2 GB free, expected at least"
+    ):
+        launching.run(RunConfig(framework="torch", mode="ddp", cluster=cluster), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

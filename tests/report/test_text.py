@@ -109,4 +109,4 @@ def test_emulated_arms_are_marked():
     emulated = [arm.model_copy(update={"emulated": "fabric" in arm.name}) for arm in shown.arms]
     text = as_text(shown.model_copy(update={"arms": emulated}), 100)
     assert "torch fabric 2x1 *" in text
-    assert "* emulated on the CPU, so never ranked." in text
+    assert "* emulated, on the CPU or on a shared GPU, so never ranked." in text

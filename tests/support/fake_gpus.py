@@ -81,11 +81,13 @@ class _Kernels(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if any(type(tensor) not in _PLAIN for tensor in _tensors((args, kwargs))):
+            return self._of_wrappers(func, args, kwargs)
         asked = _index(kwargs.get("device"))
         to_host = "device" in kwargs and kwargs["device"] is not None and asked is None
         if asked is not None:
             kwargs["device"] = torch.device("cpu")
-        given = [tensor for tensor in _tensors((args, kwargs)) if type(tensor) in _PLAIN]
+        given = list(_tensors((args, kwargs)))
         gpus = {gpu for tensor in given if (gpu := _gpu_of(tensor)) is not None}
         if gpus and not str(func).startswith(self.MOVES):
             self._require_one_device(func, given)
@@ -101,6 +103,16 @@ class _Kernels(TorchDispatchMode):
                 _put(tensor, where)
                 if allocates_on is not None:
                     _buckets.add(tensor.untyped_storage()._cdata)
+        return outputs
+
+    def _of_wrappers(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """An operation on DTensors: this mode is left while their own code computes with the tensors inside."""
+        outputs = func(*args, **kwargs)
+        inside = [tensor._local_tensor for tensor in _tensors((args, kwargs)) if hasattr(tensor, "_local_tensor")]
+        gpus = {gpu for tensor in inside if (gpu := _gpu_of(tensor)) is not None}
+        for tensor in _tensors(outputs):
+            if gpus and hasattr(tensor, "_local_tensor") and _gpu_of(tensor._local_tensor) is None:
+                _put(tensor._local_tensor, min(gpus))
         return outputs
 
     def _require_one_device(self, func: Any, given: Iterable[torch.Tensor]) -> None:

@@ -35,7 +35,8 @@ WORKLOAD: dict[str, Any] = {
 def config_of(framework: str, life: Mapping[str, Any]) -> RunConfig:
     """The run that a life is of: `mode`, `device`, `devices`, and what else it has."""
     nodes, count = life.get("nodes", 1), life["devices"]
-    where = {"gpus": [str(gpu) for gpu in range(count)]} if life["device"] == "gpu" else {"device": "cpu"}
+    on_gpus = {"gpus": ["0"], "share_gpu": True} if life.get("shared") else {"gpus": [str(gpu) for gpu in range(count)]}
+    where: dict[str, Any] = on_gpus if life["device"] == "gpu" else {"device": "cpu"}
     return RunConfig(
         framework=framework,
         mode=life["mode"],
@@ -110,8 +111,9 @@ def live_torch(lives: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     for life in lives:
         if "port" in life:
             os.environ["MASTER_PORT"] = str(life["port"])
+        os.environ["LOCAL_RANK"] = os.environ.get("RANK", "0")  # which accelerate changes on a shared GPU
         fake_gpus.calls.clear()
-        fake_gpus.see(life["devices"])
+        fake_gpus.see(1 if life.get("shared") else life["devices"])
         found = _with_planted(life)
         yield found | {
             "calls": [call for call in fake_gpus.calls if call[0] in ("set_device", "connect", "reset_peak_memory")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 
 import torch
@@ -18,6 +19,8 @@ class Accelerate(WrappedDistributedDataParallel):
 
     def join(self, timeout: timedelta) -> None:
         group = InitProcessGroupKwargs(backend=self.process_group_backend, timeout=timeout)
+        if self.config.cluster.shared:
+            os.environ["LOCAL_RANK"] = "0"  # by which it chooses the GPU of a process
         wrapping = DistributedDataParallelKwargs(broadcast_buffers=False)
         # "no": the precision is that of the model's computation, and never that of ACCELERATE_MIXED_PRECISION.
         self.wrapper = Accelerator(

@@ -48,21 +48,21 @@ class DistributedDataParallel(TorchBackend):
         count = self.config.topology.devices_per_process
         if self.device.type == "cpu":
             return [self.device] * count
-        first = int(os.environ["LOCAL_RANK"]) * count
+        first = 0 if self.config.cluster.shared else int(os.environ["LOCAL_RANK"]) * count
         return [torch.device("cuda", first + number) for number in range(count)]
 
     @property
     def process_group_backend(self) -> str:
         """torch's name of what carries the collectives, also in a process group of one."""
-        return self.config.mode_row.collective[self.config.cluster.device_type]
+        return self.config.collective
 
     def join(self, timeout: timedelta) -> None:
         """Join the process group of all processes."""
         # Told the GPU, NCCL connects here and not in the first step, and `barrier` need not guess it. With stages a
         # process has several GPUs, or sends between two processes, for which NCCL connects as they come.
-        has_one_gpu = self.device.type == "cuda" and self.config.stages == 1
+        names_gpu = self.process_group_backend == "nccl" and self.config.stages == 1
         distributed.init_process_group(
-            self.process_group_backend, timeout=timeout, device_id=self.device if has_one_gpu else None
+            self.process_group_backend, timeout=timeout, device_id=self.device if names_gpu else None
         )
 
     def place_stages(self, model: nn.Module) -> nn.Module:

@@ -21,11 +21,15 @@ class Fabric(WrappedDistributedDataParallel):
 
     def join(self, timeout: timedelta) -> None:
         cluster = self.config.cluster
-        strategy = DDPStrategy(process_group_backend=self.process_group_backend, timeout=timeout, **BUFFERS_STAY)
+        # On a shared GPU it would look for as many as there are processes.
+        shared = [self.device] * cluster.devices_per_node if cluster.shared else None
+        strategy = DDPStrategy(
+            parallel_devices=shared, process_group_backend=self.process_group_backend, timeout=timeout, **BUFFERS_STAY
+        )
         self.wrapper = LightningFabric(
             accelerator="cpu" if cluster.device_type == "cpu" else "cuda",
             strategy=strategy,
-            devices=cluster.devices_per_node,
+            devices=1 if shared else cluster.devices_per_node,
             num_nodes=cluster.num_nodes,
         )
         self.wrapper.launch()
