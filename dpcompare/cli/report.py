@@ -267,6 +267,13 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
             f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "
             f"{figure(result.first_step_seconds)} s; {result.wall_seconds:.1f} s in all"
         )
+    if result.achieved_flops and result.achieved_bandwidth:
+        share = result.model_flops_utilization
+        mfu = "" if share is None else f" (MFU {share:.1%} of {result.peak_source})"
+        rows["used"] = (
+            f"{result.achieved_flops / 1e9:,.0f} GFLOP/s{mfu} and {result.achieved_bandwidth / 1e9:,.0f} GB/s of each "
+            "device at least, by the shapes of the model"
+        )
     if result.peak_memory_bytes:
         peak = result.peak_memory_bytes
         rows["memory"] = f"{peak.total / MIB:,.0f} MiB, largest process {peak.max_process / MIB:,.0f} MiB"

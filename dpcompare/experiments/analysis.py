@@ -251,7 +251,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 MEDIANS = (
     "images_per_second", "steady_images_per_second", "step_ms", "step_p95_ms", "between_steps_fraction",
     "data_wait_fraction", "communication_ms", "time_to_first_step_seconds", "memory_bytes", "gpu_memory_bytes",
-    "joules_per_image", "last_loss", "accuracy",
+    "joules_per_image", "achieved_flops", "model_flops_utilization", "achieved_bandwidth", "last_loss", "accuracy",
 )  # fmt: skip
 """Figures of an arm that are medians of those of its rounds."""
 

@@ -50,6 +50,12 @@ class Round(_Shown):
     largest_process_memory_bytes: int | None
     gpu_memory_bytes: int | None
     joules_per_image: float | None
+    achieved_flops: float | None
+    """Operations of the model's products per second and device."""
+    model_flops_utilization: float | None
+    """The same over the peak of the device; None where that is not known."""
+    achieved_bandwidth: float | None
+    """Bytes of features per second and device, at least."""
     steps_trained: int | None
     last_loss: float | None
     evaluation_loss: float | None
@@ -196,6 +202,9 @@ class ArmRow(_Shown):
     """Peak of all GPUs together; None on the CPU."""
     joules_per_image: float | None
     """None where the devices count no energy."""
+    achieved_flops: float | None
+    model_flops_utilization: float | None
+    achieved_bandwidth: float | None
     accuracy: float | None
     accuracy_over_seeds: SpreadRow | None
     """Of the last evaluation; None where the rounds repeat one training."""

@@ -51,6 +51,7 @@ def _figures(run: RunResult | None) -> dict[str, Any]:
     as_written = (
         "images_per_second", "measured_steps", "data_wait_fraction", "between_steps_fraction",
         "time_to_first_step_seconds", "first_step_seconds", "wall_seconds", "joules_per_image",
+        "achieved_flops", "model_flops_utilization", "achieved_bandwidth",
     )  # fmt: skip
     return {name: getattr(run, name, None) for name in as_written} | {
         "seed": run.config["workload"].get("seed") if run else None,

@@ -56,6 +56,9 @@ class Model:
     """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
     published: str | None = None
     """timm's name of published ImageNet weights."""
+    sides: Callable[[int], dict[str, tuple[int, int]]] = lambda image_size: {}
+    """image_size -> layer -> the sides of the square features that enter it and that leave it, 1 where they are flat;
+    what a layer costs follows from these and its shapes, see `dpcompare.models.costs`. Empty: not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +69,18 @@ class BlockGroup:
     channels: int
     kernel_size: int
     expansion: int
+    stride: int
+    """Of its first block."""
 
 
 B0_BLOCK_GROUPS = (
-    BlockGroup(repeats=1, channels=16, kernel_size=3, expansion=1),
-    BlockGroup(repeats=2, channels=24, kernel_size=3, expansion=6),
-    BlockGroup(repeats=2, channels=40, kernel_size=5, expansion=6),
-    BlockGroup(repeats=3, channels=80, kernel_size=3, expansion=6),
-    BlockGroup(repeats=3, channels=112, kernel_size=5, expansion=6),
-    BlockGroup(repeats=4, channels=192, kernel_size=5, expansion=6),
-    BlockGroup(repeats=1, channels=320, kernel_size=3, expansion=6),
+    BlockGroup(repeats=1, channels=16, kernel_size=3, expansion=1, stride=1),
+    BlockGroup(repeats=2, channels=24, kernel_size=3, expansion=6, stride=2),
+    BlockGroup(repeats=2, channels=40, kernel_size=5, expansion=6, stride=2),
+    BlockGroup(repeats=3, channels=80, kernel_size=3, expansion=6, stride=2),
+    BlockGroup(repeats=3, channels=112, kernel_size=5, expansion=6, stride=1),
+    BlockGroup(repeats=4, channels=192, kernel_size=5, expansion=6, stride=2),
+    BlockGroup(repeats=1, channels=320, kernel_size=3, expansion=6, stride=1),
 )
 B0_STEM_CHANNELS = 32
 B0_HEAD_CHANNELS = 1280
@@ -155,6 +160,27 @@ def _efficientnet_layers(depth: float) -> Iterator[tuple[str, ...]]:
     yield ("classifier",)
 
 
+def _efficientnet_sides(depth: float, image_size: int) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Convolutions are padded so that a stride alone makes features smaller; squeezed ones are of one position."""
+    side = _halved(image_size, 2)
+    yield from (("conv_stem", (image_size, side)), ("bn1", (side, side)))
+    for i, group in enumerate(B0_BLOCK_GROUPS):
+        for j in range(math.ceil(group.repeats * depth)):
+            entering, side = side, _halved(side, group.stride if j == 0 else 1)
+            block, has_expansion = f"blocks.{i}.{j}", group.expansion > 1
+            if has_expansion:
+                yield from ((f"{block}.conv_pw", (entering, entering)), (f"{block}.bn1", (entering, entering)))
+            depthwise, projection = ("bn2", ("conv_pwl", "bn3")) if has_expansion else ("bn1", ("conv_pw", "bn2"))
+            yield from ((f"{block}.conv_dw", (entering, side)), (f"{block}.{depthwise}", (side, side)))
+            yield from ((f"{block}.se.{layer}", (1, 1)) for layer in ("conv_reduce", "conv_expand"))
+            yield from ((f"{block}.{layer}", (side, side)) for layer in projection)
+    yield from (("conv_head", (side, side)), ("bn2", (side, side)), ("classifier", (1, 1)))
+
+
+def _halved(side: int, stride: int) -> int:
+    return -(-side // stride)
+
+
 def _efficientnet_drops(width: float, depth: float, dropout_rate: float) -> Iterator[Drop]:
     """Stochastic depth in every block with a residual, and dropout before the classifier.
 
@@ -179,6 +205,12 @@ def _toy_cnn(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
     yield from _biased("fc3", (num_classes, 84))
 
 
+def _toy_cnn_sides(image_size: int) -> dict[str, tuple[int, int]]:
+    pooled = (image_size - 4) // 2
+    dense = dict.fromkeys(("fc1", "fc2", "fc3"), (1, 1))
+    return {"conv1": (image_size, image_size - 4), "conv2": (pooled, pooled - 4), **dense}
+
+
 def _toy_bn(num_classes: int) -> Iterator[tuple[str, Shape]]:
     """What is hard to align in EfficientNet, in miniature: strided "same" convolutions, BatchNorm and a residual."""
     yield "conv_stem.weight", (8, IMAGE_CHANNELS, 3, 3)
@@ -188,6 +220,15 @@ def _toy_bn(num_classes: int) -> Iterator[tuple[str, Shape]]:
     yield "conv_pwl.weight", (8, 8, 1, 1)
     yield from _batch_norm("bn3", 8)
     yield from _biased("classifier", (num_classes, 8))
+
+
+def _toy_bn_sides(image_size: int) -> dict[str, tuple[int, int]]:
+    stem = _halved(image_size, 2)
+    side = _halved(stem, 2)
+    return {
+        **{"conv_stem": (image_size, stem), "bn1": (stem, stem), "conv_dw": (stem, side), "bn2": (side, side)},
+        **{"conv_pwl": (side, side), "bn3": (side, side), "classifier": (1, 1)},
+    }
 
 
 def _mlp(image_size: int, num_classes: int) -> Iterator[tuple[str, Shape]]:
@@ -208,6 +249,7 @@ def _efficientnet_row(scale: str) -> Model:
         # Trained on ImageNet-1k alone, with these pixel statistics, and there for B0 to B7. Keras's own files come from
         # other checkpoints and are never mixed with these.
         published=f"tf_efficientnet_{scale}.aa_in1k",
+        sides=lambda image_size: dict(_efficientnet_sides(depth, image_size)),
     )
 
 
@@ -217,6 +259,7 @@ MODELS: dict[str, Model] = {
         min_image_size=32,
         shapes=lambda size, classes: dict(_toy_cnn(size, classes)),
         layers=(("conv1",), ("conv2",), ("fc1",), ("fc2",), ("fc3",)),
+        sides=_toy_cnn_sides,
     ),
     "toy-bn": Model(
         min_image_size=4,
@@ -227,11 +270,13 @@ MODELS: dict[str, Model] = {
             Drop(name="drop_path", kind="stochastic depth", rate=0.2),
             Drop(name="dropout", kind="dropout", rate=0.25, features=8),
         ),
+        sides=_toy_bn_sides,
     ),
     "mlp": Model(
         min_image_size=1,
         shapes=lambda size, classes: dict(_mlp(size, classes)),
         layers=(("fc1",), ("fc2",)),
+        sides=lambda image_size: {"fc1": (1, 1), "fc2": (1, 1)},
         drops=(Drop(name="dropout", kind="dropout", rate=0.5, features=512),),
     ),
 }

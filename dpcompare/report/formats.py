@@ -61,6 +61,11 @@ def spread_in_words(spread: SpreadRow | None, *, scale: float, digits: int, unit
     return f"{shown(spread.mean)}{deviation}{interval}"
 
 
+def _of_gpus(row: ArmRow, value: float | None) -> str:
+    """In thousands of millions per second; on the CPU records and results alone have it."""
+    return figure(value / 1e9 if value and row.device_type == "gpu" else None, "{:,.0f}")
+
+
 FIGURES: dict[str, Column] = {
     "arm": Column(
         cell=lambda row: row.name + (" (emulated)" if row.emulated else ""),
@@ -117,6 +122,23 @@ FIGURES: dict[str, Column] = {
     "J/image": Column(
         cell=lambda row: figure(row.joules_per_image, "{:.3f}"),
         explanation="energy over the measured steps, counted by the GPUs, or on the CPU by all packages of the machine",
+        is_optional=True,
+    ),
+    "GFLOP/s": Column(
+        cell=lambda row: _of_gpus(row, row.achieved_flops),
+        explanation="operations of the model's products per second and GPU, counted from its shapes, forward and "
+        "backward",
+        is_optional=True,
+    ),
+    "MFU": Column(
+        cell=lambda row: figure(row.model_flops_utilization, "{:.1%}"),
+        explanation="the same over what the device can do in this precision at most; a model that is bound by memory "
+        "reaches little of it",
+        is_optional=True,
+    ),
+    "GB/s": Column(
+        cell=lambda row: _of_gpus(row, row.achieved_bandwidth),
+        explanation="bytes of features per second and GPU that the layers read and write at least",
         is_optional=True,
     ),
     "last loss": Column(cell=lambda row: figure(row.last_loss, "{:.4f}"), explanation="training loss of the last step"),

@@ -98,6 +98,13 @@ FIELDS: dict[str, Field] = {
         int, "peak of all GPUs, from the first measured step on; in JAX from the start", "gpu_memory_bytes"
     ),
     "joules_per_image": _of_run(float, "energy over the measured steps", "joules_per_image"),
+    "achieved_flops": _of_run(float, "operations of the model's products per second and device", "achieved_flops"),
+    "model_flops_utilization": _of_run(
+        float, "the same over the peak of the device; empty where that is not known", "model_flops_utilization"
+    ),
+    "achieved_bandwidth": _of_run(
+        float, "bytes of features per second and device that the layers read and write at least", "achieved_bandwidth"
+    ),
     # What it learnt.
     "steps_trained": _of_run(int, "warm-up and earlier attempts included", "steps_trained"),
     "last_loss": _of_run(float, "training loss of the last step", "last_loss"),

@@ -23,6 +23,7 @@ from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries, series_of_trainers
 from dpcompare.results.target import reached
 from dpcompare.results.timing import clock_of, evaluation_costs, first_step_figures, joules_per_image, speed_figures
+from dpcompare.results.utilization import utilization_figures
 from dpcompare.system.json_files import read_document
 from dpcompare.system.words import counted
 
@@ -66,11 +67,13 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
     status, error = end.status, end.error
     if status == "completed" and (problem := _contradiction(config, processes, records, evaluations)):
         status, error = "failed", problem
+    speeds = speed_figures(config, processes)
+    device_names = [name for record in records for name in record.device_names]
     return RunResult(
         status=status,
         error=error,
         **_asked(config),
-        device_names=[name for record in records for name in record.device_names],
+        device_names=device_names,
         collective=records[0].collective if records else None,
         started_at=datetime.fromtimestamp(end.started_at, UTC),
         wall_seconds=end.ended_at - end.started_at,
@@ -93,7 +96,13 @@ def aggregate(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
         clock=clock_of(config, run_dir, processes),
         compiled_steps=sorted({step for process in processes for step in process.compiled_steps}),
         **first_step_figures(processes, end.started_at),
-        **speed_figures(config, processes),
+        **speeds,
+        **utilization_figures(
+            config,
+            speeds.get("images_per_second"),
+            device_names,
+            tf32=bool(records and records[0].settings.get("tf32")),
+        ),
     )
 
 

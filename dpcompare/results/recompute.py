@@ -26,7 +26,8 @@ RECOMPUTED = (
     "slow_steps",
     "data_wait_fraction", "host_overhead_seconds", "joules_per_image", "first_step_seconds", "train_loss",
     "evaluations", "evaluation_costs", "steps_left_out", "slow_start", "compiled_steps", "between_steps_fraction",
-    "clock",
+    "clock", "flops_per_image", "achieved_flops", "achieved_bandwidth", "model_flops_utilization",
+    "bandwidth_utilization", "peak_source",
 )  # fmt: skip
 """Keys of a result that its config, the records of its processes, their events and history.json give."""
 

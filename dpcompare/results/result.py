@@ -138,6 +138,19 @@ class RunResult(BaseModel):
 
     None where they have no counter.
     """
+    flops_per_image: Count | None = None
+    """Operations of products that an image takes in a training step, by the model's own shapes; see
+    `dpcompare.models.costs`. None for a custom model."""
+    achieved_flops: Rate | None = None
+    """Such operations per second and device."""
+    achieved_bandwidth: Rate | None = None
+    """Bytes of features per second and device that the layers must have read and written at least."""
+    model_flops_utilization: Measured | None = None
+    """MFU: `achieved_flops` over what the device can do in this precision at most; None where no table has that."""
+    bandwidth_utilization: Measured | None = None
+    """The same of its memory."""
+    peak_source: str | None = None
+    """What the peak of operations is, and who says so."""
     time_to_first_step_seconds: Finite | None = None
     """From the start of the launch until the last process has finished its first step."""
     first_step_seconds: Measured | None = None

@@ -29,9 +29,6 @@ from dpcompare.system.import_path import is_custom
 
 Tensors = Mapping[str, jax.Array]
 
-B0_STRIDES = (1, 2, 2, 2, 1, 2, 1)
-"""Of the first block of each group (Tan and Le 2019, table 1)."""
-
 
 class Apply(Protocol):
     """What a model computes."""
@@ -259,9 +256,10 @@ def _efficientnet(model: str) -> Forward:
 
     def forward(layers: Layers, images: jax.Array) -> jax.Array:
         x = jax.nn.silu(layers.batch_norm("bn1", layers.convolution("conv_stem", images, stride=2)))
-        for i, (group, stride) in enumerate(zip(B0_BLOCK_GROUPS, B0_STRIDES, strict=True)):
+        for i, group in enumerate(B0_BLOCK_GROUPS):
             for j in range(math.ceil(group.repeats * depth)):
-                x = _block(layers, f"blocks.{i}.{j}", x, expands=group.expansion > 1, stride=1 if j else stride)
+                stride = 1 if j else group.stride
+                x = _block(layers, f"blocks.{i}.{j}", x, expands=group.expansion > 1, stride=stride)
         x = jax.nn.silu(layers.batch_norm("bn2", layers.convolution("conv_head", x)))
         return layers.dense("classifier", layers.drop("dropout", x.mean((1, 2))))
 

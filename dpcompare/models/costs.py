@@ -1,0 +1,70 @@
+"""The costs of a model: what an image takes in operations and in values moved, from the model's own shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from dpcompare.models.architectures import Shape, model_of
+
+FLOPS_PER_MULTIPLICATION = 2
+"""Each product is added to a sum."""
+PASSES = 3
+"""Forward, and two products of the same size backward: the gradient of what entered a layer and that of its weights, as
+Chowdhery et al. 2022 ("PaLM", appendix B) count what a model takes. The gradient of the images, which nobody needs, is
+not taken off."""
+NORMALISATION_PASSES = 8
+"""Over the features of a BatchNorm in training: read for its statistics, read and written to normalise; backward they
+and their gradient are read for two sums, read again, and a gradient is written."""
+
+
+class LayerCost(NamedTuple):
+    """What a layer with tensors takes for one image."""
+
+    name: str
+    flops: int
+    """Operations of its forward pass; BatchNorm's, a few per value, are not counted."""
+    values_moved: int
+    """Features that training has to read and write at least, forward and backward, if none stays in a cache: a layer of
+    products reads its input, writes its output, reads both and the gradient of the output twice, and writes that of the
+    input. Activations and pooling, which compilers fuse with their neighbours, and weights are not counted."""
+
+
+def layer_costs(model: str, image_size: int, num_classes: int) -> list[LayerCost]:
+    """Of each layer, in their order; nothing for a custom model, whose layers are not known."""
+    return list(_costs(model, image_size, num_classes))
+
+
+def _costs(model: str, image_size: int, num_classes: int) -> Iterator[LayerCost]:
+    row = model_of(model)
+    sides = row.sides(image_size)
+    shapes = row.shapes(image_size, num_classes) if sides else {}
+    for tensor, shape in shapes.items():
+        layer, _, kind = tensor.rpartition(".")
+        if kind == "weight":
+            entering, leaving = sides[layer]
+            yield _cost(layer, shape, entering, leaving)
+
+
+def _cost(layer: str, shape: Shape, entering: int, leaving: int) -> LayerCost:
+    """Of a layer by the shape of its weight: a BatchNorm, a dense layer, or a convolution."""
+    channels_out = shape[0]
+    if len(shape) == 1:
+        return LayerCost(layer, 0, NORMALISATION_PASSES * channels_out * leaving**2)
+    products = 1
+    for length in shape:
+        products *= length
+    is_depthwise = len(shape) == 4 and shape[1] == 1
+    channels_in = channels_out if is_depthwise else shape[1]
+    moved = channels_in * entering**2 + channels_out * leaving**2
+    return LayerCost(layer, FLOPS_PER_MULTIPLICATION * products * leaving**2, PASSES * moved)
+
+
+def training_flops(model: str, image_size: int, num_classes: int) -> int | None:
+    """Operations that one image takes in a training step; None for a model whose layers are not known."""
+    return PASSES * sum(cost.flops for cost in layer_costs(model, image_size, num_classes)) or None
+
+
+def values_moved(model: str, image_size: int, num_classes: int) -> int | None:
+    """Values of features that one image makes a training step read and write at least; None as above."""
+    return sum(cost.values_moved for cost in layer_costs(model, image_size, num_classes)) or None

@@ -1,0 +1,99 @@
+"""What a model costs, by its own shapes, against the counters of torch and of XLA."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.costs import layer_costs, training_flops, values_moved
+
+BY_TORCH = """
+import json, sys
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from dpcompare.config.workload import Workload
+from dpcompare.backends.torch.model import build_model
+
+found = {}
+for name, size in json.loads(sys.argv[1]):
+    model = build_model(Workload(model=name, image_size=size), 10).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 3, size, size))
+    found[name] = counter.get_total_flops()
+print(json.dumps(found))
+"""
+
+BY_XLA = """
+import json, sys
+import jax
+from jax import numpy as jnp
+from dpcompare.config.workload import Workload
+from dpcompare.backends.jax.model import build_model
+
+found = {}
+for name, size in json.loads(sys.argv[1]):
+    model = build_model(Workload(model=name, image_size=size), 10, depthwise_as_shifts=False)
+    tensors = model.init()
+    forward = jax.jit(lambda images: model.apply(tensors, images, None, training=False, axis_name=None)[0])
+    found[name] = forward.lower(jnp.zeros((1, size, size, 3))).compile().cost_analysis()["flops"]
+print(json.dumps(found))
+"""
+
+
+def counted(script, *models):
+    done = subprocess.run([sys.executable, "-c", script, json.dumps(models)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def forward(model, size):
+    return sum(cost.flops for cost in layer_costs(model, size, 10))
+
+
+def test_efficientnet_b2_takes_what_is_known_of_it():
+    assert forward("efficientnet-b2", 260) == pytest.approx(1.984e9, rel=1e-3)
+    assert training_flops("efficientnet-b2", 260, 10) == pytest.approx(5.95e9, rel=1e-3)
+
+
+@pytest.mark.torch
+def test_torch_counts_the_same_whatever_the_model():
+    """Of grouped convolutions too, forward; backward it does not divide them by their groups (pytorch#183405)."""
+    models = [("mlp", 32), ("toy-cnn", 32), ("toy-bn", 33), ("efficientnet-b0", 64)]
+    for name, flops in counted(BY_TORCH, *models).items():
+        assert forward(name, dict(models)[name]) == pytest.approx(flops, rel=0.01), name
+
+
+@pytest.mark.jax
+def test_xla_counts_the_same_of_products_and_of_convolutions_without_padding():
+    """What else it counts, biases and activations, is little there; of padded convolutions it leaves out the zeros."""
+    models = [("mlp", 32), ("toy-cnn", 32)]
+    for name, flops in counted(BY_XLA, *models).items():
+        assert forward(name, dict(models)[name]) == pytest.approx(flops, rel=0.01), name
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_every_layer_with_a_weight_has_a_cost(model):
+    row, size = MODELS[model], 64
+    layers = [name.rpartition(".")[0] for name in row.shapes(size, 10) if name.endswith(".weight")]
+    costs = layer_costs(model, size, 10)
+    assert [cost.name for cost in costs] == layers
+    assert all(cost.values_moved > 0 for cost in costs)
+    assert set(row.sides(size)) == set(layers)
+
+
+def test_a_convolution_and_a_normalisation_by_hand():
+    costs = {cost.name: cost for cost in layer_costs("toy-bn", 32, 10)}
+    assert costs["conv_stem"].flops == 2 * 16 * 16 * 8 * 3 * 3 * 3
+    assert costs["conv_stem"].values_moved == 3 * (3 * 32 * 32 + 8 * 16 * 16)
+    assert costs["conv_dw"].flops == 2 * 8 * 8 * 8 * 3 * 3  # each channel by itself
+    assert (costs["bn2"].flops, costs["bn2"].values_moved) == (0, 8 * 8 * 8 * 8)
+    assert costs["classifier"].flops == 2 * 8 * 10
+    assert training_flops("toy-bn", 32, 10) == 3 * sum(cost.flops for cost in costs.values())
+    assert values_moved("toy-bn", 32, 10) == sum(cost.values_moved for cost in costs.values())
+
+
+def test_of_a_custom_model_nothing_is_known():
+    assert training_flops("package.module:NAME", 64, 10) is None
+    assert values_moved("package.module:NAME", 64, 10) is None
