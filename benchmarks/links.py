@@ -42,7 +42,7 @@ def trained(config: RunConfig, link: str) -> float:
     with tempfile.TemporaryDirectory(prefix="dpcompare-links-") as folder:
         result = run(config.model_copy(update=changes), Path(folder) / "run")
     assert result.step_seconds is not None
-    return result.step_seconds.median
+    return result.step_seconds.typical
 
 
 def measured(workload: Workload, links: Sequence[str], rounds: int, generator: random.Random) -> Steps:

@@ -75,7 +75,7 @@ def profiled(framework: str, mode: str, profile: str, image_size: int, top: int)
     rest = everything - sum(totals[kind] for kind in largest)
     return [
         f"{framework} {mode}, {profile}: {everything:.0f} ms of operations per step in the first process; a median "
-        f"step took {result.step_seconds.median * 1000:.0f} ms:",
+        f"step took {result.step_seconds.typical * 1000:.0f} ms:",
         "",
         "| operation | ms per step | share |",
         "|---|--:|--:|",

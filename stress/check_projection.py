@@ -105,7 +105,7 @@ class Campaign:
             assert result.step_seconds is not None
             row = {
                 "round": number, "mode": mode, "nodes": nodes, "link": link, "repetition": repetition,
-                "seconds": result.step_seconds.median if config.sync_gradients else slowest_of_each_step(processes),
+                "seconds": result.step_seconds.typical if config.sync_gradients else slowest_of_each_step(processes),
                 "typical_seconds": mean(median(seconds) for seconds in processes),
                 "disturbed_by": result.disturbed_by,
                 "cores": result.settings["cores"],

@@ -67,7 +67,7 @@ def lines(arm: MeasuredArm, measured: Path) -> Iterator[tuple[str, bool]]:
     """A row per number of nodes, and whether its prediction is near enough."""
     for runs in collect([measured]).arms:
         nodes = runs.config.cluster.num_nodes
-        seconds = median(run.step_seconds.median for run in runs.completed if run.step_seconds)
+        seconds = median(run.step_seconds.typical for run in runs.completed if run.step_seconds)
         predicted, no_longer = seconds_predicted(arm, nodes), seconds_predicted(arm, nodes, spread=0.0)
         error = predicted / seconds - 1
         row = (

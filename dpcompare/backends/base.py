@@ -34,7 +34,8 @@ class Backend(ABC):
 
     1. `setup`, after which the ranks and counts below hold. A process with `is_server` then only waits for `teardown`.
     2. `load_state` where training resumes.
-    3. Any number of `train_step`, each followed by `synchronize`, and of `evaluate_step`, which takes
+    3. Any number of `train_step`, now and then a `synchronize`, after which `seconds_between_steps` is of the steps
+       before it, and of `evaluate_step`, which takes
        `rows_evaluated_at_once`, on batches that came through `feed`; `read` turns what they return into numbers.
        `logits` recomputes BatchNorm's statistics before an evaluation.
     4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace,
@@ -158,6 +159,13 @@ class Backend(ABC):
 
         With `drain`, also until every step has really been made, where a step may return before it is.
         """
+
+    def seconds_between_steps(self) -> Sequence[float] | None:
+        """From the end of each step to the end of the next, by the clock of the device, since the last call.
+
+        Called after `synchronize`, with one fewer than the steps since then. None where the device does not tell.
+        """
+        return None
 
     @abstractmethod
     def reset_peak_memory(self) -> None:

@@ -16,7 +16,7 @@ from dpcompare.system.words import counted
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import ArmRow, Comparison
     from dpcompare.results.evaluation import Evaluation
-    from dpcompare.results.result import RunResult
+    from dpcompare.results.result import RunResult, StepSeconds
 
 MOST_OF_A_KIND = 2
 """Remarks on an arm in the short report; of more the first is shown, and how many there are."""
@@ -237,6 +237,12 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
     return rows
 
 
+def _step_row(step: StepSeconds) -> str:
+    if step.median is None or step.mad is None or step.p95 is None:
+        return f"mean {step.mean * 1000:.1f} ms; steps were timed in windows (--steps-per-window 1 times each)"
+    return f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"
+
+
 def print_summary(result: RunResult, run_dir: Path) -> None:
     """One run, a line per figure."""
     from rich.table import Table
@@ -259,8 +265,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
             f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps"
         )
     if result.step_seconds:
-        step = result.step_seconds
-        rows["step"] = f"median {step.median * 1000:.1f} ms, MAD {step.mad * 1000:.1f}, p95 {step.p95 * 1000:.1f}"
+        rows["step"] = _step_row(result.step_seconds)
     rows |= {remark.kind: remark.sentence for remark in result.remarks if remark.kind != "SLOWED DOWN"}
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (

@@ -55,10 +55,10 @@ def _figures(run: RunResult | None) -> dict[str, Any]:
     )  # fmt: skip
     return {name: getattr(run, name, None) for name in as_written} | {
         "seed": run.config["workload"].get("seed") if run else None,
-        "step_ms": 1000 * step.median if step else None,
-        "step_mean_ms": 1000 * step.mean if step else None,
-        "step_mad_ms": 1000 * step.mad if step else None,
-        "step_p95_ms": 1000 * step.p95 if step else None,
+        "step_ms": _milliseconds(step.median if step else None),
+        "step_mean_ms": _milliseconds(step.mean if step else None),
+        "step_mad_ms": _milliseconds(step.mad if step else None),
+        "step_p95_ms": _milliseconds(step.p95 if step else None),
         "between_steps_ms": None if between is None else 1000 * between,
         "memory_bytes": memory.total if memory else None,
         "largest_process_memory_bytes": memory.max_process if memory else None,
@@ -72,3 +72,7 @@ def _figures(run: RunResult | None) -> dict[str, Any]:
         "images_to_target": cost.images if cost else None,
         "joules_to_target": cost.joules if cost else None,
     }
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else 1000 * seconds

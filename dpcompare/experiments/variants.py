@@ -137,7 +137,7 @@ def run_to_explain(run_dir: Path) -> RunConfig:
         why = "measured no step" if result.status == "completed" else f"has the status {result.status}"
         raise RequestError(f"the run {str(run_dir)!r} {why}; expected one that completed")
     config = to_explain(RunConfig.model_validate(result.config), named=f"the run {str(run_dir)!r}")
-    measured = min(MOST, max(FEWEST, round(MEASURED_SECONDS / result.step_seconds.median)))
+    measured = min(MOST, max(FEWEST, round(MEASURED_SECONDS / result.step_seconds.typical)))
     return _with_steps(config, measured)
 
 

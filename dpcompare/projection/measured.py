@@ -152,7 +152,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
     recorded = [processes for processes in found if any(processes)]
     # Workers of a server wait for no other; of results alone, without their events, no step of each process is known.
     if config.mode_row.roles or len(recorded) < len(without):
-        computing = median(run.step_seconds.median for run in without if run.step_seconds)
+        computing = median(run.step_seconds.typical for run in without if run.step_seconds)
     else:
         computing = median(map(slowest_of_each_step, recorded))
     cores = without[0].settings.get("cores")
@@ -170,7 +170,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         image_bytes=config.workload.image_size**2 * IMAGE_CHANNELS,
     )
     collective = arm.completed[0].collective or "gloo"
-    seconds = median(run.step_seconds.median for run in with_sync if run.step_seconds) if with_sync else None
+    seconds = median(run.step_seconds.typical for run in with_sync if run.step_seconds) if with_sync else None
     cells: tuple[MeasuredCell, ...] = ()
     assumed = list(exchange.assumed)
     if seconds is None:

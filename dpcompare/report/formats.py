@@ -90,7 +90,10 @@ FIGURES: dict[str, Column] = {
         cell=lambda row: figure(row.jitter),
         explanation="1.4826 x median absolute deviation of images/s over the rounds",
     ),
-    "ms/step": Column(cell=lambda row: figure(row.step_ms), explanation="median step, median of the rounds"),
+    "ms/step": Column(
+        cell=lambda row: figure(row.step_ms),
+        explanation="median step, median of the rounds; none where steps are timed in windows",
+    ),
     "p95 (ms)": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
     "between": Column(
         cell=lambda row: figure(row.between_steps_fraction, "{:.1%}"),

@@ -85,6 +85,9 @@ class StepsTrained(Event):
     """Evaluations, checkpoints and the writing of traces before each step, part of neither; None: there were none."""
     joules: Sequence[float] | None = None
     """Energy of the metered devices; None where they have no counter."""
+    are_timed: bool | None = None
+    """False: seconds of some are an equal share of their window's. None: each step has its own, or in results before
+    0.2.0 that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,22 +33,30 @@ class StepSeconds(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    median: Measured
-    p95: Measured
+    median: Measured | None
+    """None, as the other two, where steps were timed in windows of several: then there is a mean alone."""
+    p95: Measured | None
     mean: Measured
-    mad: Measured
+    mad: Measured | None
     """Median absolute deviation, not scaled."""
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> StepSeconds:
+    def of(cls, seconds: Sequence[float], *, is_windowed: bool = False) -> StepSeconds:
         values = np.asarray(seconds)
-        median = float(np.median(values))
+        mean, median = float(values.mean()), float(np.median(values))
+        if is_windowed:
+            return cls(median=None, p95=None, mean=mean, mad=None)
         return cls(
             median=median,
             p95=float(np.percentile(values, 95)),
-            mean=float(values.mean()),
+            mean=mean,
             mad=float(np.median(np.abs(values - median))),
         )
+
+    @property
+    def typical(self) -> float:
+        """The median, or the mean where that is not known."""
+        return self.mean if self.median is None else self.median
 
 
 class PeakMemory(BaseModel):
@@ -298,7 +306,7 @@ class RunResult(BaseModel):
         """A sentence about steps that took so long that images per second do not tell how fast the others were."""
         if self.slow_steps is None or self.step_seconds is None:
             return None
-        return self.slow_steps.stall(self.step_seconds.median, self.step_seconds.mean * self.measured_steps)
+        return self.slow_steps.stall(self.step_seconds.typical, self.step_seconds.mean * self.measured_steps)
 
     @property
     def history(self) -> History:

@@ -24,6 +24,8 @@ class ProcessSeries:
         """Evaluations, checkpoints and the writing of traces before each step."""
         self.joules: list[float] = []
         """Fewer entries than steps where devices have no counter."""
+        self.are_timed = True
+        """Whether each step has seconds of its own, and none an equal share of a window's."""
         self.evaluations: list[Evaluated] = []
         """One entry per evaluation."""
         self.first_step = 0
@@ -52,6 +54,7 @@ class ProcessSeries:
         self.compiled_steps += event.compiled_steps or ()
         self.apart_seconds += event.apart_seconds or [0.0] * len(event.step_seconds)
         self.joules += event.joules or ()
+        self.are_timed = self.are_timed and event.are_timed is not False
 
     @property
     def has_energy(self) -> bool:

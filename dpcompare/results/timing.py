@@ -72,11 +72,12 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
     slowest, seconds = _slowest(config, processes, steps)
     counted_in_steps = bool(config.mode_row.roles)  # as `ProcessSeries.durations` has it
     counts = slowest.global_counts[steps]
+    is_windowed = not slowest.are_timed
     if counted_in_steps:  # they differ by whether losses are read after them
         slow_steps = slow_start = None
     else:
         before = slowest.first_step + steps.start
-        slow_steps = SlowSteps.of(counts, seconds, steps_before=before, is_windowed=config.window > 1)
+        slow_steps = SlowSteps.of(counts, seconds, steps_before=before, is_windowed=is_windowed)
         slow_start = SlowStart.of(seconds)
     return {
         "images_per_second": sum(counts) / sum(seconds),
@@ -84,7 +85,7 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
         "measured_steps": len(seconds),
         "steps_left_out": steps.start,
         "slow_start": slow_start,
-        "step_seconds": StepSeconds.of(seconds),
+        "step_seconds": StepSeconds.of(seconds, is_windowed=is_windowed),
         "slow_steps": slow_steps,
         # In a window of several steps the host waits for batches while the device still has work.
         "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds) if config.window == 1 else None,

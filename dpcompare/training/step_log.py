@@ -57,6 +57,7 @@ class StepLog:
                 compiled_steps=[step.step for step in self._steps if step.is_compiled] or None,
                 apart_seconds=apart if any(apart) else None,
                 joules=joules or None,
+                are_timed=None if all(step.is_timed for step in self._steps) else False,
             )
         )
         self._steps.clear()

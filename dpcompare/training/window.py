@@ -14,7 +14,8 @@ from dpcompare.system.energy import EnergyMeter
 class MeasuredStep:
     """One step: what it computed, and what the clock said.
 
-    Of a window of several steps only the whole is measured, and each step has an equal share of its seconds and joules.
+    Of a window of several steps the host measures only the whole, of whose joules each step has an equal share. Its
+    seconds are those between the ends of the steps where the device has taken them, else an equal share too.
     """
 
     step: int
@@ -27,6 +28,8 @@ class MeasuredStep:
     is_compiled: bool = False
     """Whether the framework traced or compiled something for it."""
     step_seconds: float = 0.0
+    is_timed: bool = True
+    """Whether these are the step's own, and no share of a window's."""
     host_overhead_seconds: float = 0.0
     """Between the end of the window before and the start of this one; its first step has it."""
     apart_seconds: float = 0.0
@@ -65,13 +68,15 @@ class Window:
         """The steps since the last time, with their shares of the time until the device has finished them all."""
         self.backend.synchronize(drain=drain)
         end = time.perf_counter()
+        seconds = self._seconds_of_steps(end - self._start)
         joules = _difference(self._joules_before, self.energy.joules())
         count = len(self.steps)
         waited = sum(step.data_seconds for step in self.steps)
         measured = [
             replace(
                 step,
-                step_seconds=(end - self._start) / count,
+                step_seconds=(end - self._start) / count if seconds is None else seconds[number],
+                is_timed=seconds is not None,
                 data_seconds=waited / count,
                 host_overhead_seconds=self._start - self.previous_end if number == 0 else 0.0,
                 apart_seconds=self.apart_seconds if number == 0 else 0.0,
@@ -82,6 +87,18 @@ class Window:
         self.steps.clear()
         self.previous_end, self.apart_seconds = end, 0.0
         return measured
+
+    def _seconds_of_steps(self, whole: float) -> list[float] | None:
+        """What each step took, together as long as the window; None where only that is known.
+
+        The first step has what is left of it: the device began with nothing to do, so that there is no end before.
+        """
+        between = self.backend.seconds_between_steps()
+        if len(self.steps) == 1:
+            return [whole]
+        if between is None or len(between) != len(self.steps) - 1 or sum(between) >= whole:
+            return None
+        return [whole - sum(between), *between]
 
 
 def _difference(before: float | None, after: float | None) -> float | None:

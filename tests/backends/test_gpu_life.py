@@ -151,6 +151,14 @@ def test_replicas_on_one_gpu_exchange_by_gloo(found, name):
         assert "connect" not in {call[0] for call in process["calls"]}  # NCCL is never asked
 
 
+@pytest.mark.parametrize("name", LIVES)
+def test_the_gpu_takes_the_time_at_the_end_of_each_step(found, name):
+    """Of a replica in stages no single GPU knows when a step has ended."""
+    for process in found[name]:
+        between = process["between steps"]
+        assert between is None if "stages" in LIVES[name] else len(between) == 2 and min(between) > 0
+
+
 def test_a_process_with_one_gpu_names_it_before_nccl_connects(found):
     """With stages it has several GPUs, for which NCCL connects as they come."""
     for rank, process in enumerate(found["ddp"]):

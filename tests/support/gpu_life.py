@@ -72,6 +72,7 @@ def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
         backend.synchronize()
         if step == 1:
             found["gradient_squares"] = backend.first_gradient_squares()
+    found["between steps"] = backend.seconds_between_steps()
     found["losses"] = backend.read(handles).tolist()
     found["rows"] = {name: str(array.dtype) for name, array in backend.to_host(batches[0]).items()}
     validation = BatchReader(store.split("validation"), None, None, **place)

@@ -15,6 +15,7 @@ from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.events import Evaluated, EventLog, Ready, StepsTrained, read_events
+from dpcompare.results.result import StepSeconds
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.training import loop, step_log
 from tests.support.numpy_backend import NumpyBackend
@@ -139,6 +140,47 @@ def test_the_host_waits_at_the_ends_of_windows_only(tmp_path):
         assert len(set(seconds[begin:end])) == 1  # equal shares of what was measured
         assert sum(seconds[begin:end]) >= 0.002 * (end - begin)
     assert [step for step, between in enumerate(series(events, "host_overhead_seconds")) if between] == [0, 1, 6, 8, 16]
+
+
+class TimesItsSteps(RunsAhead):
+    """The same with a clock of its own, by which every third step takes as long as four others."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.ends, self.now = [], 0.0
+
+    def train_step(self, batches, learning_rate):
+        handle = super().train_step(batches, learning_rate)
+        self.now += 0.0004 if self.step % 3 == 0 else 0.0001
+        self.ends.append(self.now)
+        return handle
+
+    def seconds_between_steps(self):
+        ends, self.ends = self.ends, []
+        return [second - first for first, second in itertools.pairwise(ends)]
+
+
+def test_a_device_that_times_its_steps_gives_each_of_a_window_its_own_seconds(tmp_path):
+    _, _, events = train(
+        tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=TimesItsSteps
+    )
+    seconds = series(events, "step_seconds")
+    own = {step: second for step, second in enumerate(seconds, start=1) if step not in (1, 2, 7, 9, 17)}
+    assert {step for step, second in own.items() if second == pytest.approx(0.0004)} == {3, 6, 12, 15, 18}
+    assert [second for step, second in own.items() if step % 3] == pytest.approx([0.0001] * 10)
+    assert min(seconds[at - 1] for at in (7, 9, 17)) > 0.002  # the first of a window has the rest of its time
+    assert {event.are_timed for event in events[StepsTrained]} == {None}
+
+
+def test_without_such_a_clock_no_step_of_a_window_has_a_percentile(tmp_path):
+    _, _, events = train(
+        tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=RunsAhead
+    )
+    assert False in {event.are_timed for event in events[StepsTrained]}
+    windowed = StepSeconds.of([0.1] * 8 + [0.3] * 8, is_windowed=True)
+    assert (windowed.median, windowed.p95, windowed.mad) == (None, None, None)
+    assert windowed.mean == windowed.typical == pytest.approx(0.2)
+    assert StepSeconds.of([1.0, 2.0, 6.0]).typical == 2.0
 
 
 @pytest.mark.parametrize(("warmup_steps", "trained_before"), [(6, 6), (0, 0)])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -34,6 +36,9 @@ from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.models.gradients import Gradients
 from dpcompare.models.state import State, TrainingState
+
+MOST_ENDS_KEPT = 10_000
+"""Steps of a window, beyond which it has no times of its steps."""
 
 
 class Computation(nn.Module):
@@ -167,6 +172,8 @@ class TorchBackend(Inspectable):
         self._images_computed = torch.zeros((), dtype=torch.float64, device=self.device)
         self._gradient_times = GradientTimes(list(self.model.parameters()), self.device)
         self._optimizer_steps = 0
+        # Of those who never ask for their times the newest are kept.
+        self._ends_of_steps: deque[torch.cuda.Event] = deque(maxlen=MOST_ENDS_KEPT)
         self.optimizer.register_step_post_hook(self._count_optimizer_step)
         RuledUpdates(
             UpdateRules.of(workload),
@@ -257,8 +264,23 @@ class TorchBackend(Inspectable):
         self._step += 1
         if self._observes_gradients:
             with self._gradient_times.observed() as backward_ended:
-                return self._make_step(batches, learning_rate, backward_ended)
-        return self._make_step(batches, learning_rate)
+                loss_sum = self._make_step(batches, learning_rate, backward_ended)
+        else:
+            loss_sum = self._make_step(batches, learning_rate)
+        self._mark_end_of_step()
+        return loss_sum
+
+    def _mark_end_of_step(self) -> None:
+        """Have the GPU take the time when it gets here; of a model in stages no single GPU knows it."""
+        if self.device.type == "cuda" and self.config.stages == 1:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._ends_of_steps.append(event)
+
+    def seconds_between_steps(self) -> Sequence[float] | None:
+        ends = list(self._ends_of_steps)
+        self._ends_of_steps.clear()
+        return [one.elapsed_time(next_one) / 1000 for one, next_one in pairwise(ends)] if ends else None
 
     @property
     def _observes_gradients(self) -> bool:
