@@ -1,10 +1,11 @@
 """The benchmark on one GPU: dpcompare against loops by hand, in float32 and in bfloat16. It has not been run yet.
 
-    python -m benchmarks.gpu [--image-size 260] [--global-batch-size 128] [--rounds 5] [--write FILE]
+    python -m benchmarks.gpu [--mode single] [--image-size 260] [--global-batch-size 128] [--rounds 5] [--write FILE]
 
 EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 beside the plain loop; `native` is bfloat16 with the
 settings of that profile, beside the same by hand, with its images on the GPU from the start and compiled, as timm's
-benchmark of training has it. Each loop has TF32 and cudnn.benchmark as the profile that it is named after. The
+benchmark of training has it. A round of a mode is seven runs, half a minute each; after each round the table so far is
+written. Each loop has TF32 and cudnn.benchmark as the profile that it is named after. The
 data-wait fraction of each run is in its result.json.
 """
 
@@ -22,6 +23,8 @@ from dpcompare.system.devices import installed_gpus, visible_gpus
 
 PROFILES = {"plain": "strict", "channels_last": "strict", "bfloat16": "native", "compiled": "native"}
 """Loop by hand -> the profile whose arithmetic it has."""
+
+MODES = ("single", "ddp")
 
 ARITHMETIC = (
     "`strict` and the loops as strict: TF32 off. `native` and the loops as native: TF32 on. All: cudnn.benchmark on."
@@ -43,6 +46,7 @@ def contestants(mode: str, options: list[str]) -> Contestants:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mode", choices=MODES, action="append", help="[default: all]")
     parser.add_argument("--image-size", type=int, default=260)
     parser.add_argument("--global-batch-size", type=int, default=128)
     parser.add_argument("--steps", type=int, default=60)
@@ -55,12 +59,18 @@ def main() -> None:
     options = ["--model", "efficientnet-b2", "--image-size", str(arguments.image_size), "--warmup-steps", "20"]
     options += ["--global-batch-size", str(arguments.global_batch_size), "--steps", str(arguments.steps)]
     generator = random.Random(0)
-    lines = [f"{typed('benchmarks.gpu')} at {commit()}:", "", ARITHMETIC, "", *HEAD]
-    for mode in ("single", "ddp"):
-        lines += compared(f"torch {mode}", contestants(mode, options), arguments.rounds, generator)
-    print("\n".join(lines))
-    if arguments.write:
-        write_section(arguments.write, "gpu", lines)
+    finished = [f"{typed('benchmarks.gpu')} at {commit()}:", "", ARITHMETIC, "", *HEAD]
+
+    def write(rows: list[str]) -> None:
+        if arguments.write:
+            write_section(arguments.write, "gpu", [*finished, *rows])
+
+    for mode in arguments.mode or MODES:
+        finished += compared(
+            f"torch {mode}", contestants(mode, options), arguments.rounds, generator, after_round=write
+        )
+    print("\n".join(finished))
+    write([])
 
 
 if __name__ == "__main__":

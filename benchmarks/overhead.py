@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -101,7 +101,9 @@ def copies(framework: str, options: list[str]) -> Figures:
 def ours(framework: str, mode: str, options: list[str]) -> Figures:
     """`dpcompare run`. What its loop does between steps counts too, as it does in a loop by hand."""
     with tempfile.TemporaryDirectory(prefix="dpcompare-overhead-") as folder:
-        argv = ["dpcompare", "run", "--framework", framework, "--mode", mode, *options]
+        # One evaluation, at the end: each ends a window of the clock on GPUs.
+        steps = options[options.index("--steps") + 1]
+        argv = ["dpcompare", "run", "--framework", framework, "--mode", mode, *options, "--evaluate-every", steps]
         (result,) = printed(
             [start([*argv, "--dataset", "synthetic", "--run-dir", f"{folder}/run", "--json"], environment(2))]
         )
@@ -154,8 +156,14 @@ HEAD = [
 ]
 
 
-def compared(title: str, them: Contestants, rounds: int, generator: random.Random) -> list[str]:
-    """A row of the table per contestant, two of which are `strict` and `native`."""
+def compared(
+    title: str,
+    them: Contestants,
+    rounds: int,
+    generator: random.Random,
+    after_round: Callable[[list[str]], None] = lambda rows: None,
+) -> list[str]:
+    """A row of the table per contestant, two of which are `strict` and `native`; also given away after each round."""
     table: dict[str, list[Figures]] = defaultdict(list)
     for number in range(1, rounds + 1):
         order = list(them)
@@ -168,11 +176,16 @@ def compared(title: str, them: Contestants, rounds: int, generator: random.Rando
                 table[name].append({"images_per_second": math.nan, "peak_memory_bytes": math.nan})
             speed = table[name][-1]["images_per_second"]
             print(f"{title}, round {number}: {name} {speed:.1f} images/s", file=sys.stderr)
+        after_round(_rows(title, table, list(them)))
+    return _rows(title, table, list(them))
+
+
+def _rows(title: str, table: Mapping[str, list[Figures]], names: list[str]) -> list[str]:
     return [
         f"| {title} | {name} | {median(figures['images_per_second'] for figures in table[name]):.1f} | "
         + " | ".join(_ratio(table[name], table[other], "images_per_second") for other in ("strict", "native"))
         + f" | {_ratio(table['strict'], table[name], 'peak_memory_bytes', turned=True)} |"
-        for name in them
+        for name in names
     ]
 
 

@@ -178,7 +178,8 @@ def jax_depthwise(session: Session, value: str) -> Figures:
 def trace(session: Session) -> Figures:
     """Batches are copied while the GPU computes, which is not left without work."""
     first = session.warmup_steps + 2
-    session.run("trace", *BFLOAT16, "--profile-steps", f"{first}:{first + 4}")
+    last = min(first + 4, session.steps)
+    session.run("trace", *BFLOAT16, "--profile-steps", f"{first}:{last}")
     found = spans(session.out / "runs" / "trace")
     if not session.on_gpu:
         return {"spans": len(found)}
@@ -192,7 +193,7 @@ def trace(session: Session) -> Figures:
         raise CheckFailedError("batches are copied on the stream that computes")
     begin, end = min(event["ts"] for event in kernels), max(event["ts"] + event["dur"] for event in kernels)
     busy = sum(event["dur"] for event in kernels if event["tid"] == computing) / (end - begin)
-    return {"copies of batches": len(large), "computing": busy, "kernels per step": len(kernels) / 5}
+    return {"copies of batches": len(large), "computing": busy, "kernels per step": len(kernels) / (last - first + 1)}
 
 
 def one_process(session: Session) -> Figures:

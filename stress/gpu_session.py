@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sections import commit
+from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
 
 ROOT = Path(__file__).parents[1]
 SECONDS_TO_END = 10
@@ -93,12 +94,16 @@ class Session:
     def modes(self) -> set[tuple[str, str]]:
         """(framework, mode) that can be used here."""
         listed = json.loads(self.command("modes", "dpcompare", "modes", "--json", seconds=60))["modes"]
-        return {(row["framework"], row["mode"]) for row in listed if row["usable"]}
+        usable = {(row["framework"], row["mode"]) for row in listed if row["usable"]}
+        if not self.on_gpu:
+            return usable
+        wheels = cuda_wheels_of(sys.executable)
+        return {(name, mode) for name, mode in usable if cuda_problem(name, sys.executable, wheels) is None}
 
     def require(self, framework: str, mode: str = "single") -> None:
         """Raise LeftOutError where a mode cannot be used here."""
         if (framework, mode) not in self.modes:
-            raise LeftOutError(f"{framework} {mode} is not installed")
+            raise LeftOutError(f"{framework} {mode} is not installed, or cannot use the GPU")
 
     def write(self, **fields: Any) -> None:
         """One line, on the disk before this returns."""

@@ -18,7 +18,7 @@ from PIL import Image
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.experiments.verify_groups import plan_groups
 from dpcompare.launch.local import launch
-from dpcompare.system.devices import installed_gpus
+from dpcompare.system.devices import installed_gpus, visible_gpus
 from tests.support.runs import SharedRuns, turn
 from tests.support.warm import WarmLauncher
 
@@ -35,6 +35,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} not installed (extra {framework})"))
         if item.get_closest_marker("root") and os.geteuid() != 0:
             item.add_marker(pytest.mark.skip(reason="needs root"))
+        if item.get_closest_marker("gpu") and not visible_gpus(installed_gpus()):
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU is visible"))
 
 
 @pytest.fixture(scope="session")

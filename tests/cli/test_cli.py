@@ -14,7 +14,13 @@ import pytest
 
 from dpcompare.cli.option_groups import OPTION_GROUPS
 from dpcompare.cli.options import OPTIONS
-from dpcompare.config.gpu_defaults import IMAGES_PER_REPLICA, MEASURED_STEPS, WARMUP_STEPS, gpu_defaults
+from dpcompare.config.gpu_defaults import (
+    IMAGES_PER_REPLICA,
+    LARGE_MEMORY,
+    MEASURED_STEPS,
+    WARMUP_STEPS,
+    gpu_defaults,
+)
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
@@ -290,7 +296,9 @@ def test_with_json_a_refusal_is_one_object():
 ON_GPUS = {
     "dataset": "synthetic",
     "image_size": "the model's own",
-    "global_batch_size": f"{IMAGES_PER_REPLICA} per replica",
+    "global_batch_size": (
+        f"{IMAGES_PER_REPLICA} per replica, {2 * IMAGES_PER_REPLICA} from {LARGE_MEMORY / 1e9:.0f} GB on"
+    ),
     "epochs": f"{WARMUP_STEPS + MEASURED_STEPS} steps",
     "warmup_steps": f"without --epochs {WARMUP_STEPS}, at most a quarter of --steps",
 }

@@ -81,22 +81,6 @@ def test_a_delayed_exchange_is_found_in_communication_alone():
     assert "communication" in delayed
 
 
-@pytest.mark.torch
-@pytest.mark.slow
-def test_the_first_checks_on_a_gpu_end_in_a_table_that_tells_what_failed():
-    """Tried on the CPU: the last check has no GPU to look at."""
-    tiny = ["--device", "cpu", "--model", "mlp", "--image-size", "8", "--batch", "16", "--steps", "6"]
-    command = [sys.executable, "-m", "stress.first_gpu", *tiny, "--warmup-steps", "2", "--only", "clock"]
-    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "| clock | ok | What a wait after every step costs. left out: without a GPU" in done.stdout
-    command[command.index("mlp")] = "no-such-model"
-    done = subprocess.run(command, cwd=SCRIPTS.parent, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 3
-    assert "| clock | FAILED |" in done.stdout
-    assert "no-such-model" in done.stdout
-
-
 @pytest.mark.parametrize("script", ["run_torch_ddp_4x2.sh", "run_tf_multiworker_4x2.sh"])
 def test_the_exit_code_of_a_refusal_is_returned(script):
     code, _, stderr = run(script, "--image-size", "0")
