@@ -128,3 +128,15 @@ def test_a_run_is_refused_before_anything_is_written(tmp_path, install_gpus, dri
     with pytest.raises(RequestError, match=r"torch cannot use the GPUs: this machine's driver is 470\.10"):
         run(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_that_others_fill_is_refused_with_how_full_it_is(tmp_path, install_gpus, monkeypatch):
+    install_gpus(NVIDIA_SMI)
+    monkeypatch.setattr("dpcompare.launch.run.require_mode", lambda *arguments: None)
+    monkeypatch.setattr("dpcompare.launch.run.used_gpus", lambda names: ["1 (140,000 of 143,771 MiB)"])
+    config = RunConfig(framework="torch", mode="ddp", cluster=Cluster.partition(1, 2, device="gpu"))
+    with pytest.raises(
+        RequestError, match=r"other processes hold most of the memory of GPUs 1 \(140,000 of 143,771 MiB"
+    ):
+        run(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
