@@ -320,6 +320,7 @@ def _replace_driver(name: str) -> None:
     for each, function in functions.items():
         assert hasattr(torch._C, each), each
         setattr(torch._C, each, function)
+    torch.cuda.graphs._cuda_isCurrentStreamCapturing = lambda: False  # taken from torch._C by its name
     torch.cuda._exchange_device = exchange
     torch.cuda._maybe_exchange_device = exchange
 
