@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.sections import write_section
+from dpcompare.system.devices import gpu_memory, installed_gpus, visible_gpus
 from stress.gpu_figures import FIGURES
-from stress.gpu_session import Check, Session, about_this, table
+from stress.gpu_session import Check, Session, about_this
 from stress.gpu_smoke import AFTERWARDS, SMOKE
 
 
@@ -42,6 +43,18 @@ PARTS: Mapping[str, Part] = {
     "smoke": Part(checks=SMOKE, afterwards=AFTERWARDS, seconds=110, jobs=16),
     "figures": Part(checks=FIGURES, afterwards=(), seconds=530, jobs=1),
 }
+
+
+MEMORY_OF_A_JOB = 5e9
+"""Bytes of a GPU for each of the jobs at once, most of which are toys (estimated)."""
+
+
+def _jobs(asked: int | None, part: Part, device: str) -> int:
+    """As many as were asked for or, on a small GPU, as it has memory for; one where figures are measured."""
+    if part.jobs == 1:
+        return 1
+    memory = gpu_memory(visible_gpus(installed_gpus())[:1]) if device == "gpu" else None
+    return asked or min(part.jobs, max(1, int(memory // MEMORY_OF_A_JOB)) if memory else part.jobs)
 
 
 def main() -> None:
@@ -69,7 +82,7 @@ def main() -> None:
         part=given.part,
         out=given.out.absolute(),
         seconds=part.seconds if given.seconds is None else given.seconds,
-        jobs=given.jobs if given.jobs and part.jobs > 1 else part.jobs,
+        jobs=_jobs(given.jobs, part, given.device),
         device=given.device,
         model=given.model,
         image_size=given.image_size,
@@ -83,7 +96,7 @@ def main() -> None:
         session.make([check for check in checks if given.only is None or check.name in given.only])
         for checks in (part.checks, part.afterwards)
     ]
-    lines = list(table(session.lines))
+    lines = session.table()
     print("\n".join(lines))
     print(f"{session.archive()}", file=sys.stderr)
     if given.write:

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.feed import feed, split_of
 from dpcompare.system.devices import installed_gpus, visible_gpus
-from stress.gpu_session import Check, CheckFailedError, Figures, LeftOutError, Session, difference, spans
+from stress.gpu_session import ROOT, Check, CheckFailedError, Figures, LeftOutError, Session, difference, spans
 from stress.gpu_smoke import CLOSE, NATIVE, machine
 
 LEAST_WATTS, MOST_WATTS = 20, 2000
@@ -51,14 +51,13 @@ def arithmetic(session: Session) -> Figures:
     if failed or not checks:
         told = "; ".join(f"{check['name']}, {check['pair']}: {check['measured']}" for check in failed[:3])
         raise CheckFailedError(f"{len(failed)} of {len(checks)} checks of verify failed: {told}")
-    largest = {
-        precision: max(
-            (check["measured"] for check in checks if check["precision"] == precision and "/" in check["pair"]),
-            default=None,
-        )
-        for precision in ("float64", "float32")
-    }
-    told = {f"largest difference in {precision}": value for precision, value in largest.items() if value is not None}
+    # Of a count, such as samples that are classified correctly, and of relative differences alike.
+    shares = {
+        precision: max(check["measured"] / check["tolerance"] for check in checks if check["tolerance"] and
+                       check["precision"] == precision)
+        for precision in {check["precision"] for check in checks}
+    }  # fmt: skip
+    told = {f"largest part of a tolerance in {precision}": share for precision, share in sorted(shares.items())}
     return {"checks passed": len(checks)} | told
 
 
@@ -180,7 +179,7 @@ def trace(session: Session) -> Figures:
     first = session.warmup_steps + 2
     last = min(first + 4, session.steps)
     session.run("trace", *BFLOAT16, "--profile-steps", f"{first}:{last}")
-    found = spans(session.out / "runs" / "trace")
+    found = spans(session.run_dir("trace"))
     if not session.on_gpu:
         return {"spans": len(found)}
     kernels = [event for event in found if event.get("cat") == "kernel"]
@@ -242,6 +241,15 @@ def tensorflow(session: Session) -> Figures:
     return figures | {"first loss off by": loss}
 
 
+def gpu_tests(session: Session) -> Figures:
+    """The tests that are marked gpu."""
+    if not session.on_gpu:
+        raise LeftOutError("no GPU")
+    where = ("--rootdir", str(ROOT), str(ROOT / "tests" / "gpu"))
+    told = session.command("tests", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *where, seconds=300)
+    return {"pytest": told.strip().splitlines()[-1]}
+
+
 FIGURES: Sequence[Check] = [
     Check(name="machine", about="The machine", make=machine, seconds=5),
     Check(name="ceilings", about="What the device can do at most", make=ceilings, seconds=10),
@@ -266,5 +274,6 @@ FIGURES: Sequence[Check] = [
     Check(name="ddp", about="DDP with one process", make=one_process, seconds=20),
     Check(name="reduce-overhead", about="The same, by CUDA graphs", make=reduce_overhead, seconds=60),
     Check(name="several", about="Two GPUs", make=several, seconds=40),
+    Check(name="tests", about="Tests marked gpu", make=gpu_tests, seconds=150),
     Check(name="tensorflow", about="TensorFlow, float32 without TF32", make=tensorflow, seconds=60),
 ]  # fmt: skip

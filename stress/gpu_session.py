@@ -11,7 +11,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.sections import commit
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
+from dpcompare.cli.option_values import interpreters
 
 ROOT = Path(__file__).parents[1]
 SECONDS_TO_END = 10
@@ -49,7 +50,7 @@ class Check:
     """What it shows, as the beginning of a sentence."""
     make: Callable[[Session], Figures]
     seconds: float
-    """That must be left for it to begin (estimated, on one H100)."""
+    """That must be left for it to begin (estimated, on one H100); 0: it takes none, and is always made."""
 
 
 @dataclass
@@ -70,6 +71,10 @@ class Session:
     _begun: float = field(default_factory=time.monotonic)
     _runs: dict[str, Future[dict[str, Any]]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _lock_of_modes: threading.Lock = field(default_factory=threading.Lock)
+    _modes: set[tuple[str, str]] | None = None
+    _run_dirs: dict[str, Path] = field(default_factory=dict)
+    _made: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def seconds_left(self) -> float:
@@ -90,20 +95,31 @@ class Session:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "DPCOMPARE_CACHE_DIR": str(self.out / "cache")}
 
-    @cached_property
+    @property
     def modes(self) -> set[tuple[str, str]]:
-        """(framework, mode) that can be used here."""
-        listed = json.loads(self.command("modes", "dpcompare", "modes", "--json", seconds=60))["modes"]
-        usable = {(row["framework"], row["mode"]) for row in listed if row["usable"]}
-        if not self.on_gpu:
-            return usable
-        wheels = cuda_wheels_of(sys.executable)
-        return {(name, mode) for name, mode in usable if cuda_problem(name, sys.executable, wheels) is None}
+        """(framework, mode) that can be used here, in this environment or in those of `dpcompare setup`."""
+        with self._lock_of_modes:  # or all checks that begin together would ask
+            if self._modes is None:
+                listed = json.loads(self.command("modes", "dpcompare", "modes", "--json", seconds=60))["modes"]
+                usable = {(row["framework"], row["mode"]) for row in listed if row["usable"]}
+                self._modes = {each for each in usable if not self.on_gpu or _finds_cuda(each[0])}
+        return self._modes
 
     def require(self, framework: str, mode: str = "single") -> None:
         """Raise LeftOutError where a mode cannot be used here."""
         if (framework, mode) not in self.modes:
             raise LeftOutError(f"{framework} {mode} is not installed, or cannot use the GPU")
+
+    def run_dir(self, name: str) -> Path:
+        """Of a run of this session; one of an earlier session in the same folder keeps its own."""
+        with self._lock:
+            if name not in self._run_dirs:
+                folder, number = self.out / "runs" / name, 1
+                while folder.exists():
+                    number += 1
+                    folder = self.out / "runs" / f"{name}-{number}"
+                self._run_dirs[name] = folder
+            return self._run_dirs[name]
 
     def write(self, **fields: Any) -> None:
         """One line, on the disk before this returns."""
@@ -124,7 +140,7 @@ class Session:
         """The same of any command."""
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        allowed = min(seconds, self.seconds_left)
+        allowed = min(seconds, self.seconds_left - SECONDS_TO_END)
         with log.open("a") as errors:
             errors.write(f"$ {shlex.join(argv)}\n")
             errors.flush()
@@ -134,7 +150,7 @@ class Session:
                 try:
                     printed, _ = process.communicate(timeout=max(1.0, allowed))
                 except subprocess.TimeoutExpired:
-                    self._end(process)
+                    errors.write(self._end(process))
                     raise CheckFailedError(f"no end after {allowed:.0f} s; see {log.relative_to(self.out)}") from None
             errors.write(printed)
         if process.returncode not in codes:
@@ -142,18 +158,19 @@ class Session:
             raise CheckFailedError(f"ended with {process.returncode}: {end}")
         return printed
 
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        """Have a command end with its processes, which it does by itself when it is asked to."""
+    def _end(self, process: subprocess.Popen[str]) -> str:
+        """Have a command end with its processes, which it does by itself where it is asked to; what it printed."""
         process.send_signal(signal.SIGINT)
         try:
-            process.communicate(timeout=SECONDS_TO_END)
+            printed, _ = process.communicate(timeout=SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.communicate()
+            printed, _ = process.communicate()
+        return printed or ""
 
     def run(self, name: str, *options: str, mode: str = "single", framework: str = "torch", seconds: float = 90,
             **workload: Any) -> dict[str, Any]:  # fmt: skip
-        """The result of `dpcompare run` in OUT/runs/NAME; whoever asks again gets the same, also a failure.
+        """The result of `dpcompare run`, see `run_dir`; whoever asks again gets the same, also a failure.
 
         Args:
             name: of the run.
@@ -188,13 +205,13 @@ class Session:
         asked = {"evaluate_every": asked["steps"]} | asked
         given = [part for key, value in asked.items() for part in (f"--{key.replace('_', '-')}", str(value))]
         one = [] if {"--nodes", "--devices-per-node", "--gpus"} & set(options) else ["--devices-per-node", "1"]
-        where = ["--device", self.device, "--run-dir", str(self.out / "runs" / name)]
+        where = ["--device", self.device, "--run-dir", str(self.run_dir(name))]
         return ["run", "--framework", framework, "--mode", mode, "--json", *where, *one, *given, *options]
 
     def killed_and_resumed(self, name: str, framework: str, *, seconds: float, **workload: Any) -> dict[str, Any]:
         """The result of a run whose processes were all killed after its first checkpoint, and that was resumed."""
         self.require(framework)
-        run_dir = self.out / "runs" / name
+        run_dir = self.run_dir(name)
         argv = self.arguments(name, "--checkpoint-every", "3", mode="single", framework=framework, **workload)
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -207,9 +224,13 @@ class Session:
             )
             while process.poll() is None and time.monotonic() < until and not list(run_dir.glob("checkpoints/*.safe*")):
                 time.sleep(0.02)
+            had_ended = process.poll() is not None
             with suppress(ProcessLookupError):  # it has ended already
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        if had_ended or not list(run_dir.glob("checkpoints/*.safe*")):
+            why = "the run ended before it could be killed" if had_ended else "the run had no checkpoint in time"
+            raise CheckFailedError(f"{why}: {' '.join(log.read_text(errors='replace').split())[-600:]}")
         left = until - time.monotonic()
         resumed = json.loads(self.command(name, "dpcompare", "run", "--resume", str(run_dir), "--json", seconds=left))
         return dict(resumed)
@@ -222,7 +243,7 @@ class Session:
     def _make(self, check: Check) -> bool:
         begun = time.monotonic()
         fields: dict[str, Any] = {}
-        if self.seconds_left < check.seconds:
+        if check.seconds and self.seconds_left < check.seconds:
             fields = {"status": "left out", "why": f"time: {max(0, self.seconds_left):.0f} s of {check.seconds:.0f}"}
         else:
             try:
@@ -231,10 +252,15 @@ class Session:
                 fields = {"status": "left out", "why": str(reason)}
             except Exception as error:  # the other checks go on
                 fields = {"status": "failed", "why": f"{type(error).__name__}: {error}"}
-        fields["seconds"] = round(time.monotonic() - begun, 1)
-        self.write(check=check.name, about=check.about, **fields)
-        print(row_of({"check": check.name, "about": check.about} | fields), file=sys.stderr, flush=True)
+        fields = {"check": check.name, "about": check.about, "seconds": round(time.monotonic() - begun, 1)} | fields
+        self.write(**fields)
+        self._made.append(fields)
+        print(row_of(fields), file=sys.stderr, flush=True)
         return fields["status"] != "failed"
+
+    def table(self) -> list[str]:
+        """The checks of this session as a table in Markdown."""
+        return ["| check | verdict | figures |", "|---|---|---|", *map(row_of, self._made)]
 
     def archive(self) -> Path:
         """Everything that was kept, but for what is large, in one file."""
@@ -245,15 +271,6 @@ class Session:
                 if each.is_file() and each.suffixes[-2:] != [".tar", ".gz"] and not set(NOT_ARCHIVED) & {*inside.parts}:
                     archive.add(each, arcname=f"first-gpu-{self.part}/{inside}")
         return path
-
-
-def table(lines: Path) -> Iterator[str]:
-    """The checks of a part as a table in Markdown."""
-    yield from ("| check | verdict | figures |", "|---|---|---|")
-    for line in lines.read_text().splitlines():
-        fields = json.loads(line)
-        if "check" in fields:
-            yield row_of(fields)
 
 
 def row_of(fields: Mapping[str, Any]) -> str:
@@ -267,6 +284,12 @@ def _in_words(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return str(value)
+
+
+def _finds_cuda(framework: str) -> bool:
+    """Whether the environment of a framework has what it needs for the GPUs of this machine."""
+    python = interpreters(()).get(framework, sys.executable)
+    return cuda_problem(framework, python, cuda_wheels_of(python)) is None
 
 
 def spans(run_dir: Path) -> list[dict[str, Any]]:

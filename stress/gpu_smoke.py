@@ -12,7 +12,7 @@ from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.config.modes import MODES
 from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.gpu_state import read_gpus
-from stress.gpu_session import ROOT, Check, CheckFailedError, Figures, LeftOutError, Session, difference, spans
+from stress.gpu_session import Check, CheckFailedError, Figures, LeftOutError, Session, difference, spans
 
 CLOSE = 1e-2
 """Relative difference of two losses in float32 that is no sign of an error after some steps: the floor of
@@ -79,9 +79,12 @@ def agreement(session: Session) -> Figures:
 
 def resumption(session: Session, framework: str) -> Figures:
     """A killed run goes on where it was."""
-    every = ("--checkpoint-every", "3")
-    whole = session.run(f"toy-{framework}-whole", *every, framework=framework, seconds=TOY_SECONDS, **TOY)
-    resumed = session.killed_and_resumed(f"toy-{framework}-killed", framework, seconds=TOY_SECONDS, **TOY)
+    every, longer = (
+        ("--checkpoint-every", "3"),
+        TOY | {"steps": 120, "evaluate_every": 120},
+    )  # or it ends before the kill
+    whole = session.run(f"toy-{framework}-whole", *every, framework=framework, seconds=TOY_SECONDS, **longer)
+    resumed = session.killed_and_resumed(f"toy-{framework}-killed", framework, seconds=TOY_SECONDS, **longer)
     largest = difference(whole["train_loss"], resumed["train_loss"])
     if largest > CLOSE:
         raise CheckFailedError(f"losses {resumed['train_loss']} instead of {whole['train_loss']}")
@@ -92,7 +95,7 @@ def traced(session: Session, framework: str) -> Figures:
     """Steps are traced."""
     name = f"toy-{framework}-traced"
     session.run(name, "--profile-steps", "4:6", framework=framework, seconds=TOY_SECONDS, **TOY)
-    return {"spans": len(spans(session.out / "runs" / name))}
+    return {"spans": len(spans(session.run_dir(name)))}
 
 
 def model(session: Session, framework: str, options: tuple[str, ...], **workload: Any) -> Figures:
@@ -100,15 +103,6 @@ def model(session: Session, framework: str, options: tuple[str, ...], **workload
     fields = {"steps": 6, "warmup_steps": 2} | workload
     result = session.run(f"model-{framework}", *options, framework=framework, seconds=100, **fields)
     return {"first step (s)": result["first_step_seconds"], "last loss": result["train_loss"][-1]}
-
-
-def gpu_tests(session: Session) -> Figures:
-    """The tests that are marked gpu."""
-    if not session.on_gpu:
-        raise LeftOutError("no GPU")
-    where = ("--rootdir", str(ROOT), str(ROOT / "tests" / "gpu"))
-    told = session.command("tests", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *where, seconds=100)
-    return {"pytest": told.strip().splitlines()[-1]}
 
 
 NATIVE = ("--profile", "native")
@@ -153,7 +147,6 @@ SMOKE = [
         for framework in ("torch", "jax")
     ),
     Check(name="doctor", about="What doctor finds", make=diagnosis, seconds=15),
-    Check(name="tests", about="Tests marked gpu", make=gpu_tests, seconds=40),
 ]  # fmt: skip
 
 AFTERWARDS = [Check(name="agreement", about="All toys begin alike", make=agreement, seconds=0)]

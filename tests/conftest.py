@@ -23,6 +23,8 @@ from tests.support.runs import SharedRuns, turn
 from tests.support.warm import WarmLauncher
 
 SECONDS_TO_BE_GONE = 5
+MASK = os.environ.get("CUDA_VISIBLE_DEVICES")
+"""The caller's, which tests on real GPUs keep."""
 CLOTHING = Path(__file__).parents[2] / "shared" / "datasets" / "clothing"
 
 

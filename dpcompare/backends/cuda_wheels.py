@@ -100,13 +100,13 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
         return CudaProblem(
             f"the {framework} of {python} has no CUDA libraries (none of {', '.join(row.cuda_distributions)})",
             f"`dpcompare setup --frameworks {framework}` makes an environment that has them, or: {python} -m pip "
-            f"install 'dpcompare[{','.join(row.extras['gpu'])}]', in an environment without torch, whose libraries "
-            "have the same names",
+            f"install 'dpcompare[{','.join(gpu_extras(framework))}]'{_apart(framework)}",
         )
     cuda, driver = _cuda_major(wheels), _driver()
     if cuda in LEAST_DRIVER and driver and max(driver, _compatibility() or driver) < LEAST_DRIVER[cuda]:
         older = next((wheels for major, wheels in row.wheels_of_cuda.items() if driver >= LEAST_DRIVER[major]), None)
-        instead = f", or install wheels for an older CUDA: {python} -m pip install {older}" if older else ""
+        # Not into this one, where the libraries of the newer CUDA would stay.
+        instead = f", or make an environment with wheels for an older CUDA: pip install {older}" if older else ""
         return CudaProblem(
             f"this machine's driver is {_dotted(driver)}, and the wheels of {python} for CUDA {cuda} need at least "
             f"{_dotted(LEAST_DRIVER[cuda])}",
@@ -114,6 +114,18 @@ def cuda_problem(framework: str, python: str, wheels: CudaWheels) -> CudaProblem
             is_of_driver=True,
         )
     return None
+
+
+def gpu_extras(framework: str) -> tuple[str, ...]:
+    """The extras of dpcompare that bring a framework's CUDA: of the newest that this machine's driver runs."""
+    row, cuda = FRAMEWORKS[framework], newest_cuda()
+    return row.extras_of_cuda.get(cuda or 0, row.extras["gpu"])
+
+
+def _apart(framework: str) -> str:
+    """That these go into no environment with torch, unless they are of its own CUDA."""
+    is_of_torch = gpu_extras(framework) in FRAMEWORKS[framework].extras_of_cuda.values()
+    return "" if is_of_torch else ", in an environment without torch, whose libraries have the same names"
 
 
 def newest_cuda() -> int | None:

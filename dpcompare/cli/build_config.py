@@ -129,8 +129,10 @@ def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[Run
         models, replicas = [given.get("model", Workload().model)], [max(1, topology.num_replicas)]
     clusters = [cluster, *(config.cluster for config in beside)]
     here = [gpu for each in clusters if each.simulated for gpu in each.devices]
-    is_asked = "global_batch_size" not in given and here and all(each.simulated for each in clusters)
-    memory = gpu_memory(here) if is_asked else None
+    decides = "global_batch_size" not in given and here and all(each.simulated for each in clusters)
+    memory = gpu_memory(here) if decides else None
+    if memory is not None:
+        memory //= max(each.num_devices if each.shared else 1 for each in clusters)
     return given | gpu_defaults(given, models=models, replicas=replicas, memory=memory)
 
 

@@ -13,8 +13,9 @@ DATASET = "synthetic"
 IMAGES_PER_REPLICA = 64
 """Of a step; with fewer, a GPU waits for its next kernel to be launched."""
 MOST_IMAGES_PER_REPLICA = 128
-"""With more, a GPU of 24 GB may be too small: EfficientNet-B2 at 260 px in float32 takes about 0.18 GB per image
-(estimated)."""
+"""With more, a GPU of 24 GB may be too small."""
+BYTES_PER_IMAGE = 180_000_000
+"""That EfficientNet-B2 takes at 260 px in float32 (estimated)."""
 LARGE_MEMORY = 40_000_000_000
 """Bytes from which a GPU takes twice of both: such a one is as much faster (estimated)."""
 WARMUP_STEPS = 30
@@ -35,11 +36,14 @@ def gpu_defaults(
         given: fields of the workload that were asked for.
         models: names, of all runs that are compared; of one alone for a run by itself.
         replicas: numbers of replicas of the same runs.
-        memory: bytes of the smallest of their GPUs; None where it is not known, as on other machines.
+        memory: bytes that a replica of them has at least; None where it is not known, as on other machines.
     """
     multiple = math.lcm(*replicas)
     factor = 2 if memory is not None and memory >= LARGE_MEMORY else 1
-    images = factor * min(IMAGES_PER_REPLICA * multiple, MOST_IMAGES_PER_REPLICA * min(replicas))
+    most = factor * MOST_IMAGES_PER_REPLICA
+    if memory is not None:
+        most = min(most, max(1, memory // BYTES_PER_IMAGE))
+    images = min(factor * IMAGES_PER_REPLICA * multiple, most * min(replicas))
     batch = max(1, images // multiple) * multiple
     defaults: dict[str, Any] = {"dataset": DATASET, "global_batch_size": batch, **_length(given)}
     if native := [size for name in models if (size := model_of(name).native_image_size)]:

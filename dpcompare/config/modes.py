@@ -138,7 +138,7 @@ FRAMEWORKS: dict[str, Framework] = {
         packages=("jax", "jaxlib"),
         extras={"cpu": ("jax",), "gpu": ("jax-cuda",)},
         sizes={"cpu": Sizes(download=0.2, on_disk=1), "gpu": Sizes(download=3, on_disk=7)},
-        extras_of_cuda={13: ("jax-cuda13",)},  # its libraries are those of torch's wheels, of the same versions
+        extras_of_cuda={13: ("jax-cuda13",)},  # the distributions that torch's wheels bring too
         wheels_of_cuda={12: "'jax[cuda12]'"},
         least_versions={"jax": (0, 8)},  # jax.shard_map, and a heartbeat of jax.distributed that can be set
         cuda_distributions=("jax-cuda12-plugin", "jax-cuda13-plugin"),

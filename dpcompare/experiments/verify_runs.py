@@ -23,7 +23,7 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.run import resume, run
 from dpcompare.results import arrays
 from dpcompare.results.run_dir import checkpoint_paths
-from dpcompare.system.devices import free_gpu_memory, installed_gpus, visible_gpus
+from dpcompare.system.devices import MOST_USED, free_gpu_memory, gpu_memory, installed_gpus, visible_gpus
 from dpcompare.system.memory import available_memory
 from dpcompare.system.signals import signals_held
 
@@ -56,8 +56,9 @@ def runs_at_once(device: str) -> int:
     """
     at_once = min(len(os.sched_getaffinity(0)), int(available_memory() // MEMORY_AT_ONCE), MOST_AT_ONCE)
     gpus = [] if device == "cpu" else visible_gpus(installed_gpus())
-    if gpus:  # all runs take the first ones
-        at_once = min(at_once, int((free_gpu_memory(gpus) or 0) // GPU_MEMORY_AT_ONCE))
+    if gpus:  # all runs take the first ones, and a run is refused a GPU of which others hold most
+        free, total = free_gpu_memory(gpus) or 0, gpu_memory(gpus) or 0
+        at_once = min(at_once, int((free - (1 - MOST_USED) * total) // GPU_MEMORY_AT_ONCE))
     return max(1, at_once)
 
 

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from dpcompare._version import __version__
 from dpcompare.backends.availability import missing_packages
-from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, newest_cuda
+from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
 from dpcompare.config.modes import FRAMEWORKS, Sizes
 from dpcompare.errors import RequestError
 from dpcompare.system.locks import only_one
@@ -142,10 +142,7 @@ def _missing(framework: str, python: str) -> str:
 
 
 def _extras(framework: str, device: DeviceType) -> tuple[str, ...]:
-    """Those that a framework gets here: on GPUs by the newest CUDA that the driver runs."""
-    row, cuda = FRAMEWORKS[framework], newest_cuda()
-    found = row.extras_of_cuda.get(cuda) if device == "gpu" and cuda else None
-    return found or row.extras[device]
+    return gpu_extras(framework) if device == "gpu" else FRAMEWORKS[framework].extras[device]
 
 
 def _requirements(named: Sequence[str]) -> tuple[str, ...]:

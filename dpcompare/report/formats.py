@@ -92,7 +92,7 @@ FIGURES: dict[str, Column] = {
     ),
     "ms/step": Column(
         cell=lambda row: figure(row.step_ms),
-        explanation="median step, median of the rounds; none where steps are timed in windows",
+        explanation="median step, median of the rounds; none where windows are timed and not their steps",
     ),
     "p95 (ms)": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
     "between": Column(

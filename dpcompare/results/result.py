@@ -34,18 +34,26 @@ class StepSeconds(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     median: Measured | None
-    """None, as the other two, where steps were timed in windows of several: then there is a mean alone."""
+    """Of a window of several steps without the first one, which has the window's launch and its wait in it. None, as
+    the other two, where the device does not time the steps of a window: then there is a mean alone."""
     p95: Measured | None
     mean: Measured
     mad: Measured | None
     """Median absolute deviation, not scaled."""
 
     @classmethod
-    def of(cls, seconds: Sequence[float], *, is_windowed: bool = False) -> StepSeconds:
-        values = np.asarray(seconds)
-        mean, median = float(values.mean()), float(np.median(values))
-        if is_windowed:
+    def of(cls, seconds: Sequence[float], *, own: Sequence[bool] | None = None) -> StepSeconds:
+        """The figures of some steps.
+
+        Args:
+            seconds: of each.
+            own: which of them are a step's alone, neither shares of a window nor with what a window adds; None: all.
+        """
+        values = np.asarray(seconds) if own is None else np.asarray(seconds)[np.asarray(own, bool)]
+        mean = float(np.mean(seconds))
+        if not len(values):
             return cls(median=None, p95=None, mean=mean, mad=None)
+        median = float(np.median(values))
         return cls(
             median=median,
             p95=float(np.percentile(values, 95)),

@@ -63,7 +63,15 @@ class SlowSteps(BaseModel):
     """Of all other steps together; None where none is slow."""
 
     @classmethod
-    def of(cls, counts: Sequence[int], seconds: Sequence[float], *, steps_before: int, is_windowed: bool) -> SlowSteps:
+    def of(
+        cls,
+        counts: Sequence[int],
+        seconds: Sequence[float],
+        *,
+        steps_before: int,
+        is_windowed: bool,
+        own: Sequence[bool] | None = None,
+    ) -> SlowSteps:
         """The slow ones of some measured steps.
 
         Args:
@@ -71,11 +79,14 @@ class SlowSteps(BaseModel):
             seconds: that each step took.
             steps_before: steps that were made before these.
             is_windowed: whether steps are measured in windows of several, whose steps have the same seconds.
+            own: as for `StepSeconds`: of the others none is called slow.
         """
         images, taken = np.asarray(counts, np.float64), np.asarray(seconds, np.float64)
-        median = float(np.median(taken))
-        slow = taken > median + SLOW_DEVIATIONS * JITTER_SCALE * float(np.median(np.abs(taken - median)))
-        first = last = int(taken.argmax())
+        judged = np.ones(len(taken), bool) if own is None or not any(own) else np.asarray(own, bool)
+        median = float(np.median(taken[judged]))
+        deviation = float(np.median(np.abs(taken[judged] - median)))
+        slow = judged & (taken > median + SLOW_DEVIATIONS * JITTER_SCALE * deviation)
+        first = last = int(np.where(judged, taken, -1.0).argmax())
         while is_windowed and last + 1 < len(taken) and taken[last + 1] == taken[first]:
             last += 1
         return cls(

@@ -73,11 +73,12 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
     counted_in_steps = bool(config.mode_row.roles)  # as `ProcessSeries.durations` has it
     counts = slowest.global_counts[steps]
     is_windowed = not slowest.are_timed
+    own = _own(config, slowest, steps)
     if counted_in_steps:  # they differ by whether losses are read after them
         slow_steps = slow_start = None
     else:
         before = slowest.first_step + steps.start
-        slow_steps = SlowSteps.of(counts, seconds, steps_before=before, is_windowed=is_windowed)
+        slow_steps = SlowSteps.of(counts, seconds, steps_before=before, is_windowed=is_windowed, own=own)
         slow_start = SlowStart.of(seconds)
     return {
         "images_per_second": sum(counts) / sum(seconds),
@@ -85,7 +86,7 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
         "measured_steps": len(seconds),
         "steps_left_out": steps.start,
         "slow_start": slow_start,
-        "step_seconds": StepSeconds.of(seconds, is_windowed=is_windowed),
+        "step_seconds": StepSeconds.of(seconds, own=own),
         "slow_steps": slow_steps,
         # In a window of several steps the host waits for batches while the device still has work.
         "data_wait_fraction": sum(slowest.data_seconds[steps]) / sum(seconds) if config.window == 1 else None,
@@ -94,6 +95,17 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
         if counted_in_steps
         else fraction_between_steps(seconds, slowest.host_overhead_seconds[steps]),
     }
+
+
+def _own(config: RunConfig, process: ProcessSeries, steps: slice) -> list[bool] | None:
+    """Which steps have seconds of their own; None: all, as where each is a window of its own."""
+    overheads = process.host_overhead_seconds[steps]
+    if config.window == 1 or config.mode_row.roles:
+        return None
+    if not process.are_timed:
+        return [False] * len(overheads)
+    # The first step of a window follows the time between two; it has the launch of the window and its wait in it.
+    return [overhead == 0 for overhead in overheads]
 
 
 def clock_of(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:

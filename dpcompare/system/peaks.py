@@ -29,7 +29,7 @@ _ADA = "NVIDIA Ada GPU Architecture, appendix A, and data sheets"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture, appendix A, and data sheets"
 
 PEAKS: dict[str, Peak] = {
-    r"H200": _peak("NVIDIA H200 data sheet", 4.8, float32=66.9, tf32=494.7, bfloat16=989.4, float64=66.9),
+    r"\bH200$": _peak("NVIDIA H200 data sheet", 4.8, float32=66.9, tf32=494.7, bfloat16=989.4, float64=66.9),
     r"H100 (80GB HBM3|SXM)": _peak(_HOPPER, 3.35, float32=66.9, tf32=494.7, bfloat16=989.4, float64=66.9),
     r"H100 PCIe": _peak(_HOPPER, 2.0, float32=51.2, tf32=378.0, bfloat16=756.0, float64=51.2),
     r"A100-SXM4-80GB": _peak(_AMPERE, 2.039, float32=19.5, tf32=156.0, bfloat16=312.0, float64=19.5),
@@ -38,7 +38,7 @@ PEAKS: dict[str, Peak] = {
     r"A10$": _peak("NVIDIA A10 data sheet", 0.6, float32=31.2, tf32=62.5, bfloat16=125.0),
     r"L40S": _peak("NVIDIA L40S data sheet", 0.864, float32=91.6, tf32=183.0, bfloat16=362.0),
     r"L4$": _peak("NVIDIA L4 data sheet", 0.3, float32=30.3, tf32=60.0, bfloat16=121.0),
-    r"RTX 4090": _peak(_ADA, 1.008, float32=82.6, tf32=82.6, bfloat16=165.2),
+    r"RTX 4090$": _peak(_ADA, 1.008, float32=82.6, tf32=82.6, bfloat16=165.2),
     r"RTX 3090$": _peak(_GA102, 0.936, float32=35.6, tf32=35.6, bfloat16=71.2),
     r"V100-SXM2": _peak("NVIDIA V100 data sheet", 0.9, float32=15.7, float64=7.8),
     r"T4$": _peak("NVIDIA T4 data sheet", 0.32, float32=8.1),
@@ -48,5 +48,7 @@ A GPU that is not here has no utilization: `python -m benchmarks.ceilings` measu
 
 
 def peak_of(name: str) -> Peak | None:
-    """Of a GPU, by the name that its driver gives it; None where the table has none."""
+    """Of a GPU, by the name that its driver gives it; None where the table has none, and for a MIG slice of one."""
+    if " MIG " in name:
+        return None
     return next((peak for pattern, peak in PEAKS.items() if re.search(pattern, name)), None)

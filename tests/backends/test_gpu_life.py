@@ -44,6 +44,9 @@ LIVES = {
         f"{mode}, shared": {"mode": mode, "devices": 2, "processes": 2, "shared": True, "like": "two"}
         for mode in ("ddp", "fabric", "accelerate")
     },
+    "ddp, shared by nodes": {
+        **{"mode": "ddp", "devices": 2, "nodes": 2, "processes": 2, "shared": True, "like": "two"}
+    },
     "fsdp": {"mode": "fsdp", "devices": 2, "processes": 2, "like": "two"},
     "pipeline": {
         **{"mode": "pipeline", "devices": 2, "processes": 2, "stages": 2, "like": "one"},
@@ -64,6 +67,7 @@ def lived(framework, lives, *, processes):
     environment = os.environ | {
         **{"PYTHONPATH": str(REPOSITORY), "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"},
         **{"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)},
+        **{"TORCHELASTIC_RUN_ID": "none", "GROUP_RANK": "0"},  # as torchrun does
     }
     ports = free_ports(len(lives))
     asked = [json.dumps({**life, "port": port}) for life, port in zip(lives, ports, strict=True)]
@@ -156,7 +160,17 @@ def test_the_gpu_takes_the_time_at_the_end_of_each_step(found, name):
     """Of a replica in stages no single GPU knows when a step has ended."""
     for process in found[name]:
         between = process["between steps"]
-        assert between is None if "stages" in LIVES[name] else len(between) == 2 and min(between) > 0
+        if "stages" in LIVES[name]:
+            assert between is None
+            continue
+        assert len(between) == 2
+        assert min(between) > 0
+        of_gpu = [call for call in process["calls"] if call[0] in ("time", "update")]
+        updates = [number for number, call in enumerate(of_gpu) if call[0] == "update"]
+        assert len(updates) == 4
+        gpu = int(process["device"].removeprefix("cuda:"))
+        for number in updates:  # after the update, on the stream that computes
+            assert of_gpu[number + 1] == ["time", [0, gpu, 1]]
 
 
 def test_a_process_with_one_gpu_names_it_before_nccl_connects(found):

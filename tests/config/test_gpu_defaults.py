@@ -59,6 +59,13 @@ def test_gpus_of_much_memory_have_twice_the_batch(memory, batch):
     assert defaults(memory=memory)["global_batch_size"] == batch
 
 
+@pytest.mark.parametrize(("memory", "images"), [(80 << 30, 256), (40 << 30, 238), (24 << 30, 128), (16 << 30, 95)])
+def test_the_gpu_with_the_most_images_has_the_memory_for_them(memory, images):
+    batch = defaults(memory=memory, replicas=(1, 8))["global_batch_size"]
+    assert images - 8 < batch <= images
+    assert batch % 8 == 0
+
+
 def test_a_model_of_no_particular_size_keeps_the_usual_one():
     assert "image_size" not in defaults(models=("toy-cnn", "package.module:NAME"))
 

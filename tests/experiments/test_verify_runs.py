@@ -76,11 +76,16 @@ def test_cores_and_memory_bound_the_runs_at_the_same_time(monkeypatch, device, c
     assert runs_at_once(device) == expected
 
 
-@pytest.mark.parametrize(("free", "expected"), [(80e9, 4), (30e9, 2), (5e9, 1), (None, 1)])
-def test_the_memory_of_gpus_bounds_them_too(monkeypatch, install_gpus, free, expected):
+@pytest.mark.parametrize(
+    ("free", "total", "expected"),
+    [(140e9, 140e9, 4), (80e9, 80e9, 3), (40e9, 80e9, 1), (40e9, 40e9, 1), (None, None, 1)],
+)
+def test_the_memory_of_gpus_bounds_them_too(monkeypatch, install_gpus, free, total, expected):
+    """Together they take less than the half of which a run is refused the rest."""
     install_gpus()
     monkeypatch.setattr(verify_runs.os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.setattr(verify_runs, "available_memory", lambda: 128e9)
     monkeypatch.setattr(verify_runs, "free_gpu_memory", lambda gpus: free)
+    monkeypatch.setattr(verify_runs, "gpu_memory", lambda gpus: total)
     assert runs_at_once("auto") == expected
     assert runs_at_once("cpu") == 4

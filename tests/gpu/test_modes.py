@@ -5,11 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dpcompare.backends.availability import require_mode
+from dpcompare.backends.cuda_wheels import cuda_problem
+from dpcompare.backends.cuda_wheels import cuda_wheels_of as wheels
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import MODES
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
 from dpcompare.launch.run import run
+from tests.conftest import MASK
 
 WORKLOAD = Workload(
     **{"model": "toy-bn", "dataset": "synthetic-mini", "image_size": 32, "global_batch_size": 16, "steps": 8},
@@ -27,13 +32,29 @@ SHARING = [mode for (framework, mode), row in MODES.items() if row.shares_gpu]
 pytestmark = pytest.mark.gpu
 
 
+@pytest.fixture(autouse=True)
+def _mask_of_the_caller(monkeypatch):
+    if MASK is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", MASK)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Trains a mode on a cluster; returns its result."""
+    """Trains a mode on a cluster, once; returns its result."""
+    results = {}
 
     def train(framework, mode, cluster):
         config = RunConfig(framework=framework, mode=mode, workload=WORKLOAD, cluster=cluster)
-        return run(config, tmp_path_factory.mktemp("runs") / "run")
+        try:
+            require_mode(framework, mode)
+        except RequestError as error:
+            pytest.skip(str(error))
+        if cluster.device_type == "gpu" and (problem := cuda_problem(framework, config.python, wheels(config.python))):
+            pytest.skip(problem.found)
+        key = config.model_dump_json()
+        if key not in results:
+            results[key] = run(config, tmp_path_factory.mktemp("runs") / "run")
+        return results[key]
 
     return train
 

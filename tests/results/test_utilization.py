@@ -43,7 +43,8 @@ def test_operations_and_bytes_are_per_device_and_by_precision():
 )
 def test_without_one_peak_there_is_no_utilization(changes):
     found = figures(**changes)
-    assert found["achieved_flops"] > 0
+    gpus = 1 if changes.get("shared") else changes.get("gpus", 2)
+    assert found["achieved_flops"] == 1000 / gpus * training_flops("efficientnet-b2", 260, 10)
     assert (found["model_flops_utilization"], found["peak_source"]) == (None, None)
 
 
@@ -63,6 +64,11 @@ def test_without_a_speed_there_is_nothing():
         ("NVIDIA A10", 0.6e12),
         ("NVIDIA A100X", None),
         ("NVIDIA L40", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA GeForce RTX 4090", 1.008e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("cpu:0", None),
     ],
 )

@@ -385,10 +385,11 @@ class _EventBase:
         event.times, event.at = enable_timing, None
         return event
 
-    def record(self, stream: Any) -> None:
+    def record(self, stream: Any = None) -> None:
+        stream = torch.cuda.current_stream() if stream is None else stream
         self.at = time.perf_counter()
-        if not self.times:
-            calls.append(("record_event", (stream.stream_id, stream.device_index, CUDA)))
+        kind = "time" if self.times else "record_event"
+        calls.append((kind, (stream.stream_id, stream.device_index, CUDA)))
 
     def wait(self, stream: Any) -> None:
         calls.append(("wait", (stream.stream_id, stream.device_index, CUDA)))

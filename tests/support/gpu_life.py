@@ -104,21 +104,27 @@ def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+CALLS = ("set_device", "connect", "reset_peak_memory", "time", "update")
+"""Of those that a life on GPUs makes, what it prints."""
+
+
 def live_torch(lives: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Lives of torch, with its C functions of CUDA replaced."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
     from tests.support import fake_gpus
 
     fake_gpus.install(1)
+    register_optimizer_step_post_hook(lambda *_: fake_gpus.calls.append(("update",)))
     for life in lives:
         if "port" in life:
             os.environ["MASTER_PORT"] = str(life["port"])
-        os.environ["LOCAL_RANK"] = os.environ.get("RANK", "0")  # which accelerate changes on a shared GPU
+        # Accelerate changes it on a shared GPU; of several nodes each process is the only one.
+        os.environ["LOCAL_RANK"] = "0" if life.get("nodes", 1) > 1 else os.environ.get("RANK", "0")
         fake_gpus.calls.clear()
         fake_gpus.see(1 if life.get("shared") else life["devices"])
         found = _with_planted(life)
-        yield found | {
-            "calls": [call for call in fake_gpus.calls if call[0] in ("set_device", "connect", "reset_peak_memory")]
-        }
+        yield found | {"calls": [call for call in fake_gpus.calls if call[0] in CALLS]}
 
 
 def _with_planted(life: Mapping[str, Any]) -> dict[str, Any]:

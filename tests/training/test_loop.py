@@ -177,10 +177,12 @@ def test_without_such_a_clock_no_step_of_a_window_has_a_percentile(tmp_path):
         tmp_path, steps=20, warmup_steps=6, learning_rate=0.01, steps_per_window=8, backend_class=RunsAhead
     )
     assert False in {event.are_timed for event in events[StepsTrained]}
-    windowed = StepSeconds.of([0.1] * 8 + [0.3] * 8, is_windowed=True)
+    windowed = StepSeconds.of([0.1] * 8 + [0.3] * 8, own=[False] * 16)
     assert (windowed.median, windowed.p95, windowed.mad) == (None, None, None)
     assert windowed.mean == windowed.typical == pytest.approx(0.2)
     assert StepSeconds.of([1.0, 2.0, 6.0]).typical == 2.0
+    firsts = StepSeconds.of([9.0, 1.0, 2.0, 9.0, 3.0], own=[False, True, True, False, True])
+    assert (firsts.median, firsts.p95, firsts.mean) == (2.0, pytest.approx(2.9), pytest.approx(24 / 5))
 
 
 @pytest.mark.parametrize(("warmup_steps", "trained_before"), [(6, 6), (0, 0)])
