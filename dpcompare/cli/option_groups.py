@@ -6,18 +6,8 @@ import click
 
 OPTION_GROUPS: dict[str, tuple[str, ...]] = {
     "Mode and devices": (
-        *(
-            "framework",
-            "mode",
-            "nodes",
-            "devices_per_node",
-            "device",
-            "gpus",
-            "share_gpu",
-            "stages",
-            "pipeline_schedule",
-        ),
-        *("launcher", "python"),
+        *("framework", "mode", "nodes", "devices_per_node", "device", "gpus", "share_gpu", "stages"),
+        *("pipeline_schedule", "launcher", "python"),
     ),
     "Training": (
         *("model", "weights", "global_batch_size", "epochs", "steps", "precision", "optimizer", "learning_rate"),
