@@ -283,8 +283,8 @@ def _require_room_on_shared_gpu(config: RunConfig) -> None:
     replicas, free = config.topology.num_replicas, free_gpu_memory(config.cluster.devices)
     if free is not None and free < replicas * LEAST_OF_SHARED_GPU:
         raise RequestError(
-            f"--share-gpu: {replicas} replicas on a GPU that has {free / 1e9:.1f} GB free, expected at least "
-            f"{LEAST_OF_SHARED_GPU / 1e9:.1f} GB for each; ask for fewer with --nodes and --devices-per-node"
+            f"--share-gpu: {counted(replicas, 'replica')} on a GPU that has {free / 1e9:.1f} GB free, expected at "
+            f"least {LEAST_OF_SHARED_GPU / 1e9:.1f} GB for each; ask for fewer with --nodes and --devices-per-node"
         )
 
 

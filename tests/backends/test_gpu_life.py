@@ -26,26 +26,28 @@ REPOSITORY = Path(__file__).parents[2]
 LIVES = {
     "single": {"mode": "single", "devices": 1, "like": "one"},
     "single, native": {
-        **{"mode": "single", "devices": 1, "like": "one"},
+        **{"slow": True, "mode": "single", "devices": 1, "like": "one"},
         "workload": {"profile": "native", "accumulate": 1},
     },
     "dp": {"mode": "dp", "devices": 2, "like": "two"},
-    "dp, one GPU": {"mode": "dp", "devices": 1, "like": "one"},
+    "dp, one GPU": {"slow": True, "mode": "dp", "devices": 1, "like": "one"},
     "ddp, one process": {"mode": "ddp", "devices": 1, "processes": 1, "like": "one"},
-    "fabric": {"mode": "fabric", "devices": 1, "processes": 1, "like": "one"},
-    "accelerate": {"mode": "accelerate", "devices": 1, "processes": 1, "like": "one"},
+    "fabric": {"slow": True, "mode": "fabric", "devices": 1, "processes": 1, "like": "one"},
+    "accelerate": {"slow": True, "mode": "accelerate", "devices": 1, "processes": 1, "like": "one"},
     "ddp": {"mode": "ddp", "devices": 2, "processes": 2, "like": "two"},
     "ddp, synchronized": {
         **{"mode": "ddp", "devices": 2, "processes": 2, "like": "one"},
         "workload": {"batchnorm": "sync"},
     },
-    "ddp, two stages": {"mode": "ddp", "devices": 2, "processes": 1, "stages": 2, "like": "one"},
+    "ddp, two stages": {"slow": True, "mode": "ddp", "devices": 2, "processes": 1, "stages": 2, "like": "one"},
     **{
-        f"{mode}, shared": {"mode": mode, "devices": 2, "processes": 2, "shared": True, "like": "two"}
+        f"{mode}, shared": {
+            **{"mode": mode, "devices": 2, "processes": 2, "shared": True, "like": "two", "slow": mode != "ddp"}
+        }
         for mode in ("ddp", "fabric", "accelerate")
     },
     "ddp, shared by nodes": {
-        **{"mode": "ddp", "devices": 2, "nodes": 2, "processes": 2, "shared": True, "like": "two"}
+        **{"slow": True, "mode": "ddp", "devices": 2, "nodes": 2, "processes": 2, "shared": True, "like": "two"}
     },
     "fsdp": {"mode": "fsdp", "devices": 2, "processes": 2, "like": "two"},
     "pipeline": {
@@ -54,7 +56,15 @@ LIVES = {
                                       "which no pipeline takes"},
     },
 }  # fmt: skip
-"""Name -> what is lived, what on the CPU must agree with it, and what its life leaves out, with the reason."""
+"""Name -> what is lived, what on the CPU must agree with it, what its life leaves out, with the reason, and whether it
+is among the slow tests."""
+
+
+def of_lives(*names):
+    """Parameters of a test: these lives, or all."""
+    chosen = names or LIVES
+    return [pytest.param(name, marks=[pytest.mark.slow] if LIVES[name].get("slow") else []) for name in chosen]
+
 
 PLANTED = {name: LIVES["single"] | {"planted": name} for name in ("connect", "_move")}
 """Method of torch's backend that is replaced by a wrong one -> the life that must end by it."""
@@ -87,21 +97,30 @@ def lived(framework, lives, *, processes):
 
 @pytest.fixture(scope="module")
 def found(session_folder):
-    """Name of a life -> what each of its processes found; the processes of a session live them once."""
-    path = session_folder / "gpu-lives.json"
-    with held(path.with_suffix(".lock"), fcntl.LOCK_EX):
-        if not path.exists():
-            path.write_text(json.dumps(lived_all()))
-    return json.loads(path.read_text())
+    """What each process found in a life, by its name; a session lives all of them once, the slow ones apart."""
+
+    def of(name):
+        slow = bool(LIVES.get(name, {}).get("slow"))
+        path = session_folder / f"gpu-lives-{'slow' if slow else 'default'}.json"
+        with held(path.with_suffix(".lock"), fcntl.LOCK_EX):
+            if not path.exists():
+                path.write_text(json.dumps(lived_all(slow=slow)))
+        return json.loads(path.read_text())[name]
+
+    return of
 
 
-def lived_all():
-    """All lives; the CPU's and those that must end are among those of one process."""
+def lived_all(*, slow):
+    """All lives that are slow, or not; the CPU's and those that must end are among those of one process."""
     gathered = {}
     for processes in (1, 2):
-        lives = {name: life for name, life in LIVES.items() if life.get("processes", 1) == processes}
-        lives = {name: life | {"device": "gpu"} for name, life in (lives | (PLANTED if processes == 1 else {})).items()}
-        if processes == 1:
+        lives = {
+            name: life | {"device": "gpu"}
+            for name, life in LIVES.items()
+            if (life.get("processes", 1), bool(life.get("slow"))) == (processes, slow)
+        }
+        if processes == 1 and not slow:
+            lives |= {name: life | {"device": "gpu"} for name, life in PLANTED.items()}
             lives |= {name: life | {"device": "cpu"} for name, life in ON_CPU.items()}
         by_process = lived("torch", list(lives.values()), processes=processes)
         gathered |= dict(zip(lives, zip(*by_process, strict=True), strict=True))
@@ -112,10 +131,10 @@ def test_every_mode_has_a_life():
     assert {life["mode"] for life in LIVES.values()} == {mode for framework, mode in MODES if framework == "torch"}
 
 
-@pytest.mark.parametrize("name", LIVES)
+@pytest.mark.parametrize("name", of_lives())
 def test_a_life_on_gpus_computes_what_the_cpu_does(found, name):
-    (expected,) = found[LIVES[name]["like"]]
-    processes = found[name]
+    (expected,) = found(LIVES[name]["like"])
+    processes = found(name)
 
     def total(figure):
         return [sum(values) for values in zip(*(process[figure] for process in processes), strict=True)]
@@ -134,9 +153,9 @@ def test_a_life_on_gpus_computes_what_the_cpu_does(found, name):
     assert "activations" in LIVES[name].get("leaves_out", {}) or processes[0]["layers"] == expected["layers"]
 
 
-@pytest.mark.parametrize("name", LIVES)
+@pytest.mark.parametrize("name", of_lives())
 def test_a_life_on_gpus_names_its_own_gpu(found, name):
-    for rank, process in enumerate(found[name]):
+    for rank, process in enumerate(found(name)):
         rank = 0 if LIVES[name].get("shared") else rank
         # With its index: torch.cuda.set_device takes none without.
         assert process["device"] == f"cuda:{rank}"
@@ -148,17 +167,17 @@ def test_a_life_on_gpus_names_its_own_gpu(found, name):
         assert {call[1] for call in process["calls"] if call[0] == "set_device"} <= set(range(rank, rank + count))
 
 
-@pytest.mark.parametrize("name", [name for name, life in LIVES.items() if life.get("shared")])
+@pytest.mark.parametrize("name", of_lives(*(name for name, life in LIVES.items() if life.get("shared"))))
 def test_replicas_on_one_gpu_exchange_by_gloo(found, name):
-    for process in found[name]:
+    for process in found(name):
         assert process["described"]["collective"] == "gloo"
         assert "connect" not in {call[0] for call in process["calls"]}  # NCCL is never asked
 
 
-@pytest.mark.parametrize("name", LIVES)
+@pytest.mark.parametrize("name", of_lives())
 def test_the_gpu_takes_the_time_at_the_end_of_each_step(found, name):
     """Of a replica in stages no single GPU knows when a step has ended."""
-    for process in found[name]:
+    for process in found(name):
         between = process["between steps"]
         if "stages" in LIVES[name]:
             assert between is None
@@ -174,17 +193,20 @@ def test_the_gpu_takes_the_time_at_the_end_of_each_step(found, name):
 
 
 def test_a_process_with_one_gpu_names_it_before_nccl_connects(found):
-    """With stages it has several GPUs, for which NCCL connects as they come."""
-    for rank, process in enumerate(found["ddp"]):
+    for rank, process in enumerate(found("ddp")):
         first = [call for call in process["calls"] if call[0] in ("set_device", "connect")][:2]
         assert first == [["set_device", rank], ["connect", rank]]
-    (staged,) = found["ddp, two stages"]
+
+
+@pytest.mark.slow
+def test_a_process_with_a_model_in_stages_lets_nccl_connect_as_they_come(found):
+    (staged,) = found("ddp, two stages")
     assert "connect" not in {call[0] for call in staged["calls"]}
 
 
-@pytest.mark.parametrize("name", ["single", "ddp, one process", "ddp", "fabric", "accelerate"])
+@pytest.mark.parametrize("name", of_lives("single", "ddp, one process", "ddp", "fabric", "accelerate"))
 def test_when_gradients_are_ready_is_observed_by_events_of_the_gpu(found, name):
-    for process in found[name]:
+    for process in found(name):
         assert 0 < process["described"]["backward_ends"] <= 1
 
 
@@ -196,7 +218,7 @@ def test_when_gradients_are_ready_is_observed_by_events_of_the_gpu(found, name):
     ],
 )
 def test_what_a_gpu_would_refuse_ends_a_life(found, planted, message):
-    (process,) = found[planted]
+    (process,) = found(planted)
     assert message in process["error"]
 
 
@@ -212,12 +234,14 @@ def test_every_mode_of_jax_has_a_life():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("name", JAX_LIVES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "spmd" else [pytest.mark.slow]) for name in JAX_LIVES]
+)
 def test_what_jax_does_on_gpus_computes_what_torch_does_on_the_cpu(found, name):
     life = JAX_LIVES[name]
     lives = lived("jax", [life | {"device": "gpu"}], processes=life.get("nodes", 1))
     processes = [process for (process,) in lives]
-    (expected,) = found[life["like"]]
+    (expected,) = found(life["like"])
     losses = [sum(losses) for losses in zip(*(process["losses"] for process in processes), strict=True)]
     evaluated = [sum(sums) for sums in zip(*(process["evaluated"] for process in processes), strict=True)]
     assert losses == pytest.approx(expected["losses"], rel=1e-11)

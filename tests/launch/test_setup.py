@@ -248,7 +248,7 @@ def test_nothing_is_made_where_another_environment_would_lack_the_same(
     done = invoke("setup", "--frameworks", "torch")
     assert done.code == 3
     assert "driver is 570.10" in done.stderr
-    assert "update the driver, or install wheels for an older CUDA" in done.stderr
+    assert "update the driver, or make an environment with wheels for an older CUDA" in done.stderr
     assert not environments.exists()
 
 
