@@ -14,7 +14,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.launch import run as launching
 from dpcompare.launch.engines.slurm_script import job_script
-from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import command_line, shell_script
 from tests.support.command import invoke
 
@@ -252,3 +252,12 @@ def test_a_shared_gpu_needs_room_for_each_replica(monkeypatch, tmp_path, install
     ):
         launching.run(RunConfig(framework="torch", mode="ddp", cluster=cluster), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_jax_reads_of_an_outer_launcher_is_not_passed_on():
+    """`jax.distributed` and its plugin read these where they are not told otherwise."""
+    of_jax = {"JAX_CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "JAX_PARTITION_INDEX", "JAX_SLICE_INDEX"}
+    assert of_jax <= set(INHERITED_TO_DROP)
+    run = config("jax", "multiprocess", 2)
+    script = shell_script(run, RUN_DIR, plan(run, RUN_DIR, Endpoints([29400])))
+    assert all(f"-u {name}" in script for name in of_jax)
