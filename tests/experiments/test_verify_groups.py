@@ -150,6 +150,7 @@ def test_against_the_cpu_every_mode_runs_on_both_also_with_one_replica():
     assert [str(contender) for contender in alone[0].contenders] == [told[1], f"{told[1]} on the CPU"]
 
 
+@pytest.mark.torch
 def test_against_the_cpu_only_that_side_runs_there(install_gpus):
     install_gpus()
     chosen = {"model": "toy-bn", "replicas": [1], "precisions": ["float64"], "quick": True}
@@ -200,6 +201,7 @@ def test_what_differs_on_one_side_alone_is_named(tmp_path, monkeypatch):
     assert "gradient" not in failed
 
 
+@pytest.mark.torch
 def test_where_there_is_one_gpu_replicas_share_it_or_are_on_the_cpu(install_gpus):
     install_gpus("GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aaaa)\n")
     modes = ["dp", "ddp", "fsdp", "fabric", "pipeline"]

@@ -242,6 +242,7 @@ def test_processes_that_share_a_gpu_see_it_once():
     assert [process.devices for node in nodes for process in node.processes] == [("3",)] * 4
 
 
+@pytest.mark.torch
 def test_a_shared_gpu_needs_room_for_each_replica(monkeypatch, tmp_path, install_gpus):
     install_gpus()
     monkeypatch.setattr(launching, "free_gpu_memory", lambda gpus: 3 << 30)
