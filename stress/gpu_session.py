@@ -27,6 +27,8 @@ from dpcompare.cli.option_values import interpreters
 ROOT = Path(__file__).parents[1]
 SECONDS_TO_END = 10
 """That a command has to end its own processes."""
+PATIENCE = 10
+"""How many times longer each command may take where the checks are only tried, on a CPU of few cores."""
 NOT_ARCHIVED = ("cache", "checkpoints", "probe")
 """Folders that would make the archive large, and that `dpcompare report` does not read."""
 
@@ -140,7 +142,7 @@ class Session:
         """The same of any command."""
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        allowed = min(seconds, self.seconds_left - SECONDS_TO_END)
+        allowed = min(seconds if self.on_gpu else PATIENCE * seconds, self.seconds_left - SECONDS_TO_END)
         with log.open("a") as errors:
             errors.write(f"$ {shlex.join(argv)}\n")
             errors.flush()
