@@ -135,6 +135,7 @@ class Session:
 
         Raises:
             CheckFailedError: it ended otherwise than by one of `codes`, or took longer than it may.
+            LeftOutError: the time of the session was up before.
         """
         return self.output(name, [sys.executable, "-m", module, *arguments], seconds=seconds, codes=codes)
 
@@ -142,7 +143,8 @@ class Session:
         """The same of any command."""
         log = self.out / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        allowed = min(seconds if self.on_gpu else PATIENCE * seconds, self.seconds_left - SECONDS_TO_END)
+        asked = seconds if self.on_gpu else PATIENCE * seconds
+        allowed = min(asked, self.seconds_left - SECONDS_TO_END)
         with log.open("a") as errors:
             errors.write(f"$ {shlex.join(argv)}\n")
             errors.flush()
@@ -153,6 +155,8 @@ class Session:
                     printed, _ = process.communicate(timeout=max(1.0, allowed))
                 except subprocess.TimeoutExpired:
                     errors.write(self._end(process))
+                    if allowed < asked:
+                        raise LeftOutError(f"time: no end within the {allowed:.0f} s that were left") from None
                     raise CheckFailedError(f"no end after {allowed:.0f} s; see {log.relative_to(self.out)}") from None
             errors.write(printed)
         if process.returncode not in codes:
