@@ -135,9 +135,9 @@ def newest_cuda() -> int | None:
 
 
 def _compatibility() -> tuple[int, ...] | None:
-    """Of which driver the libcuda of NVIDIA's package is, where the dynamic linker is told to look there.
+    """The driver version of the libcuda in NVIDIA's compatibility package; None unless the dynamic linker finds it.
 
-    The folder alone says nothing: it may be an older CUDA's, and nobody may load it.
+    The folder alone proves nothing: it may belong to an older CUDA, and no process may load it.
     """
     files = sorted(COMPATIBILITY.rglob("libcuda.so.*.*"))
     told = [os.environ.get("LD_LIBRARY_PATH", ""), *(path.read_text() for path in LINKER_FOLDERS.glob("*.conf"))]

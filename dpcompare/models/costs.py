@@ -11,8 +11,7 @@ FLOPS_PER_MULTIPLICATION = 2
 """Each product is added to a sum."""
 PASSES = 3
 """Forward, and two products of the same size backward: the gradient of what entered a layer and that of its weights, as
-Chowdhery et al. 2022 ("PaLM", appendix B) count what a model takes. The gradient of the images, which nobody needs, is
-not taken off."""
+Chowdhery et al. 2022 ("PaLM", appendix B) count a training step. The unused gradient of the images is included."""
 NORMALISATION_PASSES = 8
 """Over the features of a BatchNorm in training: read for its statistics, read and written to normalise; backward they
 and their gradient are read for two sums, read again, and a gradient is written."""
