@@ -22,12 +22,20 @@ def data() -> None:
 @click.option("--image-size", type=int, required=True, help="Side of the square images in pixels.")
 @click.option("--margin", type=int, default=0, help="Pixels by which images are stored larger, for --augment crop.")
 @click.option("--skip-corrupt", is_flag=True, help="Leave out images that cannot be decoded, and count them.")
+@click.option("--follow-links", is_flag=True, help="Read images to which links lead that leave the dataset's folder.")
 @click.option(
     "--processes", type=click.IntRange(min=1), help="How many images are decoded at a time.  [default: one per core]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the manifest as one JSON object.")
 def prepare(
-    source: str, dest: Path, image_size: int, margin: int, skip_corrupt: bool, processes: int | None, as_json: bool
+    source: str,
+    dest: Path,
+    image_size: int,
+    margin: int,
+    skip_corrupt: bool,
+    follow_links: bool,
+    processes: int | None,
+    as_json: bool,
 ) -> None:
     """Decode and resize every image of SOURCE once into the store DEST.
 
@@ -45,6 +53,7 @@ def prepare(
             image_size,
             margin=margin,
             skip_corrupt=skip_corrupt,
+            follow_links=follow_links,
             num_processes=processes,
             progress=images_done,
         )
@@ -58,6 +67,6 @@ def prepare(
         click.echo(
             f"skipped: {counted(len(manifest.skipped), 'image')} that cannot be decoded, see {dest}/manifest.json"
         )
-    for note in manifest.notes:
+    for note in (*manifest.notes, *manifest.duplicates.remarks()):
         click.echo(printable(note))
     click.echo(f"sha256 {manifest.sha256}")

@@ -15,7 +15,7 @@ OPTION_GROUPS: dict[str, tuple[str, ...]] = {
         *("batchnorm", "batchnorm_momentum", "batchnorm_recompute", "label_smoothing", "regularization", "seed"),
     ),
     "Evaluation": ("evaluate_every", "target_accuracy", "stop_at_target", "keep_predictions"),
-    "Data": ("dataset", "image_size", "augment", "skip_corrupt", "input_threads"),
+    "Data": ("dataset", "image_size", "augment", "skip_corrupt", "follow_links", "input_threads"),
     "Speed and how it is measured": ("profile", "tune", "warmup_steps", "steps_per_window", "profile_steps"),
     "Recovery": (
         *("checkpoint_every", "keep_checkpoints", "resume", "max_restarts", "on_nan", "start_timeout"),

@@ -203,6 +203,9 @@ class RunOptions:
     skip_corrupt: bool = _workload(
         is_flag=True, scope="study", help="Leave out images that cannot be decoded, and count them."
     )
+    follow_links: bool = _workload(
+        is_flag=True, scope="study", help="Read images to which links lead that leave the dataset's folder."
+    )
     python: tuple[str, ...] = option(
         multiple=True,
         metavar="FRAMEWORK=PATH",

@@ -141,6 +141,8 @@ class Workload(Config):
     )
     skip_corrupt: bool = False
     """Leave out images that cannot be decoded, and count them, instead of refusing the dataset."""
+    follow_links: bool = False
+    """Whether links in a folder of images may lead out of it."""
 
     @model_validator(mode="before")
     @classmethod

@@ -8,20 +8,19 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dpcompare.data.built_in import BUILT_IN
+from dpcompare.data.image_files import FORMAT_OF, is_inside
 from dpcompare.data.order import epoch_order
 from dpcompare.data.sources import TRAIN_NAMES, VALIDATION_NAMES, VALIDATION_SHARE, ImageFiles, ImageList
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 from dpcompare.system.words import counted
-
-IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 
 LAYOUTS = (
     "expected one folder of images per class (CLASS/*.jpg), the same below train/ and validation/, the original "
@@ -29,19 +28,24 @@ LAYOUTS = (
 )
 
 
-def find_images(root: Path) -> ImageFiles:
+def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
     """Recognise the layout of a folder and list its images.
 
+    Args:
+        root: the folder.
+        follow_links: whether links may lead out of it.
+
     Raises:
-        RequestError: the folder is missing, empty, has one class only or is no dataset.
+        RequestError: the folder is missing, empty, has one class only or is no dataset; or a link leads out of it.
     """
     if not os.path.isdir(root):  # noqa: PTH112 (pathlib raises for a name that is too long)
         what = "is a file, not a folder" if os.path.exists(root) else "does not exist"  # noqa: PTH110 (the same)
         raise RequestError(f"dataset {str(root)!r} {what}; {LAYOUTS}, or one of the built-in {', '.join(BUILT_IN)}")
+    folders = None if follow_links else (root,)
     if (root / "Images").is_dir() and (root / "train_list.mat").is_file():
-        found = _stanford_dogs(root)
+        found = _stanford_dogs(root, folders)
     else:
-        found = _image_folder(root)
+        found = _image_folder(root, folders)
     for name in (str(root), *found.classes):
         _require_utf8(name)
     if not any(map(len, found.splits.values())):
@@ -77,20 +81,42 @@ def _subfolders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _image_names(folder: Path | str) -> Iterator[str]:
-    try:
-        listed = os.scandir(folder)
-    except OSError as error:
-        raise RequestError(
-            f"folder {str(folder)!r} of the dataset cannot be listed ({error.strerror}); make it readable, "
-            "or move it away"
-        ) from None
-    with listed as entries:
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                yield from _image_names(entry.path)
-            elif os.path.splitext(entry.name)[1].lower() in IMAGE_SUFFIXES and entry.is_file():  # noqa: PTH122 (faster)
-                yield entry.path
+def _require_inside(paths: Iterable[Path], folders: Sequence[Path] | None) -> None:
+    """Refuse links that lead out of the dataset: a stranger's would put any picture of this machine into the store."""
+    for path in paths if folders is not None else ():
+        if path.is_symlink() and not is_inside(path, folders or ()):
+            raise RequestError(
+                f"{str(path)!r} is a link to {os.path.realpath(path)!r}, outside of the dataset; if you trust its "
+                "links, pass --follow-links"
+            )
+
+
+def _files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """What is below a folder and is no folder; links to folders are not entered."""
+    folders = [os.fspath(folder)]
+    while folders:
+        listed = folders.pop()
+        try:
+            entries = os.scandir(listed)
+        except OSError as error:
+            raise RequestError(
+                f"folder {listed!r} of the dataset cannot be listed ({error.strerror}); make it readable, "
+                "or move it away"
+            ) from None
+        with entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    yield entry
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()  # noqa: PTH122 (faster, for millions)
+
+
+def _image_names(folder: Path) -> Iterator[str]:
+    return (entry.path for entry in _files_below(folder) if _suffix(entry.name) in FORMAT_OF and entry.is_file())
 
 
 def _images_below(folder: Path) -> list[Path]:
@@ -113,11 +139,13 @@ def _by_class(counts: Mapping[Path, int], choose: Callable[[list[Path]], list[Pa
     return ImageList(labels, lambda: (path for folder in listed for path in choose(_images_below(folder))))
 
 
-def _image_folder(root: Path) -> ImageFiles:
+def _image_folder(root: Path, within: Sequence[Path] | None) -> ImageFiles:
     folders = _subfolders(root)
     train = _first_named(folders, TRAIN_NAMES)
     validation = _first_named(folders, VALIDATION_NAMES) if train else None
     base = train or root
+    _require_inside((folder for folder in (base, validation) if folder), within)
+    _require_inside((link for folder in {base, validation or base} for link in _subfolders(folder)), within)
     counts = {folder: count for folder in _subfolders(base) if (count := _count_images(folder))}
     classes = tuple(folder.name for folder in counts)
     if not classes:
@@ -126,7 +154,8 @@ def _image_folder(root: Path) -> ImageFiles:
         raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
     notes = partial(_notes, base, validation, classes)
     if validation is None:
-        return ImageFiles(source=str(root), classes=classes, splits=_hold_out(counts), notes=notes)
+        splits = _hold_out(counts)
+        return ImageFiles(source=str(root), classes=classes, splits=splits, folders=within, notes=notes)
     unknown = [
         folder.name for folder in _subfolders(validation) if folder.name not in classes and _count_images(folder)
     ]
@@ -141,6 +170,7 @@ def _image_folder(root: Path) -> ImageFiles:
         source=str(root),
         classes=classes,
         splits={"train": _by_class(counts), "validation": _by_class(held_out)},
+        folders=within,
         notes=notes,
     )
 
@@ -151,16 +181,15 @@ def _notes(base: Path, validation: Path | None, classes: Container[str]) -> Iter
     if empty := [folder.name for folder in _subfolders(base) if folder.name not in classes]:
         yield f"left out, without an image: {', '.join(f'{name}/' for name in empty)}"
     suffixes = Counter(
-        Path(name).suffix.lower() or "none"
+        _suffix(entry.name) or "none"
         for folder in _subfolders(base)
-        for _, _, names in os.walk(folder)
-        for name in names
-        if not name.startswith(".") and Path(name).suffix.lower() not in IMAGE_SUFFIXES
+        for entry in _files_below(folder)
+        if not entry.name.startswith(".") and _suffix(entry.name) not in FORMAT_OF
     )
     if suffixes:
         listed = ", ".join(f"{suffix}: {count}" for suffix, count in suffixes.most_common())
         yield f"left out, files in formats that are not read (by suffix): {listed}"
-    if stray := sum(1 for path in base.iterdir() if path.is_file() and path.suffix.lower() in IMAGE_SUFFIXES):
+    if stray := sum(1 for path in base.iterdir() if path.is_file() and _suffix(path.name) in FORMAT_OF):
         yield f"left out, images beside the class folders: {stray}"
 
 
@@ -180,7 +209,7 @@ def _hold_out(counts: Mapping[Path, int]) -> dict[str, ImageList]:
     }
 
 
-def _stanford_dogs(root: Path) -> ImageFiles:
+def _stanford_dogs(root: Path, within: Sequence[Path] | None) -> ImageFiles:
     """The lists hold paths below Images/ (`n02085620-Chihuahua/n02085620_5927.jpg`) and labels from 1."""
     splits = {}
     names: dict[int, str] = {}
@@ -204,7 +233,8 @@ def _stanford_dogs(root: Path) -> ImageFiles:
         splits[split] = ImageList(np.array(labels, np.int32), partial(iter, paths))
     if sorted(names) != list(range(len(names))):
         raise RequestError(f"{str(root)!r}: labels {sorted(names)} of the lists are not 1 to {len(names)} without gaps")
-    return ImageFiles(source=str(root), classes=tuple(names[label] for label in sorted(names)), splits=splits)
+    classes = tuple(names[label] for label in sorted(names))
+    return ImageFiles(source=str(root), classes=classes, splits=splits, folders=within)
 
 
 _READ_LIST = """\

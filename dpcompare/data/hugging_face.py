@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.data.image_files import is_inside
 from dpcompare.data.names import HUGGING_FACE
 from dpcompare.data.order import epoch_order
 from dpcompare.data.sources import (
@@ -46,7 +47,7 @@ def find_hugging_face(text: str) -> ImageFiles:
         RequestError: it cannot be loaded, or has no images with classes where they are looked for.
     """
     request = _Request.of(text)
-    splits, commit = _load(request)
+    splits, commit, folders = _load(request)
     train, validation = _choose_splits(request, splits)
     image, label = _columns(request, splits[train].features)
     if any(splits[validation].features.get(column) != splits[train].features[column] for column in (image, label)):
@@ -64,6 +65,7 @@ def find_hugging_face(text: str) -> ImageFiles:
             part: ImageList(labels[split][numbers], partial(_encoded, split, splits[split], image, numbers))
             for part, (split, numbers) in rows.items()
         },
+        folders=folders,
         notes=partial(_notes, train, validation, left_out),
         revision=f"commit {commit}" if commit else f"fingerprints {_fingerprints(splits, (train, validation))}",
     )
@@ -88,8 +90,8 @@ class _Request:
         return cls(text=text, name=name, config=config or None, choices=pairs)
 
 
-def _load(request: _Request) -> tuple[dict[str, Any], str | None]:
-    """The splits by their names, and the commit of a dataset of the hub."""
+def _load(request: _Request) -> tuple[dict[str, Any], str | None, Sequence[Path]]:
+    """The splits by their names, the commit of a dataset of the hub, and the folders that its images may be in."""
     datasets = import_extra("datasets", extra="hf", needed_by=f"--dataset {HUGGING_FACE}NAME")
     folder = Path(request.name).expanduser()
     is_saved = any(os.path.isfile(folder / file) for file in SAVED)  # noqa: PTH113 (pathlib raises for long names)
@@ -100,10 +102,12 @@ def _load(request: _Request) -> tuple[dict[str, Any], str | None]:
         )
     try:
         if is_saved:
-            loaded, commit = datasets.load_from_disk(str(folder)), None
+            loaded, commit, folders = datasets.load_from_disk(str(folder)), None, (folder,)
         else:
             is_folder = folder.is_dir()
             builder = datasets.load_dataset_builder(str(folder) if is_folder else request.name, request.config)
+            folders = (folder, Path(datasets.config.EXTRACTED_DATASETS_PATH)) if is_folder else _of_the_hub()
+            _require_own_files(builder, folder if is_folder else None)
             builder.download_and_prepare()
             loaded, commit = builder.as_dataset(), None if is_folder else builder.hash
     except Exception as error:  # whatever a dataset, its files or the network lead the library to
@@ -111,7 +115,31 @@ def _load(request: _Request) -> tuple[dict[str, Any], str | None]:
             f"dataset: {request.text!r} cannot be loaded ({type(error).__name__}: {' '.join(str(error).split())}); "
             f"expected {FORM}, where NAME is a dataset of the hub, or a folder that the library `datasets` reads"
         ) from None
-    return dict(loaded) if isinstance(loaded, dict) else {UNDIVIDED: loaded}, commit
+    return dict(loaded) if isinstance(loaded, dict) else {UNDIVIDED: loaded}, commit, folders
+
+
+def _of_the_hub() -> tuple[Path, ...]:
+    """The folders into which the library fetches datasets."""
+    import datasets
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return Path(HF_HUB_CACHE), Path(datasets.config.HF_DATASETS_CACHE), Path(datasets.config.EXTRACTED_DATASETS_PATH)
+
+
+def _require_own_files(builder: Any, folder: Path | None) -> None:
+    """Refuse files of this machine outside of a dataset's folder, which its README may name.
+
+    Args:
+        builder: of the library `datasets`, before it has read the files.
+        folder: of the dataset; None: it is one of the hub, and has no files here.
+
+    Raises:
+        ValueError: it names such a file.
+    """
+    for files in (builder.config.data_files or {}).values():
+        for file in map(str, files):
+            if "://" not in file and not is_inside(file, [folder] if folder else []):
+                raise ValueError(f"it names the file {file!r}, outside of the dataset")
 
 
 def _choose_splits(request: _Request, splits: Mapping[str, Any]) -> tuple[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from itertools import islice
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from dpcompare.data.built_in import BUILT_IN
 from dpcompare.data.custom import custom_dataset
 from dpcompare.data.folders import find_images
 from dpcompare.data.hugging_face import find_hugging_face
+from dpcompare.data.image_files import opened_image
 from dpcompare.data.names import is_custom_dataset, is_hugging_face
 from dpcompare.data.sources import EncodedImage, ImageArrays, ImageFiles, ImageList
 from dpcompare.data.store import Store, StoreWriter
@@ -62,6 +62,7 @@ def prepare(
     *,
     margin: int = 0,
     skip_corrupt: bool = False,
+    follow_links: bool = False,
     largest_batch: int = 1,
     num_processes: int | None = None,
     progress: Progress | None = None,
@@ -74,6 +75,7 @@ def prepare(
         image_size: side of the square images that a model gets, in pixels.
         margin: pixels by which the stored squares are larger, so that `crop` has something to leave out.
         skip_corrupt: leave out (and list in the manifest) images that cannot be decoded.
+        follow_links: whether links in a folder of images may lead out of it.
         largest_batch: images of the largest global batch of the runs that it is for, by which `synthetic` is sized.
         num_processes: default: one per core.
 
@@ -92,17 +94,23 @@ def prepare(
             return _write_arrays(writer, str(source), BUILT_IN[str(source)](largest_batch))
         if is_custom_dataset(str(source)):
             return _write_custom(writer, str(source), progress)
-        files = image_files(source)
+        files = image_files(source, follow_links=follow_links)
         return _write_files(writer, files, skip_corrupt, num_processes or available_cores(), progress)
 
 
-def image_files(source: str | Path) -> ImageFiles:
+def image_files(source: str | Path, *, follow_links: bool = False) -> ImageFiles:
     """The images of a folder, or of a Hugging Face dataset.
+
+    Args:
+        source: its path or name.
+        follow_links: whether links in a folder may lead out of it.
 
     Raises:
         RequestError: it is no dataset.
     """
-    return find_hugging_face(str(source)) if is_hugging_face(str(source)) else find_images(Path(source))
+    if is_hugging_face(str(source)):
+        return find_hugging_face(str(source))
+    return find_images(Path(source), follow_links=follow_links)
 
 
 def _write_arrays(writer: StoreWriter, source: str, dataset: ImageArrays) -> Store:
@@ -153,7 +161,7 @@ def _write_files(
     for split, images in files.splits.items():
         writer.images(split, len(images))
         good = np.ones(len(images), bool)
-        for decoded in _decode_all(writer.images_path(split), images, writer.side, num_processes):
+        for decoded in _decode_all(writer.images_path(split), images, files.folders, writer.side, num_processes):
             for row, (file, error) in decoded.broken.items():
                 if not skip_corrupt:
                     raise RequestError(
@@ -193,11 +201,13 @@ class _Decoded:
     """By row: the image, and what was raised."""
 
 
-def _decode_all(target: Path, images: ImageList, side: int, num_processes: int) -> Iterator[_Decoded]:
+def _decode_all(
+    target: Path, images: ImageList, folders: Sequence[Path] | None, side: int, num_processes: int
+) -> Iterator[_Decoded]:
     """Decode image i into row i of `target`, task by task in their order."""
     starts = range(0, len(images), IMAGES_PER_TASK)
     files = (file for file, _ in images)
-    tasks = ((target, start, list(islice(files, IMAGES_PER_TASK)), side) for start in starts)
+    tasks = ((target, start, list(islice(files, IMAGES_PER_TASK)), folders, side) for start in starts)
     if num_processes == 1 or len(starts) == 1:
         yield from map(_decode, tasks)
         return
@@ -224,13 +234,13 @@ def _decode_all(target: Path, images: ImageList, side: int, num_processes: int) 
             get_reusable_executor().shutdown(wait=True, kill_workers=True)
 
 
-def _decode(task: tuple[Path, int, Sequence[Path | EncodedImage], int]) -> _Decoded:
-    target, start, files, side = task
+def _decode(task: tuple[Path, int, Sequence[Path | EncodedImage], Sequence[Path] | None, int]) -> _Decoded:
+    target, start, files, folders, side = task
     rows = np.load(target, mmap_mode="r+")
     broken = {}
     for row, file in enumerate(files, start):
         try:
-            with Image.open(file if isinstance(file, Path) else BytesIO(file.content)) as image:
+            with opened_image(file, folders) as image:
                 # Most of the time goes into decoding; libjpeg leaves out what bicubic would average away.
                 image.draft("RGB", (2 * side, 2 * side))
                 rows[row] = resize(image, side)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +65,8 @@ class ImageFiles:
     """The folder that they are in, or the name of the dataset."""
     classes: tuple[str, ...]
     splits: dict[str, ImageList]
+    folders: Sequence[Path] | None
+    """Which the files must be in, links followed; None: the user allows links that lead anywhere."""
     notes: Callable[[], Iterable[str]] = tuple
     """What of the folder was not taken, or was taken for something else than its name says; walks the whole folder."""
     revision: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -21,13 +22,17 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from dpcompare.data.duplicates import Duplicates, SplitContent, find_duplicates
 from dpcompare.errors import RequestError
+from dpcompare.system.files import sync
 from dpcompare.system.words import counted
 
 MANIFEST = "manifest.json"
 FORMAT = 2
 SPLITS = ("train", "validation")
 _CHUNK_ROWS = 1024
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Of a disk, a quota, and a limit of the size of files."""
 
 
 class SplitManifest(BaseModel):
@@ -59,6 +64,8 @@ class Manifest(BaseModel):
     """Images left out because they could not be decoded."""
     notes: tuple[str, ...] = ()
     """What of the source was not taken, or taken for something else than its name says."""
+    duplicates: Duplicates = Duplicates()
+    """Of its images."""
     revision: str | None = None
     """Of a Hugging Face dataset: its commit on the hub, or its fingerprint."""
     splits: dict[str, SplitManifest]
@@ -300,10 +307,19 @@ def folder_held(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
+def _reserved(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """A new array in a file, whose blocks are the file's already: writing into a mapping without room ends by SIGBUS."""
+    array: npt.NDArray[np.uint8] = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
 class StoreWriter:
     """Writes a store beside its destination and moves it there as a whole, or not at all.
 
-    Use as a context manager: `images(split, count)` gives the array to fill, `finish(...)` completes the store.
+    Use as a context manager: `images(split, count)` gives the array to fill, `finish(...)` completes the store. Where
+    the disk has no room, the context ends with RequestError.
     """
 
     def __init__(self, destination: Path, image_size: int, margin: int = 0) -> None:
@@ -320,6 +336,11 @@ class StoreWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._until_done.close()
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            raise RequestError(
+                f"the store cannot be written below {str(self._destination.parent)!r} ({error.strerror}); free some, or "
+                "choose another destination, or another cache with DPCOMPARE_CACHE_DIR"
+            ) from None
 
     @property
     def side(self) -> int:
@@ -330,14 +351,14 @@ class StoreWriter:
         return self._temporary / f"{split}-images.npy"
 
     def images(self, split: str, count: int) -> npt.NDArray[np.uint8]:
-        shape = (count, self.side, self.side, 3)
-        return np.lib.format.open_memmap(self.images_path(split), mode="w+", dtype=np.uint8, shape=shape)
+        """The array of a split's images, to fill."""
+        return _reserved(self.images_path(split), (count, self.side, self.side, 3))
 
     def keep_rows(self, split: str, rows: npt.NDArray[np.int64]) -> None:
         """Keep only these rows of the images of a split, in this order."""
         whole = np.load(self.images_path(split), mmap_mode="r")
         kept_path = self._temporary / "kept.npy"
-        kept = np.lib.format.open_memmap(kept_path, mode="w+", dtype=np.uint8, shape=(len(rows), *whole.shape[1:]))
+        kept = _reserved(kept_path, (len(rows), *whole.shape[1:]))
         for start in range(0, len(rows), _CHUNK_ROWS):
             kept[start : start + _CHUNK_ROWS] = whole[rows[start : start + _CHUNK_ROWS]]
         kept.flush()
@@ -345,17 +366,23 @@ class StoreWriter:
 
     def finish(self, labels: Mapping[str, npt.NDArray[np.int32]], **described: Any) -> Store:
         """Write labels, sums and manifest and move the store to its destination; a store already there stays."""
-        splits = {}
+        splits, read = {}, {}
         for split, values in labels.items():
-            images_sha256, sums = _read_images(np.load(self.images_path(split), mmap_mode="r"))
+            images = np.load(self.images_path(split), mmap_mode="r")
+            images_sha256, sums = _read_images(images)
+            read[split] = SplitContent(images, values, sums)
             of_classes = values.astype(np.int32)
             np.save(self._temporary / f"{split}-labels.npy", of_classes)
             np.save(self._temporary / f"{split}-sums.npy", sums)
             splits[split] = SplitManifest(
                 count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(of_classes)
             )
-        manifest = Manifest(image_size=self._image_size, margin=self._margin, splits=splits, **described)
+        found = find_duplicates(read)
+        described |= {"margin": self._margin, "splits": splits, "duplicates": found}
+        manifest = Manifest(image_size=self._image_size, **described)
         (self._temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+        for file in (*self._temporary.iterdir(), self._temporary):  # names come last
+            sync(file)
         try:
             os.rename(self._temporary, self._destination)  # noqa: PTH104 (Path.rename has no other meaning)
         except OSError:

@@ -158,6 +158,8 @@ def remarks_on(config: RunConfig) -> Iterator[str]:
             f"the training split has {counted(num_images, 'image')} and the global batch {batch}: every step trains on "
             "a batch that is padded, so the speed is not that of full batches; use a smaller --global-batch-size"
         )
+    if config.inputs is not None:
+        yield from open_store(config.inputs.store).manifest.duplicates.remarks()
 
 
 def num_training_images(config: RunConfig) -> int:
@@ -174,7 +176,7 @@ def num_training_images(config: RunConfig) -> int:
     path = Path(name).expanduser()
     if is_store(path):
         return open_store(path.resolve()).manifest.splits["train"].count
-    return len(image_files(_source(name)).splits["train"])
+    return len(image_files(_source(name), follow_links=config.workload.follow_links).splits["train"])
 
 
 def _source(name: str) -> str | Path:
@@ -202,6 +204,7 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
                 workload.image_size,
                 margin=_margin(workload),
                 skip_corrupt=workload.skip_corrupt,
+                follow_links=workload.follow_links,
                 largest_batch=largest_batch,
                 progress=progress,
             )
@@ -275,6 +278,8 @@ def _kept(prepared: Store, path: Path) -> Store:
 def _store_key(workload: Workload, largest_batch: int) -> str:
     """Name of the cached store: changes with the files, the size and whatever else decides the pixels."""
     digest = hashlib.sha256(f"{FORMAT}|{RESIZE_RULE}|{DECODER}|{workload.skip_corrupt}".encode())
+    if workload.follow_links:
+        digest.update(b"|follow links")
     if margin := _margin(workload):
         digest.update(f"|margin {margin}".encode())
     name = workload.dataset
@@ -285,6 +290,6 @@ def _store_key(workload: Workload, largest_batch: int) -> str:
         whole = str(source.resolve() if isinstance(source, Path) else source)
         name = Path(whole).name
         digest.update(whole.encode())
-        for stamp in image_files(source).stamps():
+        for stamp in image_files(source, follow_links=workload.follow_links).stamps():
             digest.update(stamp.encode("utf-8", "surrogateescape"))
     return f"{name[:LONGEST_NAME]}-{workload.image_size}px-{digest.hexdigest()[:16]}"

@@ -6,22 +6,24 @@ import hashlib
 import io
 import json
 import os
-import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load
 
 from dpcompare.errors import RequestError
 from dpcompare.models import keras_layout
 from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weights, custom_weights, initial_weights
 from dpcompare.models.keras_layout import BATCH_NORM_VARIABLES, neutral_name
+from dpcompare.models.sealed import DamagedError, seal, unseal
+from dpcompare.system.files import write_synced
 
 HUB = "https://huggingface.co"
 """Where timm publishes; HF_ENDPOINT, which other tools read too, names a mirror."""
@@ -109,7 +111,7 @@ def prepare_weights(
     cache: Path,
     custom_shapes: Mapping[str, Shape] | None = None,
 ) -> Path:
-    """The file of a model's initial weights, made now unless the cache has it.
+    """The file of a model's initial weights, made now unless the cache has it undamaged.
 
     Args:
         model: whose weights they are.
@@ -121,13 +123,13 @@ def prepare_weights(
         custom_shapes: of the tensors of a custom model.
 
     Raises:
-        RequestError: the source's weights are not those of the model.
+        RequestError: the source's weights are not those of the model, or nothing can be written into the cache.
     """
     shape = f"{image_size}px-{num_classes}classes"
     origin = "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
     name = f"{_name_of(model, custom_shapes)}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
     path = cache / "weights" / name
-    if path.is_file():
+    if _is_whole(path):
         return path
     if custom_shapes is not None:
         weights = custom_weights(custom_shapes, seed)
@@ -136,13 +138,37 @@ def prepare_weights(
     classifier = "drawn"
     if source is not None:
         weights, classifier = fit(source, weights, model)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
-        # Written apart and moved: a run started at the same time reads a complete file or none.
-        written = Path(temporary) / name
-        save_file(weights, written, metadata={"classifier": classifier})
-        written.replace(path)
+    content = seal(weights, {"classifier": classifier})
+    with _written_below(path.parent) as temporary:
+        write_synced(content, path, temporary / name)
     return path
+
+
+@contextmanager
+def _written_below(folder: Path) -> Iterator[Path]:
+    """A folder of this process alone, in a folder of the cache.
+
+    Raises:
+        RequestError: the disk is full, or nothing may be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            yield Path(temporary)
+    except OSError as error:
+        raise RequestError(
+            f"weights cannot be written below {str(folder)!r} ({error.strerror}); free or permit it, or choose another "
+            "cache with DPCOMPARE_CACHE_DIR"
+        ) from None
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file of weights is there as it was written; whatever else is there is made again."""
+    try:
+        unseal(path.read_bytes())
+    except (OSError, DamagedError):
+        return False
+    return True
 
 
 def _name_of(model: str, custom_shapes: Mapping[str, Shape] | None) -> str:
@@ -164,29 +190,31 @@ def _published(model: str, image_size: int, cache: Path) -> Source:
     name = MODELS[model].published
     assert name is not None  # checked with the workload
     path = cache / "published" / f"{name}.safetensors"
+    damage = ""
     if path.is_file():
-        return read_source(path.read_bytes(), f"{path} (delete it to fetch it again)")
+        try:
+            return read_source(path.read_bytes(), str(path))
+        except RequestError as error:  # fetched again, where that is possible
+            damage = f" in the place of a damaged one ({error})"
     hub = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     url = f"{hub}/timm/{name}/resolve/main/model.safetensors"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+    with _written_below(path.parent) as temporary:
         # Imported here: every command would wait for it, and nearly none fetches anything.
         import urllib.request
         from http.client import HTTPException
 
-        fetched = Path(temporary) / path.name
         try:
-            with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_SECONDS) as answer, fetched.open("wb") as file:
-                shutil.copyfileobj(answer, file)
+            with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_SECONDS) as answer:
+                fetched = answer.read()
             # Kept only if it is what was asked for: a proxy may answer with a page, and a connection may break off.
-            source = read_source(fetched.read_bytes(), url)
+            source = read_source(fetched, url)
             fit(source, initial_weights(model, image_size, 1, 0), model)
         except (OSError, ValueError, HTTPException, RequestError) as error:
             raise RequestError(
-                f"weights: the ImageNet weights of {model} cannot be fetched from {url} ({error}); download that "
+                f"weights: the ImageNet weights of {model} cannot be fetched from {url}{damage} ({error}); download that "
                 f"file elsewhere and put it at {path}, or name it with --weights FILE, or set HF_ENDPOINT to a mirror"
             ) from None
-        fetched.replace(path)
+        write_synced(fetched, path, temporary / path.name)
     return source
 
 

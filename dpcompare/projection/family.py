@@ -20,7 +20,7 @@ NOT_OF_A_STEP_OF_WORKLOADS = frozenset({
     "epochs", "steps", "warmup_steps",  # how many steps are made and measured
     "learning_rate", "schedule", "lr_warmup_steps", "scale_lr", "weights", "seed", "batchnorm_momentum",  # values
     "batchnorm_recompute",  # in evaluations
-    "skip_corrupt",  # before training
+    "skip_corrupt", "follow_links",  # before training
 })  # fmt: skip
 """Fields of a Workload."""
 

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.models.sealed import DamagedError, seal, unseal
 from dpcompare.models.state import State, TrainingState
 from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
-from dpcompare.system.files import no_link
+from dpcompare.system.files import no_link, write_synced
 
 FORMAT = 1
 """Of the file; a reader refuses a newer one."""
 
-_NO_CHECKSUM = "0" * 64
-_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
-
 # The length of a training does not decide what it is so far; data and initial weights go by their checksums.
-_MAY_CHANGE = ("epochs", "steps", "warmup_steps", "skip_corrupt", "weights", "dataset")
+_MAY_CHANGE = ("epochs", "steps", "warmup_steps", "skip_corrupt", "follow_links", "weights", "dataset")
 
 
 class BrokenCheckpointError(RequestError):
@@ -60,17 +53,7 @@ def save_checkpoint(checkpoint: Checkpoint, run_dir: Path, *, keep: int) -> int:
     path.parent.mkdir(exist_ok=True)
     for unfinished in path.parent.glob("*.tmp"):  # of a process that was killed
         unfinished.unlink()
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    write_synced(content, path, path.with_suffix(".tmp"))
     # Those of later steps are of a training that was given up: they were damaged, say, and an earlier one was resumed.
     others = [other for other in checkpoint_paths(run_dir) if other != path]
     later = [other for other in others if other.name > path.name]
@@ -79,17 +62,8 @@ def save_checkpoint(checkpoint: Checkpoint, run_dir: Path, *, keep: int) -> int:
     return len(content)
 
 
-def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a loss of power."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def encode(checkpoint: Checkpoint) -> bytes:
-    """A safetensors file with its checksum in the metadata: sha256 of the file with zeros in the checksum's place."""
+    """The bytes of a checkpoint's file."""
     tensors = {f"model.{name}": tensor for name, tensor in checkpoint.model.items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in checkpoint.optimizer.items()}
     metadata = {
@@ -97,11 +71,8 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "dpcompare_version": __version__,
         "step": str(checkpoint.step),
         "training": checkpoint.training,
-        "checksum": _NO_CHECKSUM,
     }
-    blank = save(tensors, metadata=metadata)
-    checksum = hashlib.sha256(blank).hexdigest()
-    return blank.replace(f'"checksum":"{_NO_CHECKSUM}"'.encode(), f'"checksum":"{checksum}"'.encode(), 1)
+    return seal(tensors, metadata)
 
 
 def decode(content: bytes) -> Checkpoint:
@@ -110,28 +81,20 @@ def decode(content: bytes) -> Checkpoint:
     Raises:
         BrokenCheckpointError: it is none, a byte has changed since it was written, or a newer dpcompare wrote it.
     """
-    header = _header(content)
-    found = _CHECKSUM.search(content, 8, 8 + len(header))
-    if found is None:
-        raise BrokenCheckpointError("it has no checksum, so dpcompare has not written it")
-    blank = content[: found.start(1)] + _NO_CHECKSUM.encode() + content[found.end(1) :]
-    if hashlib.sha256(blank).hexdigest().encode() != found[1]:
-        raise BrokenCheckpointError("its content does not match its checksum: it was damaged or cut off")
     try:
-        metadata = json.loads(header)["__metadata__"]
+        metadata, tensors = unseal(content)
         form, step, training = int(metadata["format"]), int(metadata["step"]), str(metadata["training"])
-        if form > FORMAT:
-            raise BrokenCheckpointError(
-                f"its format is {form}, expected at most {FORMAT}: dpcompare {metadata['dpcompare_version']} wrote "
-                "it, use that"
-            )
-        tensors = load(content)
-        if step < 1:
-            raise BrokenCheckpointError(f"its step is {step}, expected at least 1")
-    except BrokenCheckpointError:
-        raise
-    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+    except DamagedError as error:
+        raise BrokenCheckpointError(str(error)) from None
+    except (KeyError, ValueError, TypeError, OverflowError) as error:
         raise BrokenCheckpointError(f"it is no checkpoint ({type(error).__name__}: {error})") from None
+    if form > FORMAT:
+        raise BrokenCheckpointError(
+            f"its format is {form}, expected at most {FORMAT}: dpcompare {metadata.get('dpcompare_version')} wrote it, "
+            "use that"
+        )
+    if step < 1:
+        raise BrokenCheckpointError(f"its step is {step}, expected at least 1")
     parts: dict[str, State] = {"model": {}, "optimizer": {}}
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")
@@ -139,14 +102,6 @@ def decode(content: bytes) -> Checkpoint:
             raise BrokenCheckpointError(f"it holds a tensor {name!r}; expected model.* and optimizer.*")
         parts[part][rest] = tensor
     return Checkpoint(step=step, training=training, model=parts["model"], optimizer=parts["optimizer"])
-
-
-def _header(content: bytes) -> bytes:
-    length = int.from_bytes(content[:8], "little")
-    header = content[8 : 8 + length]
-    if len(content) < 8 or len(header) < length:
-        raise BrokenCheckpointError("it was cut off")
-    return header
 
 
 def load_checkpoint(path: Path, *, training: str) -> Checkpoint:

@@ -36,6 +36,38 @@ def put_in_place(path: Path) -> Iterator[Path]:
             written.replace(path)
 
 
+def write_synced(content: bytes, path: Path, temporary: Path) -> None:
+    """Write a file that is on the disk, whole and under its name, before this returns, also after a loss of power.
+
+    Args:
+        content: of the file.
+        path: its name, which another file may have until then.
+        temporary: a name in the same folder that no file has, under which it is written.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    try:
+        with temporary.open("xb") as file:  # with the rights that the umask leaves
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have a file's content, or the names in a folder, survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def require_files_of_its_own(folder: Path, what: str) -> None:
     """Refuse a folder in which, or below which, there is anything but files and folders.
 

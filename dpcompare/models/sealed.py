@@ -1,0 +1,49 @@
+"""A safetensors file that holds its own checksum, so that damage of any byte is noticed where it is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from dpcompare.models.state import State
+
+_NO_CHECKSUM = "0" * 64
+_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
+
+
+class DamagedError(ValueError):
+    """Not a file of `seal`, or not the one that was written."""
+
+
+def seal(tensors: State, metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file with its checksum in the metadata: sha256 of the file with zeros in the checksum's place."""
+    blank = save(tensors, metadata={**metadata, "checksum": _NO_CHECKSUM})
+    checksum = hashlib.sha256(blank).hexdigest()
+    return blank.replace(f'"checksum":"{_NO_CHECKSUM}"'.encode(), f'"checksum":"{checksum}"'.encode(), 1)
+
+
+def unseal(content: bytes) -> tuple[dict[str, str], State]:
+    """The metadata and the tensors in the bytes of a file of `seal`. Nothing in it is ever executed.
+
+    Raises:
+        DamagedError: it is none, or a byte has changed since it was written.
+    """
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length]
+    if len(content) < 8 or len(header) < length:
+        raise DamagedError("it was cut off")
+    found = _CHECKSUM.search(content, 8, 8 + length)
+    if found is None:
+        raise DamagedError("it has no checksum, so dpcompare has not written it")
+    blank = content[: found.start(1)] + _NO_CHECKSUM.encode() + content[found.end(1) :]
+    if hashlib.sha256(blank).hexdigest().encode() != found[1]:
+        raise DamagedError("its content does not match its checksum: it was damaged or cut off")
+    try:
+        return json.loads(header)["__metadata__"], load(content)
+    except (SafetensorError, KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise DamagedError(f"it holds no tensors ({type(error).__name__}: {error})") from None
