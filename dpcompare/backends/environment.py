@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from dpcompare.system.secrets import is_secret
+
 PREFIXES = (
     "CUBLAS_", "CUDNN_", "DNNL_", "GOMP_", "JAX_", "KMP_", "MKL_", "NCCL_", "OMP_", "ONEDNN_", "TF_",
     "TORCHINDUCTOR_", "TORCH_", "XLA_",
@@ -52,8 +54,8 @@ WITHOUT_EFFECT = (
 )
 """On speed or numbers: where files are, and what is written to a log when something goes wrong."""
 OF_TERRAFORM = (
-    "TF_CLI_", "TF_DATA_DIR", "TF_IGNORE", "TF_INPUT", "TF_IN_AUTOMATION", "TF_LOG", "TF_PLUGIN_CACHE_", "TF_REGISTRY_",
-    "TF_STATE_", "TF_TOKEN_", "TF_VAR_", "TF_WORKSPACE",
+    "TF_CLI_", "TF_DATA_DIR", "TF_ENCRYPTION", "TF_HTTP_", "TF_IGNORE", "TF_INPUT", "TF_IN_AUTOMATION", "TF_LOG",
+    "TF_PLUGIN_CACHE_", "TF_REGISTRY_", "TF_STATE_", "TF_TOKEN_", "TF_VAR_", "TF_WORKSPACE",
 )  # fmt: skip
 """Beginnings of names that Terraform reads, which has TensorFlow's prefix."""
 OF_FRAMEWORKS = {
@@ -65,13 +67,32 @@ OF_FRAMEWORKS = {
 
 
 def speed_variables(environ: Mapping[str, str] = os.environ, *, threads: int) -> dict[str, str]:
-    """The variables that a user has set, by name; `threads` are those that the plan gave the process."""
-    ours = {*SET_BY_US, *WITHOUT_EFFECT, *(name for name in THREADS if environ.get(name) == str(threads))}
+    """The variables that a user has set, by name, but for those that look like secrets.
+
+    Args:
+        environ: name -> value.
+        threads: those that the plan gave the process.
+    """
+    ours = {name for name in THREADS if environ.get(name) == str(threads)}
     return {
-        name: environ[name]
-        for name in sorted(environ)
-        if (name in NAMES or name.startswith(PREFIXES)) and not name.startswith(OF_TERRAFORM) and name not in ours
+        name: environ[name] for name in _set_by_user(environ) if name not in ours and not is_secret(name, environ[name])
     }
+
+
+def withheld_variables(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The names of those that a user has set and that look like secrets: what they say is not recorded."""
+    return [name for name in _set_by_user(environ) if is_secret(name, environ[name])]
+
+
+def _set_by_user(environ: Mapping[str, str]) -> list[str]:
+    return [
+        name
+        for name in sorted(environ)
+        if (name in NAMES or name.startswith(PREFIXES))
+        and not name.startswith(OF_TERRAFORM)
+        and name not in SET_BY_US
+        and name not in WITHOUT_EFFECT
+    ]
 
 
 def acting_on(framework: str, variables: Mapping[str, str]) -> dict[str, str]:

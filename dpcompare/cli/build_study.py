@@ -13,7 +13,7 @@ from dpcompare.cli import completed_arms, completed_values
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like
 from dpcompare.cli.option_table import option
-from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
+from dpcompare.cli.option_values import Number, interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
@@ -55,7 +55,7 @@ class StudyOptions:
         help="Give each round its own seed, shared by all arms, so that their accuracies can be compared.",
     )
     margin: float | None = option(
-        type=float,
+        type=Number(),
         metavar="POINTS",
         help="With --vary-seed: treat accuracies within this many percentage points as equal.  [default: 1]",
     )

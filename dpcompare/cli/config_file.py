@@ -36,13 +36,7 @@ def read_config_file(context: click.Context, parameter: click.Parameter, path: P
     """Make the values of a TOML file the defaults of the other options."""
     if path is None:
         return
-    try:
-        text = path.read_text()
-        content = tomllib.loads(text)
-    except OSError as error:
-        raise RequestError(f"{str(path)!r} cannot be read: {error.strerror}; expected a TOML file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{str(path)!r} is not valid TOML: {error}") from None
+    text, content = _read(path)
     options = {
         option.name: option
         for option in context.command.params
@@ -58,6 +52,34 @@ def read_config_file(context: click.Context, parameter: click.Parameter, path: P
     if problems:
         raise RequestError("\n".join(problems))
     context.default_map = content
+
+
+MOST_BYTES = 1_000_000
+"""Of a TOML file: what is longer, nobody has written for a command, and reading it takes many seconds."""
+MOST_DOTS = 1_000
+"""In a line of one: the time that a key takes grows with the square of its parts."""
+
+
+def _read(path: Path) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file, and what it says.
+
+    Raises:
+        RequestError: it cannot be read, or is not TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_BYTES + 1).decode()
+        if len(text) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES:,} bytes")
+        if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
+            raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
+        return text, tomllib.loads(text)
+    except OSError as error:
+        raise RequestError(f"{str(path)!r} cannot be read: {error.strerror}; expected a TOML file") from None
+    except RecursionError:
+        raise RequestError(f"{str(path)!r} is not valid TOML: its brackets are too deep") from None
+    except ValueError as error:  # also of bytes that are not UTF-8, and of integers of thousands of digits
+        raise RequestError(f"{str(path)!r} is not valid TOML: {error}") from None
 
 
 def names_like(key: str, known: list[str]) -> str:

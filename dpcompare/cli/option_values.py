@@ -15,6 +15,18 @@ from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.errors import RequestError
 
 
+class Number(click.FloatRange):
+    """A number within its range; neither infinite nor NaN, which no range excludes."""
+
+    name = "float"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        number = super().convert(value, parameter, context)
+        if not math.isfinite(number):
+            self.fail(f"received {value!r}, expected a finite number", parameter, context)
+        return number
+
+
 class Precisions(click.Choice):  # type: ignore[type-arg]  # generic only since click 8.2
     """The precisions of a run; says of float16, which one would expect among them, why it is not."""
 
@@ -126,6 +138,6 @@ def parse_seconds(text: str | None) -> float:
     if text is None:
         return math.inf
     match = re.fullmatch(r"(\d+(\.\d+)?)\s*([smh])", text.strip())
-    if match is None or float(match[1]) == 0:
+    if match is None or not 0 < float(match[1]) < math.inf:
         raise RequestError(f"--budget: received {text!r}, expected a time such as 90s, 30m or 2h")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[3]]

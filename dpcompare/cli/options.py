@@ -14,7 +14,15 @@ from click.core import ParameterSource
 from dpcompare.cli import completed_values
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_table import Command, Part, add_options, option, rows_of
-from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
+from dpcompare.cli.option_values import (
+    Number,
+    Precisions,
+    WarmupSteps,
+    listed,
+    parse_augmentations,
+    parse_steps,
+    parse_tuning,
+)
 
 _workload = partial(option, part="workload")
 _placement = partial(option, part="placement", resumable=True)
@@ -132,7 +140,7 @@ class RunOptions:
         "at most a quarter of --steps]",
     )
     optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
-    learning_rate: float | None = _workload(flags=("--learning-rate", "--lr"), type=float, help="[default: 0.001]")
+    learning_rate: float | None = _workload(flags=("--learning-rate", "--lr"), type=Number(), help="[default: 0.001]")
     schedule: str | None = _workload(
         type=click.Choice(["constant", "cosine"]), help="Schedule of the learning rate.  [default: constant]"
     )
@@ -144,21 +152,21 @@ class RunOptions:
         help="linear: --learning-rate is that of a global batch of 256 and grows with the batch.  [default: none]",
     )
     label_smoothing: float | None = _workload(
-        type=float,
+        type=Number(),
         metavar="FRACTION",
         help="Fraction of each label's weight spread evenly over all classes.  [default: 0.0]",
     )
     weight_decay: float | None = _workload(
-        type=float,
+        type=Number(),
         metavar="RATE",
         help="Decoupled: each step multiplies kernels by 1 - learning rate x RATE; with adam this is AdamW.  "
         "[default: 0.0]",
     )
     clip_norm: float | None = _workload(
-        type=float, metavar="NORM", help="A gradient of a larger norm, over all parameters, is scaled down to it."
+        type=Number(), metavar="NORM", help="A gradient of a larger norm, over all parameters, is scaled down to it."
     )
     weight_average: float | None = _workload(
-        type=float, metavar="DECAY", help="Evaluate an exponential moving average of the weights."
+        type=Number(), metavar="DECAY", help="Evaluate an exponential moving average of the weights."
     )
     accumulate: int | None = _workload(
         type=int,
@@ -170,7 +178,7 @@ class RunOptions:
         help="local: statistics of each replica's part of a batch. sync: of the whole batch.  [default: local]",
     )
     batchnorm_momentum: float | None = _workload(
-        type=float, help="Fraction of the running statistics that a step keeps.  [default: 0.9]"
+        type=Number(), help="Fraction of the running statistics that a step keeps.  [default: 0.9]"
     )
     batchnorm_recompute: int | None = _workload(
         type=int,
@@ -245,7 +253,7 @@ class RunOptions:
         type=int, metavar="STEPS", help="Evaluate every so many steps, and at the end.  [default: after every epoch]"
     )
     target_accuracy: float | None = _run(
-        type=float,
+        type=Number(),
         scope="study",
         metavar="FRACTION",
         help="Target validation accuracy, such as 0.9; reports the training time, steps and energy until an evaluation "
@@ -267,10 +275,10 @@ class RunOptions:
         is_flag=True, help="Run in a network of its own, so that nothing outside reaches the ports of the run."
     )
     start_timeout: float | None = _run(
-        type=float, metavar="SECONDS", help="Longest time until the first step.  [default: 600; on GPUs 1800]"
+        type=Number(), metavar="SECONDS", help="Longest time until the first step.  [default: 600; on GPUs 1800]"
     )
     progress_timeout: float | None = _run(
-        type=float, metavar="SECONDS", help="Longest time without progress after that.  [default: 600]"
+        type=Number(), metavar="SECONDS", help="Longest time without progress after that.  [default: 600]"
     )
     run_dir: Path | None = option(
         type=click.Path(path_type=Path), scope="run", help="A new directory for the run.  [default: below runs/]"

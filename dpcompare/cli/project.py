@@ -10,6 +10,7 @@ import click
 
 from dpcompare.cli import completed_values
 from dpcompare.cli.measured_link import measured_link
+from dpcompare.cli.option_values import Number
 from dpcompare.cli.output import print_sentence
 from dpcompare.cli.written_files import json_file, plots_dir, writable, write
 from dpcompare.errors import RequestError
@@ -63,12 +64,14 @@ RESTART_SECONDS = 300.0
 @click.option("--subject", multiple=True, metavar="SETTING", help="A setting in which arms may differ.")
 @click.option(
     "--target-efficiency",
-    type=float,
+    type=Number(),
     metavar="SHARE",
     help="Find the link or batch that this efficiency needs, such as 0.9.",
 )
-@click.option("--target-throughput", type=float, metavar="IMAGES/S", help="Find how many nodes reach this throughput.")
-@click.option("--price", type=click.FloatRange(0, 1e6), metavar="DOLLARS", help="Price of a device per hour.")
+@click.option(
+    "--target-throughput", type=Number(), metavar="IMAGES/S", help="Find how many nodes reach this throughput."
+)
+@click.option("--price", type=Number(0, 1e6), metavar="DOLLARS", help="Price of a device per hour.")
 @click.option(
     "--storage", metavar="RATE", help="Rate at which all nodes together can read images.  [default: reading keeps up]"
 )
@@ -78,18 +81,16 @@ RESTART_SECONDS = 300.0
     metavar="STEPS",
     help="Steps between two checkpoints; needs --checkpoint-seconds.",
 )
-@click.option(
-    "--checkpoint-seconds", type=click.FloatRange(0, 1e6), metavar="SECONDS", help="How long each checkpoint takes."
-)
+@click.option("--checkpoint-seconds", type=Number(0, 1e6), metavar="SECONDS", help="How long each checkpoint takes.")
 @click.option(
     "--mtbf",
-    type=click.FloatRange(0, 1e9, min_open=True),
+    type=Number(0, 1e9, min_open=True),
     metavar="HOURS",
     help="Mean time between failures of a node.",
 )
 @click.option(
     "--restart-seconds",
-    type=click.FloatRange(0, 1e6),
+    type=Number(0, 1e6),
     metavar="SECONDS",
     help=f"How long a restart takes after a failure; needs --mtbf.  [default: {RESTART_SECONDS:g}]",
 )

@@ -73,7 +73,8 @@ class Config(BaseModel):
         RequestError: one line per problem, each named by its field.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    # JSON has neither infinity nor NaN: a config with one could never be read again.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def __init__(self, /, **values: Any) -> None:
         try:

@@ -95,7 +95,7 @@ class Workload(Config):
     recorded steps when the run has ended; nothing of what is trained or recorded depends on it.
     """
     optimizer: Optimizer = "adam"
-    learning_rate: float = Field(default=1e-3, gt=0, allow_inf_nan=False, strict=False)
+    learning_rate: float = Field(default=1e-3, gt=0, strict=False)
     schedule: Schedule = "constant"
     """How the learning rate changes after its warm-up; see `dpcompare.training.schedule`."""
     lr_warmup_steps: int = Field(default=0, ge=0)
@@ -107,9 +107,9 @@ class Workload(Config):
 
     An evaluation's loss is that of the labels as they are.
     """
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False, strict=False)
+    weight_decay: float = Field(default=0.0, ge=0, strict=False)
     """Decoupled from the gradient; with `adam` this is AdamW. See `dpcompare.backends.update_rules`."""
-    clip_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False, strict=False)
+    clip_norm: float | None = Field(default=None, gt=0, strict=False)
     """Largest norm of the gradient over all parameters: a longer one is scaled down to it. None: no limit."""
     weight_average: float | None = Field(default=None, gt=0, lt=1, strict=False)
     """Evaluations are of an exponential moving average of the weights with this decay. None: of the weights."""

@@ -35,9 +35,9 @@ def opened_image(file: Path | EncodedImage, folders: Sequence[Path] | None) -> I
         OSError: it cannot be read, is no image in one of FORMATS, no file, or in none of the folders.
         Exception: whatever Pillow's readers raise for a broken file.
     """
-    with BytesIO(file.content) if isinstance(file, EncodedImage) else _opened(file, folders) as content:
-        with Image.open(content, formats=FORMATS) as image:
-            yield image
+    content = BytesIO(file.content) if isinstance(file, EncodedImage) else _opened(file, folders)
+    with content, Image.open(content, formats=FORMATS) as image:
+        yield image
 
 
 def _opened(file: Path, folders: Sequence[Path] | None) -> BinaryIO:

@@ -153,7 +153,7 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
                 "dpcompare that wrote it"
             )
         store = Store(path, Manifest.model_validate_json(text))  # which refuses names that no document can hold
-    except (OSError, ValidationError, ValueError, AttributeError) as error:
+    except (OSError, ValidationError, ValueError, AttributeError, RecursionError) as error:
         if isinstance(error, RequestError):
             raise
         raise RequestError(f"{path} is not a readable store ({MANIFEST}: {error}); {remedy}") from None
@@ -308,7 +308,7 @@ def folder_held(folder: Path) -> Iterator[bool]:
 
 
 def _reserved(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """A new array in a file, whose blocks are the file's already: writing into a mapping without room ends by SIGBUS."""
+    """A new array in a file that has all its blocks: writing into a mapping without room ends by SIGBUS."""
     array: npt.NDArray[np.uint8] = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
@@ -338,8 +338,8 @@ class StoreWriter:
         self._until_done.close()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
             raise RequestError(
-                f"the store cannot be written below {str(self._destination.parent)!r} ({error.strerror}); free some, or "
-                "choose another destination, or another cache with DPCOMPARE_CACHE_DIR"
+                f"the store cannot be written below {str(self._destination.parent)!r} ({error.strerror}); free "
+                "some, or choose another destination, or another cache with DPCOMPARE_CACHE_DIR"
             ) from None
 
     @property

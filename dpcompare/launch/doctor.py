@@ -19,6 +19,7 @@ from typing import Literal
 from dpcompare._version import __version__
 from dpcompare.backends.availability import require_framework
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
+from dpcompare.backends.environment import speed_variables, withheld_variables
 from dpcompare.backends.gpu_code import Code, code_for, compiled_for
 from dpcompare.backends.gpus_seen import gpus_seen
 from dpcompare.config.cluster import Cluster
@@ -80,6 +81,7 @@ def diagnose(
     """
     yield Finding(name="dpcompare", status="ok", found=__version__)
     yield Finding(name="system", status="ok", found=f"{platform.platform()}, Python {platform.python_version()}")
+    yield _environment()
     yield _cores()
     yield from _limits()
     try:
@@ -111,6 +113,17 @@ def diagnose(
                 name = f"all-reduce between GPUs {pair[0]} and {pair[1]}"
                 begins(f"trying {name}")
                 yield trial("torch", "ddp", Cluster.partition(1, 2, gpus=pair), interpreters, name=name)
+
+
+def _environment() -> Finding:
+    """What result files and pages will hold of this environment."""
+    set_here = speed_variables(threads=0)
+    recorded = (
+        ", ".join(f"{name}={value}" for name, value in set_here.items()) or "no variable that changes speed is set"
+    )
+    withheld = withheld_variables()
+    not_recorded = f"; not recorded, since they look like secrets: {', '.join(withheld)}" if withheld else ""
+    return Finding(name="environment, as recorded", status="ok", found=f"{recorded}{not_recorded}")
 
 
 def _cores() -> Finding:

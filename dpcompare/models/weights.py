@@ -211,8 +211,9 @@ def _published(model: str, image_size: int, cache: Path) -> Source:
             fit(source, initial_weights(model, image_size, 1, 0), model)
         except (OSError, ValueError, HTTPException, RequestError) as error:
             raise RequestError(
-                f"weights: the ImageNet weights of {model} cannot be fetched from {url}{damage} ({error}); download that "
-                f"file elsewhere and put it at {path}, or name it with --weights FILE, or set HF_ENDPOINT to a mirror"
+                f"weights: the ImageNet weights of {model} cannot be fetched from {url}{damage} ({error}); download "
+                f"that file elsewhere and put it at {path}, or name it with --weights FILE, or set HF_ENDPOINT to a "
+                "mirror"
             ) from None
         write_synced(fetched, path, temporary / path.name)
     return source

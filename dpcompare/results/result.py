@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AwareDatetime, BaseModel, ConfigDict, field_validator
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
+from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.validation import one_of
 from dpcompare.models.gradients import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
 from dpcompare.results.clock import ClockCheck, much_between_steps
@@ -105,7 +107,7 @@ class RunResult(BaseModel):
     """Earlier attempts."""
     error: str | None = None
     """Why the run did not complete: the first failure, with its traceback."""
-    framework: str
+    framework: Annotated[str, AfterValidator(one_of("framework", FRAMEWORKS))]
     mode: str
     num_nodes: Number
     num_processes: Number

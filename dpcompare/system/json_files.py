@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from dpcompare.errors import OtherFormatError, RequestError
 from dpcompare.system.files import no_link
@@ -70,9 +71,13 @@ MOST_PROBLEMS = 3
 
 def _problems(error: ValidationError) -> str:
     """The first problems of a file, in one line."""
-    each = [": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors()]
+    each = [": ".join(filter(None, (".".join(map(str, one["loc"])), _message(one)))) for one in error.errors()]
     more = [f"{len(each) - MOST_PROBLEMS} more"] if len(each) > MOST_PROBLEMS else []
     return "; ".join(each[:MOST_PROBLEMS] + more)
+
+
+def _message(problem: ErrorDetails) -> str:
+    return problem["msg"].removeprefix("Value error, ")
 
 
 def _refuse_unknown_fields(error: ValidationError, path: Path) -> None:

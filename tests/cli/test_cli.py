@@ -140,6 +140,17 @@ REFUSED = {
         r"type.toml:3: key 'image_size': received '64', expected an integer",
     ),
     "config file that is no TOML": ([*TORCH, "--config", "broken.toml"], "is not valid TOML"),
+    "config file with a number of 5,000 digits": ([*TORCH, "--config", "long.toml"], "long.toml' is not valid TOML"),
+    "config file with deep brackets": ([*TORCH, "--config", "deep.toml"], "deep.toml' is not valid TOML: .* too deep"),
+    "config file of megabytes": (
+        [*TORCH, "--config", "large.toml"],
+        "large.toml' is not valid TOML: .* 1,000,000 bytes",
+    ),
+    "config file with a key of many parts": ([*TORCH, "--config", "parts.toml"], "a line has more than 1,000 dots"),
+    "infinite time in the config file": ([*TORCH, "--config", "inf.toml"], "'progress_timeout': received inf"),
+    "infinite time": ([*TORCH, "--progress-timeout", "inf"], "received 'inf', expected a finite number"),
+    "time that becomes infinite": ([*TORCH, "--start-timeout", "1e400"], "received '1e400', expected a finite number"),
+    "learning rate that is no number": ([*TORCH, "--lr", "nan"], "received 'nan', expected a finite number"),
     "config file that is missing": ([*TORCH, "--config", "missing.toml"], "missing.toml.* cannot be read"),
     "interpreter that is missing": (
         [*TORCH, "--python", "torch=/no/python"],
@@ -160,6 +171,11 @@ def bad_input(photos, tmp_path):
     (tmp_path / "type.toml").write_text("\nepochs = 3\nimage_size = '64'\n")
     (tmp_path / "float16.toml").write_text("precision = 'float16'\n")
     (tmp_path / "broken.toml").write_text("epochs = = 3\n")
+    (tmp_path / "long.toml").write_text(f"steps = {'9' * 5000}\n")
+    (tmp_path / "deep.toml").write_text(f"arm = {'[' * 5000}{']' * 5000}\n")
+    (tmp_path / "large.toml").write_text("# comment\n" * 200_000)
+    (tmp_path / "parts.toml").write_text(f"{'a.' * 20_000}a = 1\n")
+    (tmp_path / "inf.toml").write_text("progress_timeout = inf\n")
     store = prepare(photos, tmp_path / "damaged", 32)
     shutil.copytree(store.path, tmp_path / "store")
     content = bytearray((store.path / "train-images.npy").read_bytes())

@@ -1,6 +1,7 @@
 """Datasets that the library `datasets` wrote or reads: splits, columns, classes, and the pixels of a folder."""
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -224,3 +225,46 @@ def test_the_command_says_which_splits_it_took(saved, split_of, tmp_path):
     assert "train 16, validation 5" in done.stdout
     assert "the split train is trained on, and test is the validation split" in done.stdout
     assert Image.fromarray(open_store(tmp_path / "store").split("train").images[0]).size == (16, 16)
+
+
+@pytest.fixture
+def private(tmp_path):
+    """A picture of somebody else's, outside of every dataset."""
+    (tmp_path / "home").mkdir()
+    Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "home" / "private.png")
+    return tmp_path / "home" / "private.png"
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "pipe"])
+def test_a_row_names_no_file_outside_of_its_dataset(datasets, split_of, saved, private, tmp_path, kind):
+    name = saved(train=split_of(3, 3), validation=split_of(2, 2))
+    if kind == "link":
+        (tmp_path / "saved" / "x.png").symlink_to(private)
+    elif kind == "pipe":
+        os.mkfifo(tmp_path / "saved" / "x.png")
+    path = str(private if kind == "file" else tmp_path / "saved" / "x.png")
+    rows = split_of(3, 3).cast_column("image", datasets.Image(decode=False))
+    features = rows.features
+    named = {"image": {"path": path, "bytes": None}}
+    rows = rows.map(lambda row, number: row if number else row | named, with_indices=True, features=features)
+    shard = tmp_path / "saved" / "train"
+    # Not by save_to_disk, which would put the file's bytes into the row.
+    with datasets.arrow_writer.ArrowWriter(path=str(shard / "data-00000-of-00001.arrow"), features=features) as written:
+        written.write_table(rows.data.table)
+        written.finalize()
+    message = "it is a pipe" if kind == "pipe" else "outside of the dataset"
+    with pytest.raises(RequestError, match=message):
+        prepare(name, tmp_path / "store", 8, num_processes=1)
+
+
+@pytest.mark.parametrize("pattern", ["absolute", "above"])
+def test_a_readme_names_no_file_outside_of_its_dataset(datasets, private, tmp_path, pattern):
+    folder = tmp_path / "folder"
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(folder / name / "0.png")
+    named = str(private) if pattern == "absolute" else "../home/private.png"
+    configs = f'configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: ["{named}", "*/*.png"]'
+    (folder / "README.md").write_text(f"---\n{configs}\n---\n")
+    with pytest.raises(RequestError, match="outside of the dataset"):
+        prepare(f"hf:{folder}", tmp_path / "store", 8, num_processes=1)

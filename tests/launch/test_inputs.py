@@ -104,6 +104,59 @@ def test_a_damaged_cache_is_made_again():
     assert np.array_equal(np.load(store / "train-labels.npy"), labels)
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut off", "another", "one bit"])
+def test_damaged_weights_are_made_again(damage):
+    path = inputs(seed=39).weights
+    content = path.read_bytes()
+    damaged = {
+        "empty": b"",
+        "cut off": content[:-1],
+        "another": b"x" * len(content),
+        "one bit": content[:-1] + bytes([content[-1] ^ 1]),
+    }
+    path.write_bytes(damaged[damage])
+    assert inputs(seed=39).weights == path
+    assert path.read_bytes() == content
+
+
+def test_what_a_shared_cache_holds_can_be_read_by_all_whom_the_umask_lets():
+    umask = os.umask(0o002)
+    try:
+        found = inputs(seed=40, image_size=10)
+    finally:
+        os.umask(umask)
+    for path in (found.weights, *found.store.iterdir()):
+        assert path.stat().st_mode & 0o777 == 0o664, path
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from dpcompare.config.workload import Workload
+from dpcompare.errors import RequestError
+from tests.launch.test_inputs import inputs
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
+try:
+    inputs(image_size=32)
+except RequestError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("room", "message"),
+    [(200_000, "the store cannot be written below"), (5_000_000, "weights cannot be written below")],
+)
+def test_a_cache_without_room_is_refused(tmp_path, room, message):
+    """A limit of the size of files is met where the disk is full: once for the images, once for the weights."""
+    environ = os.environ | {"DPCOMPARE_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    argv = [sys.executable, "-c", FULL, str(room)]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"{message} '{tmp_path}" in done.stdout and "DPCOMPARE_CACHE_DIR" in done.stdout
+    assert not [path for path in tmp_path.rglob("*.safetensors*")]
+
+
 def test_a_prepared_store_of_another_size_is_refused(photos, tmp_path):
     prepare(photos, tmp_path / "store", 16)
     with pytest.raises(RequestError, match="holds images of 16 px, received image_size 8; pass --image-size 16"):

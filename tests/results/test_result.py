@@ -303,3 +303,13 @@ def test_a_figure_that_a_process_does_not_know_is_not_known(config, tmp_path, un
 def test_a_process_without_a_record_leaves_unknown_what_was_computed(config, tmp_path):
     record(0, computed=computed()).save(tmp_path)
     assert aggregated(config, tmp_path, [*events(0), *events(1)], status="failed").computed is None
+
+
+def test_a_framework_that_nobody_knows_is_refused(config, tmp_path):
+    aggregated(config, tmp_path, [], status="interrupted", error="interrupted").save(tmp_path)
+    content = json.loads((tmp_path / "result.json").read_text())
+    (tmp_path / "result.json").write_text(json.dumps(content | {"framework": "x"}))
+    with pytest.raises(
+        RequestError, match=r"the result of a run: framework: unknown framework 'x'; expected one of torch"
+    ):
+        RunResult.load(tmp_path)
