@@ -49,8 +49,9 @@ def _arguments(given: Mapping[str, list[str]]) -> Iterator[str]:
     rows: dict[str, Option] = {row.name: row for row in OPTIONS}
     for name, values in given.items():
         row = rows[name]
-        if row.settings.get("is_flag"):
-            yield row.flags[0]
+        on, _, off = row.flags[0].partition("/")
+        if off or row.settings.get("is_flag"):
+            yield off if values == [str(False)] else on
         else:
             for value in values:
                 yield from (row.flags[0], value)

@@ -271,8 +271,11 @@ class RunOptions:
     max_restarts: int | None = _run(
         type=int, help="How often a run that fails is restarted from its newest checkpoint.  [default: 0]"
     )
-    isolate: bool = _run(
-        is_flag=True, help="Run in a network of its own, so that nothing outside reaches the ports of the run."
+    isolate: bool | None = _run(
+        flags=("--isolate/--no-isolate",),
+        default=None,
+        help="Run in a network of its own, so that nothing outside reaches the ports of the run.  [default: where "
+        "TensorFlow's servers would serve your files, and this machine permits it]",
     )
     start_timeout: float | None = _run(
         type=Number(), metavar="SECONDS", help="Longest time until the first step.  [default: 600; on GPUs 1800]"

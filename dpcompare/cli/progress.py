@@ -287,6 +287,7 @@ class StudyProgress(Watcher):
         self._say = expendable(self._print)
         self._total = study.repeats * len(study.arms)  # grows where rounds are added
         self._done = 0
+        self._remarks: set[str] = set()
         arms, rounds = counted(len(study.arms), "arm"), counted(study.repeats, "round")
         self._say(f"{arms} x {rounds}; runs and results in {study_dir}")
 
@@ -311,6 +312,11 @@ class StudyProgress(Watcher):
 
     def run_says(self, line: str) -> None:
         self._say(line)
+
+    def run_remarks(self, line: str) -> None:
+        if line not in self._remarks:
+            self._remarks.add(line)
+            self._say(line)
 
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
         # As the table has it at the end.

@@ -89,8 +89,11 @@ def _as_given(context: click.Context) -> Iterator[str]:
     for row in OPTIONS:
         if row.scope == "run" or not is_given(context, row.name):
             continue
-        value, flag = context.params[row.name], row.flags[0]
-        if row.settings.get("is_flag"):
+        value = context.params[row.name]
+        flag, _, off = row.flags[0].partition("/")
+        if off:
+            yield flag if value else off
+        elif row.settings.get("is_flag"):
             yield from [flag] if value else []
         else:
             for each in value if row.settings.get("multiple") else [value]:

@@ -78,6 +78,8 @@ class Mode:
     """Field of a workload -> the values that it can have, where not all are supported."""
     emulated_on: frozenset[str] = frozenset()
     """Device types where the framework itself cannot run this mode and dpcompare imitates it."""
+    serves_files: bool = False
+    """Whether its processes listen on all interfaces, and read and write files for whoever connects."""
     shares_gpu: bool = False
     """Whether several of its replicas can be on one GPU: gloo carries its collectives of GPUs, through the host."""
     device_types: frozenset[str] = frozenset({"cpu", "gpu"})
@@ -225,6 +227,7 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="MultiWorkerMirroredStrategy with a generated TF_CONFIG: one process per node",
         launch="tf_config",
         multi_node=True,
+        serves_files=True,
         collective={"cpu": "ring", "gpu": "nccl"},
         exchange="one pack",
     ),
@@ -233,6 +236,7 @@ MODES: dict[tuple[str, str], Mode] = {
         summary="ParameterServerStrategy: a coordinator, a node that keeps the parameters, and asynchronous workers",
         launch="tf_config",
         multi_node=True,
+        serves_files=True,
         roles=("chief", "ps"),
         supported_values={"accumulate": (1,), "batchnorm": ("local",)},
         collective={"cpu": "grpc", "gpu": "grpc"},

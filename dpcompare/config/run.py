@@ -113,8 +113,9 @@ class RunConfig(Config):
     """Seconds in which every process must have trained its first step."""
     progress_timeout: float = Field(default=600.0, gt=0)
     """Seconds after which a process that shows no progress counts as hanging."""
-    isolate: bool = False
-    """Whether the processes get a private network, which nothing outside can reach."""
+    isolate: bool | None = None
+    """Whether the processes get a private network, which nothing outside can reach; None: where they would serve
+    files, and this machine permits one."""
     max_restarts: int = Field(default=0, ge=0)
     """How often a failed run is restarted from its newest checkpoint."""
     task: Literal["train", "probe"] = "train"
@@ -127,6 +128,11 @@ class RunConfig(Config):
     @property
     def mode_row(self) -> Mode:
         return MODES[self.framework, self.mode]
+
+    @property
+    def serves_files(self) -> bool:
+        """Whether who reaches the ports of its processes can read and write files as their user."""
+        return self.mode_row.serves_files and self.topology.num_processes > 1
 
     @property
     def seconds_to_start(self) -> float:

@@ -42,6 +42,9 @@ class Watcher:
     def run_says(self, line: str) -> None:
         """An engine reports something about the run, such as what to start on its hosts."""
 
+    def run_remarks(self, line: str) -> None:
+        """What is allowed but hardly meant, said before a run starts; other runs may say the same."""
+
     def run_ended(self, number: int, arm: Arm, result: RunResult) -> None:
         """A run has completed or failed."""
 
@@ -84,7 +87,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
     """
     run_dir = study.run_dir(study_dir, number, arm)
     config = study.config_of(number, arm)
-    result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+    result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
     repeated = sum(len(_disturbed(study, study_dir, at, each)) for at in study.rounds for each in study.arms)
     most = max(1, int(LARGEST_REPEATED * len(study.arms) * study.repeats))
     if result.status != "completed" or result.disturbed_by is None or repeated >= most:
@@ -93,7 +96,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
         return result
     watcher.run_says(f"round {number}: {arm.name}: run again, {result.disturbed_by}")
     _set_aside(run_dir, DISTURBED)
-    return _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher.run_says)
+    return _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
 
 
 def _disturbed(study: Study, study_dir: Path, number: int, arm: Arm) -> list[Path]:
@@ -168,11 +171,9 @@ def _why_no_more(width: float | None, started_at: float, until: float, budget_se
     return f"the time is up ({spent / 60:.0f} min); {reached} ({until:.1%} asked for)"
 
 
-def _run(
-    config: RunConfig, run_dir: Path, observe: Callable[[Event], None], report: Callable[[str], None]
-) -> RunResult:
+def _run(config: RunConfig, run_dir: Path, observe: Callable[[Event], None], watcher: Watcher) -> RunResult:
     try:
-        return run(config, run_dir, observe=observe, report=report)
+        return run(config, run_dir, observe=observe, report=watcher.run_says, remark=watcher.run_remarks)
     except RunFailedError:
         if not (run_dir / RESULT_FILE).is_file():  # it could not be written
             raise

@@ -11,6 +11,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.data.store import StoreWatch
 from dpcompare.errors import RunFailedError
 from dpcompare.launch.failures import why_it_failed
+from dpcompare.launch.isolation import is_isolated
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Callbacks, Deadlines, LaunchOutcome
 from dpcompare.launch.plan import Endpoints, num_ports, plan
@@ -78,7 +79,7 @@ def _launched(config: RunConfig, run_dir: Path, callbacks: Callbacks, engine: Ex
         run_dir,
         deadlines,
         callbacks.observe,
-        isolate=config.isolate,
+        isolate=is_isolated(config),
         stopped_by=callbacks.stopped_by,
     )
 

@@ -22,6 +22,7 @@ from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_inputs, remarks_on
+from dpcompare.launch.isolation import exposure
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
 from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.aggregate import LaunchEnd
@@ -69,6 +70,7 @@ def run(
     observe: Callable[[Event], None] = lambda event: None,
     data_progress: Progress | None = None,
     report: Callable[[str], None] = lambda line: None,
+    remark: Callable[[str], None] | None = None,
     stopped_by: Callable[[], str | None] = lambda: None,
 ) -> RunResult:
     """Train one config in separate processes, here or where its placement says, and return what was measured.
@@ -80,6 +82,7 @@ def run(
             exception, which is logged.
         data_progress: called with (images done, images in all) while a dataset is prepared.
         report: called with a line for every restart, and with what an engine says.
+        remark: called before the start with what is allowed but hardly meant; default: `report`.
         stopped_by: asked several times a second; a reason that it returns ends the run, which then has failed.
 
     Raises:
@@ -91,8 +94,8 @@ def run(
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         config = prepare_run(config, directory, data_progress)
-        for line in remarks_on(config):
-            callbacks.report(line)
+        for line in filter(None, (exposure(config), *remarks_on(config))):
+            (remark or callbacks.report)(line)
         try:
             with _hold(directory):
                 return _train(config, directory, callbacks)
@@ -146,6 +149,8 @@ def resume(
                     f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have "
                     f"{counted(num_steps, 'step')}; ask for more with --steps or --epochs"
                 )
+            if line := exposure(config):
+                callbacks.report(line)
             callbacks.report(f"resuming from {path.name}, after step {step} of {num_steps}")
             config = config.model_copy(update={"resume": path.resolve()})
             close_attempt(directory, config, step=step)

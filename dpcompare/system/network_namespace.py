@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from dpcompare.errors import RequestError
@@ -33,12 +34,30 @@ class Network:
     """What a child process calls between fork and exec."""
 
 
+@cache
+def why_not_permitted() -> str | None:
+    """Why this machine permits no namespace; None where it does. Tried once."""
+    try:
+        with isolated():
+            return None
+    except NotPermittedError as error:
+        return error.reason
+
+
+class NotPermittedError(RequestError):
+    """This machine permits no network namespace."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
 @contextmanager
 def isolated() -> Iterator[Network]:
     """Make the namespace; it is gone when its processes have ended.
 
     Raises:
-        RequestError: this machine does not permit it.
+        NotPermittedError: this machine does not permit it.
     """
     # A separate process holds it: a thread that entered would stay there, and user namespaces refuse threads.
     with signals_held(), ExitStack() as stack:
@@ -56,9 +75,11 @@ def isolated() -> Iterator[Network]:
         assert holder.stdout is not None
         answer = holder.stdout.readline().strip()
         if answer != "ready":
-            raise RequestError(
-                f"this machine permits no network namespace ({answer or 'no answer'}), which --isolate and --engine "
-                "namespaces need; run as root, allow unprivileged user namespaces, or leave the option out"
+            reason = answer or "no answer"
+            raise NotPermittedError(
+                f"this machine permits no network namespace ({reason}), which --isolate and --engine namespaces need; "
+                "run as root, allow unprivileged user namespaces, or leave the option out",
+                reason,
             )
         namespaces = [Path(f"/proc/{holder.pid}/ns/{kind}") for kind in ("user", "net")]
         # Those that this process is in already cannot be entered again.
@@ -71,9 +92,10 @@ def isolated() -> Iterator[Network]:
             try:
                 subprocess.run(["true"], preexec_fn=lambda: _enter(files), check=True)
             except subprocess.SubprocessError as error:
-                raise RequestError(
+                raise NotPermittedError(
                     f"the network namespace that --isolate or --engine namespaces needs cannot be entered ({error}); "
-                    "leave the option out"
+                    "leave the option out",
+                    str(error),
                 ) from None
             yield Network(holder.pid, lambda: _enter(files))
         finally:

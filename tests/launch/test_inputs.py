@@ -153,8 +153,9 @@ def test_a_cache_without_room_is_refused(tmp_path, room, message):
     argv = [sys.executable, "-c", FULL, str(room)]
     done = subprocess.run(argv, env=environ, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"{message} '{tmp_path}" in done.stdout and "DPCOMPARE_CACHE_DIR" in done.stdout
-    assert not [path for path in tmp_path.rglob("*.safetensors*")]
+    assert f"{message} '{tmp_path}" in done.stdout
+    assert "DPCOMPARE_CACHE_DIR" in done.stdout
+    assert not list(tmp_path.rglob("*.safetensors*"))
 
 
 def test_a_prepared_store_of_another_size_is_refused(photos, tmp_path):

@@ -1,5 +1,6 @@
 """Who can reach a run: listening sockets while it lasts, and a network of its own."""
 
+import re
 import socket
 import threading
 from pathlib import Path
@@ -7,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
-from dpcompare.system.network_namespace import isolated
+from dpcompare.launch.isolation import exposure, is_isolated
+from dpcompare.system.network_namespace import isolated, why_not_permitted
 from tests.conftest import _children
 from tests.support.command import invoke
 
@@ -80,12 +83,9 @@ def test_torch_and_jax_listen_on_loopback_only(tmp_path, framework, mode, change
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_tensorflow_listens_on_loopback_only_in_a_network_of_its_own(tmp_path):
-    try:
-        with isolated():
-            pass
-    except RequestError as error:
-        pytest.skip(f"no network namespaces here: {error}")
+def test_tensorflow_serves_files_in_a_network_of_its_own_where_nothing_else_is_asked_for(tmp_path):
+    if reason := why_not_permitted():
+        pytest.skip(f"no network namespaces here: {reason}")
     reached = []
 
     def connect(new):
@@ -93,10 +93,64 @@ def test_tensorflow_listens_on_loopback_only_in_a_network_of_its_own(tmp_path):
             with socket.socket() as outside:
                 reached.append(outside.connect_ex(("127.0.0.1", port)) == 0)
 
-    found = sockets_of(config("tensorflow", "multiworker", 2, isolate=True), tmp_path / "run", connect)
+    found = sockets_of(config("tensorflow", "multiworker", 2), tmp_path / "run", connect)
     assert len({port for _, port in found}) >= 2
     assert reached
     assert not any(reached)
+
+
+@pytest.fixture
+def not_permitted(monkeypatch):
+    """A machine that permits no network namespace: the process that makes one says so and ends."""
+    monkeypatch.setattr("dpcompare.system.network_namespace.sys.executable", "/bin/false")
+    why_not_permitted.cache_clear()
+    yield
+    why_not_permitted.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("framework", "mode", "nodes", "isolate", "here", "elsewhere"),
+    [
+        ("tensorflow", "multiworker", 2, None, True, False),
+        ("tensorflow", "parameter-server", 3, None, True, False),
+        ("tensorflow", "multiworker", 1, None, False, False),
+        ("tensorflow", "multiworker", 2, False, False, False),
+        ("tensorflow", "mirrored", 1, None, False, False),
+        ("torch", "ddp", 2, None, False, False),
+        ("torch", "ddp", 2, True, True, True),
+        ("jax", "multiprocess", 2, None, False, False),
+    ],
+)
+def test_who_gets_a_network(framework, mode, nodes, isolate, here, elsewhere, request):
+    asked = config(framework, mode, nodes, isolate=isolate)
+    if why_not_permitted() is None:
+        assert is_isolated(asked) == here
+        assert exposure(asked) is None
+    request.getfixturevalue("not_permitted")
+    assert is_isolated(asked) == elsewhere
+    is_exposed = asked.serves_files and isolate is None
+    assert bool(exposure(asked)) == is_exposed
+    if is_exposed:
+        assert re.search(r"every user of this machine.* read and write files as you, .*--no-isolate$", exposure(asked))
+
+
+def test_between_machines_it_is_said_who_can_reach_the_servers():
+    cluster = Cluster.of_machines(2, 1, "cpu", num_cores=1)
+    machines = {"cluster": cluster, "placement": Placement(engine="hosts", hosts=("a", "b"))}
+    asked = config("tensorflow", "multiworker", 2).model_copy(update=machines)
+    assert not is_isolated(asked)
+    assert "whoever reaches their ports can read and write files as you" in exposure(asked)
+    assert exposure(asked.model_copy(update={"isolate": False})) is None
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+def test_a_study_says_once_what_is_open(not_permitted, tmp_path):
+    options = ["--model", "mlp", "--image-size", "8", "--global-batch-size", "8", "--steps", "2", "--repeats", "2"]
+    arm = ["--arm", "tensorflow:multiworker", "--nodes", "2", "--device", "cpu"]
+    done = invoke("compare", *arm, *options, "--out", str(tmp_path / "study"))
+    assert done.code == 0, done.stderr
+    assert done.stderr.count("can read and write files as you") == 1
 
 
 def test_where_no_network_may_be_made_the_request_is_refused(tmp_path, monkeypatch):

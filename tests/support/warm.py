@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess, TrainingProcess
 from dpcompare.results.events import EventTail
 from dpcompare.results.run_dir import attempt_config_path
+from dpcompare.system.network_namespace import isolated
 from tests.support import warm_process
 
 # torch imports the last one, which takes longest, when the first optimizer is made.
@@ -61,13 +63,16 @@ class WarmLauncher:
     ) -> LaunchOutcome:
         """As `local.launch`, without deadlines; events are observed when all have ended.
 
-        What needs processes of its own is started as ever: an isolated network, another interpreter, spawn.
+        What needs processes of its own is started as ever: another interpreter, spawn.
         """
         config = RunConfig.load(attempt_config_path(run_dir))
-        if isolate or config.python != sys.executable or config.launch == "spawn":
+        if config.python != sys.executable or config.launch == "spawn":
             return local.launch(node_processes, run_dir, deadlines, observe, isolate=isolate, stopped_by=stopped_by)
         placed = [(node, process) for node in node_processes for process in node.processes]
-        statuses = self._answer(config.framework, [_request(config, *place) for place in placed])
+        with isolated() if isolate else nullcontext() as network:
+            holder = network.pid if network else None
+            requests = [{"network": holder, **_request(config, *place)} for place in placed]
+            statuses = self._answer(config.framework, requests)
         for event in EventTail(run_dir, [process.process_rank for _, process in placed]).new_events():
             observe(event)
         outcome = LaunchOutcome()

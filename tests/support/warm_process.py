@@ -67,9 +67,20 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _train(argv: list[str], environment: dict[str, str], folder: str) -> NoReturn:
-    """Become a training process: `argv` begins with the module of its door."""
+def _enter_network_of(pid: int) -> None:
+    for kind in ("user", "net"):
+        namespace = Path(f"/proc/{pid}/ns/{kind}")
+        if namespace.stat().st_ino == Path(f"/proc/self/ns/{kind}").stat().st_ino:  # which cannot be entered again
+            continue
+        if ctypes.CDLL(None).setns(os.open(namespace, os.O_RDONLY), 0):
+            raise OSError(f"the {kind} namespace of process {pid} cannot be entered")
+
+
+def _train(argv: list[str], environment: dict[str, str], folder: str, network: int | None) -> NoReturn:
+    """Become a training process: `argv` begins with the module of its door, and process `network` holds its network."""
     try:
+        if network is not None:
+            _enter_network_of(network)
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, which fork clears: of the thread that forked
         os.environ.clear()
         os.environ.update(environment)
