@@ -34,6 +34,14 @@ class RunFailedError(RuntimeError):
         self.run_dir = run_dir
 
 
+def in_words(error: BaseException) -> str:
+    """`ValueError: its message`, also of an exception whose message cannot be had."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as own:  # of a user's own class
+        return f"{type(error).__name__}, whose text cannot be had ({type(own).__name__})"
+
+
 def did_you_mean(received: str, known: Iterable[str]) -> str:
     """` Did you mean 'x'?` for the closest known name, or an empty string when nothing is close."""
     close = closest(received, known, 1)

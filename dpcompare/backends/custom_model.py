@@ -6,20 +6,22 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
-from dpcompare.errors import RequestError
+from dpcompare.errors import RequestError, in_words
 from dpcompare.system.commands import run_command
 
 LONGEST_SECONDS = 600.0
-"""That a user's model may take to be built."""
+"""That a user's model may take to be built where nothing else is asked for."""
 
 
 @cache
 def tensor_shapes(
-    model: str, framework: str, python: str, image_size: int, num_classes: int
+    model: str, framework: str, python: str, image_size: int, num_classes: int, seconds: float = LONGEST_SECONDS
 ) -> dict[str, tuple[int, ...]]:
     """Framework-neutral name -> shape of every tensor of a custom model, as it is in a framework.
 
@@ -31,26 +33,33 @@ def tensor_shapes(
         python: the interpreter whose environment holds the framework.
         image_size: in pixels.
         num_classes: of the dataset.
+        seconds: that it may take to be built.
 
     Raises:
         RequestError: there is no such model, or it gives something else than logits.
     """
-    argv = [python, "-P", "-m", "dpcompare.backends.custom_model", model, framework, str(image_size), str(num_classes)]
-    try:
-        done = run_command(
-            argv,
-            seconds=LONGEST_SECONDS,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        )
-    except subprocess.TimeoutExpired:
+    with tempfile.TemporaryDirectory() as folder:
+        answer = Path(folder, "shapes.json")
+        argv = [python, "-P", "-m", "dpcompare.backends.custom_model", model, framework, str(image_size)]
+        try:
+            done = run_command(
+                [*argv, str(num_classes), str(answer)],
+                seconds=seconds,
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"},
+                until_exit=True,
+            )
+        except subprocess.TimeoutExpired:
+            raise RequestError(
+                f"model: {model!r} was not built in {framework} within {seconds:.0f} s; expected a model that is, or "
+                "more time with --start-timeout"
+            ) from None
+        described = json.loads(answer.read_text()) if answer.exists() else None
+    if described is None:  # killed, crashed, or ended by its own code
+        said = done.stderr.rstrip()[-2000:] or "it printed nothing"
         raise RequestError(
-            f"model: {model!r} was not built in {framework} within {LONGEST_SECONDS:.0f} s; expected a model that is"
-        ) from None
-    last = (done.stdout.splitlines() or [""])[-1]
-    try:
-        described = json.loads(last)
-    except ValueError:
-        raise RequestError(f"model: {model!r} failed in {framework}:\n{done.stderr.rstrip()[-2000:]}") from None
+            f"model: {model!r} failed in {framework}: the process that built it ended with exit status "
+            f"{done.returncode} before the model was there; {said}"
+        )
     if "error" in described:
         raise RequestError(described["error"])
     shapes = {name: tuple(shape) for name, shape in described["shapes"].items()}
@@ -69,9 +78,14 @@ def _describe(model: str, framework: str, image_size: int, num_classes: int) -> 
         return {"shapes": backend.custom_shapes(model, image_size, num_classes)}
     except RequestError as error:
         return {"error": str(error)}
-    except Exception as error:  # whatever a user's model does
-        return {"error": f"model: {model!r} failed in {framework} ({type(error).__name__}: {error})"}
+    except BaseException as error:  # whatever a user's model does, sys.exit included
+        return {"error": f"model: {model!r} failed in {framework} ({in_words(error)})"}
 
 
 if __name__ == "__main__":
-    print(json.dumps(_describe(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    described = json.dumps(_describe(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))
+    # Under another name until it is whole, and the process ends at once: a model may have left threads.
+    written = Path(f"{sys.argv[5]}.tmp")
+    written.write_text(described)
+    written.replace(sys.argv[5])
+    os._exit(0)

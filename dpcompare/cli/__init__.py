@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import click
@@ -41,6 +43,10 @@ from dpcompare.system.standard_streams import give_up_stdout, keep_stderr_from_f
 @click.version_option(__version__, prog_name="dpcompare")
 def cli() -> None:
     """Train the same EfficientNet on the same batches with every data-parallel mode of PyTorch, TensorFlow and JAX."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:  # every process that is started would fail in a way of its own
+        raise RequestError("the current directory was removed; change to one that exists") from None
 
 
 for command in (
@@ -93,4 +99,5 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     except MemoryError:
         fail(EXIT_FAILED, "this process has no memory left; its limit is too low, or others hold it", as_json=as_json)
     except OSError as error:
-        fail(EXIT_FAILED, f"{type(error).__name__}: {error}", as_json=as_json)
+        is_typed = error.errno == errno.ENAMETOOLONG  # nobody but a user gives such names
+        fail(EXIT_REFUSED if is_typed else EXIT_FAILED, f"{type(error).__name__}: {error}", as_json=as_json)

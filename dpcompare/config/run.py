@@ -82,7 +82,7 @@ class RunConfig(Config):
     steps_per_window: int | None = Field(default=None, ge=1)
     """Steps that the clock measures together: the host waits for the device at the end of a window only.
     None: 1 on the CPU, where a step has ended when its call returns, and GPU_STEPS_PER_WINDOW on GPUs."""
-    input_threads: int = Field(default=1, ge=1)
+    input_threads: int = Field(default=1, ge=1, le=1_024)
     """Threads per replica that read batches ahead of training."""
     sync_gradients: bool = True
     """False: replicas keep their gradients to themselves and drift apart, to measure what gradient sync costs."""

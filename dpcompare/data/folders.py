@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -159,6 +160,11 @@ def _image_folder(root: Path, within: Sequence[Path] | None) -> ImageFiles:
     unknown = [
         folder.name for folder in _subfolders(validation) if folder.name not in classes and _count_images(folder)
     ]
+    if alike := [name for name in unknown if _normal(name) in map(_normal, classes)]:
+        raise RequestError(
+            f"{str(validation)!r} and {str(base)!r} spell the name of a class with other characters that look the same "
+            f"(Unicode's composed and decomposed letters): {', '.join(map(ascii, alike))}; rename the folder in one"
+        )
     if unknown:
         raise RequestError(
             f"{str(validation)!r} has classes that {str(base)!r} lacks: {', '.join(map(repr, unknown))}; expected "
@@ -173,6 +179,10 @@ def _image_folder(root: Path, within: Sequence[Path] | None) -> ImageFiles:
         folders=within,
         notes=notes,
     )
+
+
+def _normal(name: str) -> str:
+    return unicodedata.normalize("NFC", name)
 
 
 def _notes(base: Path, validation: Path | None, classes: Container[str]) -> Iterator[str]:

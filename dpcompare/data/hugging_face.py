@@ -25,6 +25,7 @@ from dpcompare.data.sources import (
 )
 from dpcompare.errors import RequestError
 from dpcompare.system.extras import import_extra
+from dpcompare.system.files import expanded
 from dpcompare.system.words import counted
 
 FORM = "hf:NAME[:CONFIG][,image=COLUMN][,label=COLUMN][,train=SPLIT][,validation=SPLIT]"
@@ -93,7 +94,7 @@ class _Request:
 def _load(request: _Request) -> tuple[dict[str, Any], str | None, Sequence[Path]]:
     """The splits by their names, the commit of a dataset of the hub, and the folders that its images may be in."""
     datasets = import_extra("datasets", extra="hf", needed_by=f"--dataset {HUGGING_FACE}NAME")
-    folder = Path(request.name).expanduser()
+    folder = expanded(request.name)
     is_saved = any(os.path.isfile(folder / file) for file in SAVED)  # noqa: PTH113 (pathlib raises for long names)
     if is_saved and request.config:
         raise RequestError(
@@ -102,11 +103,11 @@ def _load(request: _Request) -> tuple[dict[str, Any], str | None, Sequence[Path]
         )
     try:
         if is_saved:
-            loaded, commit, folders = datasets.load_from_disk(str(folder)), None, (folder,)
+            loaded, commit, folders = datasets.load_from_disk(str(folder)), None, [folder]
         else:
             is_folder = folder.is_dir()
             builder = datasets.load_dataset_builder(str(folder) if is_folder else request.name, request.config)
-            folders = (folder, Path(datasets.config.EXTRACTED_DATASETS_PATH)) if is_folder else _of_the_hub()
+            folders = [folder, Path(datasets.config.EXTRACTED_DATASETS_PATH)] if is_folder else _of_the_hub(datasets)
             _require_own_files(builder, folder if is_folder else None)
             builder.download_and_prepare()
             loaded, commit = builder.as_dataset(), None if is_folder else builder.hash
@@ -118,12 +119,12 @@ def _load(request: _Request) -> tuple[dict[str, Any], str | None, Sequence[Path]
     return dict(loaded) if isinstance(loaded, dict) else {UNDIVIDED: loaded}, commit, folders
 
 
-def _of_the_hub() -> tuple[Path, ...]:
+def _of_the_hub(datasets: Any) -> list[Path]:
     """The folders into which the library fetches datasets."""
-    import datasets
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    return Path(HF_HUB_CACHE), Path(datasets.config.HF_DATASETS_CACHE), Path(datasets.config.EXTRACTED_DATASETS_PATH)
+    config = datasets.config
+    return [Path(HF_HUB_CACHE), Path(config.HF_DATASETS_CACHE), Path(config.EXTRACTED_DATASETS_PATH)]
 
 
 def _require_own_files(builder: Any, folder: Path | None) -> None:

@@ -307,9 +307,9 @@ def folder_held(folder: Path) -> Iterator[bool]:
         os.close(handle)
 
 
-def _reserved(path: Path, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+def _reserved(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.uint8]]:
     """A new array in a file that has all its blocks: writing into a mapping without room ends by SIGBUS."""
-    array: npt.NDArray[np.uint8] = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=shape)
     with path.open("r+b") as file:
         os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
     return array

@@ -58,6 +58,7 @@ def ablated(arm: Arm) -> Arm | None:
     return Arm(name=f"{arm.name} without gradient sync", config=without, ablation_of=arm.name)
 
 
+MOST_ARMS = 1_000
 MOST_ROUNDS = 10_000
 """More than anybody waits for; the report of a damaged study.json must not count to a number without meaning."""
 
@@ -79,7 +80,7 @@ class Study(Config):
     """study.json: everything that decides what is run, and in which order."""
 
     dpcompare_version: str = __version__
-    arms: tuple[Arm, ...] = Field(min_length=1)
+    arms: tuple[Arm, ...] = Field(min_length=1, max_length=MOST_ARMS)
     repeats: int = Field(ge=1, le=MOST_ROUNDS)
     """Rounds; every arm runs once in each."""
     order_seed: int = Field(default=0, ge=0)

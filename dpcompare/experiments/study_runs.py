@@ -10,6 +10,7 @@ from pathlib import Path
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import OtherFormatError, RequestError, RunFailedError
 from dpcompare.experiments.study import Arm, Study
+from dpcompare.launch.inputs import restored
 from dpcompare.launch.run import run
 from dpcompare.results.events import Event
 from dpcompare.results.result import RunResult
@@ -86,7 +87,8 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
     choose between the two would be to choose a speed. The first one is kept next to it.
     """
     run_dir = study.run_dir(study_dir, number, arm)
-    config = study.config_of(number, arm)
+    largest_batch = max(each.config.workload.global_batch_size for each in study.arms)
+    config = restored(study.config_of(number, arm), largest_batch=largest_batch)
     result = _run(config, run_dir, watcher.run_begins(number, arm, run_dir), watcher)
     repeated = sum(len(_disturbed(study, study_dir, at, each)) for at in study.rounds for each in study.arms)
     most = max(1, int(LARGEST_REPEATED * len(study.arms) * study.repeats))

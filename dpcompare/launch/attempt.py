@@ -50,7 +50,11 @@ def make_attempt(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunR
             outcome = _launched(config, run_dir, watched, engine)
             started_at = outcome.started_at or started_at  # not the time in a queue
             ended_at = outcome.ended_at
-            error = (there.loss() or why_it_failed(config, run_dir, outcome)) if outcome.failed else store.change()
+            error = (
+                (there.loss() or why_it_failed(config, run_dir, outcome))
+                if outcome.failed or outcome.vanished
+                else store.change()
+            )
             status = "failed" if error else "completed"
         except BaseException as raised:
             # Where this process had no memory, disk or file left, a study makes the run again.

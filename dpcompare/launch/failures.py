@@ -186,6 +186,8 @@ def _cause_of_death(evidence: Evidence, node: int, rank: int, status: int) -> st
         return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"
     if status != -signal.SIGKILL and (refused := _refused_a_thread(evidence.log_of(rank))):  # else somebody killed it
         return refused
+    if status == 0 and evidence.outcome.nodes.get(node) == 0:
+        return "its exit status was 0, so its own code ended it, such as os._exit(0) in a custom model"
     if _is_full(evidence.run_dir):
         return "no space left on the disk of the run directory, so it could not say more"
     return "it was killed (by a signal, or by the kernel because memory ran out) or it crashed"
@@ -218,7 +220,21 @@ def _failed_nodes(evidence: Evidence) -> Iterator[str]:
             )
 
 
-DIAGNOSERS: tuple[Callable[[Evidence], Iterator[str]], ...] = (_first_failure, _terminated, _failed_nodes)
+def _lost_inputs(evidence: Evidence) -> Iterator[str]:
+    """Prepared files that the run reads, and that somebody has removed since: whatever the processes say of that."""
+    inputs = evidence.config.inputs
+    lost = [path for path in (inputs.store, inputs.weights) if not path.exists()] if inputs else []
+    if lost and not evidence.events_of(StepsTrained):
+        yield f"{' and '.join(repr(str(path)) for path in lost)} was removed as the run started; run it again"
+        yield from _first_failure(evidence)
+
+
+DIAGNOSERS: tuple[Callable[[Evidence], Iterator[str]], ...] = (
+    _lost_inputs,
+    _first_failure,
+    _terminated,
+    _failed_nodes,
+)
 """The first that has an answer gives the cause: what says most about it comes first."""
 
 

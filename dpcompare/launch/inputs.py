@@ -20,6 +20,7 @@ from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
+from dpcompare.system.files import expanded
 from dpcompare.system.import_path import is_custom
 from dpcompare.system.locks import in_turn
 from dpcompare.system.words import counted
@@ -69,6 +70,29 @@ def prepare_inputs(
     return config.model_copy(update={"inputs": inputs})
 
 
+def restored(config: RunConfig, *, largest_batch: int) -> RunConfig:
+    """The same config; its inputs are prepared again if the cache has lost them since.
+
+    Args:
+        config: of a run.
+        largest_batch: as for `prepare_inputs`.
+
+    Raises:
+        RequestError: they cannot be had again as they were.
+    """
+    inputs = config.inputs
+    if inputs is None or (is_store(inputs.store) and inputs.weights.is_file()):
+        return config
+    _custom_store.cache_clear()
+    again = prepare_inputs(config.model_copy(update={"inputs": None}), largest_batch=largest_batch).inputs
+    if again != inputs:
+        raise RequestError(
+            f"{str(inputs.store)!r} is gone, and the dataset {config.workload.dataset!r} gives another one now; put "
+            "the dataset back as it was, or start again"
+        )
+    return config
+
+
 def check_inputs(config: RunConfig) -> None:
     """Refuse what `prepare_inputs` refuses, as far as that is known before anything is prepared.
 
@@ -100,7 +124,10 @@ def _weights(config: RunConfig, num_classes: int, source: Source | None) -> dict
     """What `Inputs` says of the initial weights, which are made now unless the cache has them."""
     workload, custom_shapes = config.workload, None
     if is_custom(workload.model):
-        custom_shapes = tensor_shapes(workload.model, config.framework, config.python, workload.image_size, num_classes)
+        limit = {} if config.start_timeout is None else {"seconds": config.start_timeout}
+        custom_shapes = tensor_shapes(
+            workload.model, config.framework, config.python, workload.image_size, num_classes, **limit
+        )
     weights = prepare_weights(
         workload.model, workload.image_size, workload.seed, num_classes, source, cache_dir(), custom_shapes
     )
@@ -173,7 +200,7 @@ def num_training_images(config: RunConfig) -> int:
         return len(BUILT_IN[name](config.workload.global_batch_size).splits["train"][1])
     if is_custom_dataset(name):
         return len(custom_dataset(name).splits["train"][1])
-    path = Path(name).expanduser()
+    path = expanded(name)
     if is_store(path):
         return open_store(path.resolve()).manifest.splits["train"].count
     return len(image_files(_source(name), follow_links=config.workload.follow_links).splits["train"])
@@ -181,7 +208,7 @@ def num_training_images(config: RunConfig) -> int:
 
 def _source(name: str) -> str | Path:
     """As `prepare` takes it."""
-    return name if name in BUILT_IN or is_hugging_face(name) else Path(name).expanduser()
+    return name if name in BUILT_IN or is_hugging_face(name) else expanded(name)
 
 
 def _store(workload: Workload, largest_batch: int, progress: Progress | None) -> Store:
@@ -215,7 +242,7 @@ def _named_store(workload: Workload) -> Path | None:
     """The prepared store that a workload names; None where its data is still to be prepared."""
     if workload.dataset in BUILT_IN or is_custom_dataset(workload.dataset):
         return None
-    path = Path(workload.dataset).expanduser().resolve()
+    path = expanded(workload.dataset).resolve()
     return path if is_store(path) else None
 
 

@@ -15,7 +15,8 @@ from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer, Stall
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
 from dpcompare.results.clock import Seen, Watched
 from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrained
-from dpcompare.results.run_dir import node_log_path
+from dpcompare.results.log_size import cut_logs
+from dpcompare.results.run_dir import LOGS_DIR, node_log_path
 from dpcompare.system.deadline import Deadline
 from dpcompare.system.files import no_link
 from dpcompare.system.memory import OomWatch
@@ -79,6 +80,7 @@ def launch(
                 signals.deliver()
                 time.sleep(PROCESS_POLL_SECONDS)
                 oom_watch.look()
+                cut_logs(run_dir / LOGS_DIR)
                 outcome.vanished += watch.look()
                 outcome.stalled = watch.stalled()
                 outcome.nodes |= _reap(running)

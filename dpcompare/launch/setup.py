@@ -23,6 +23,7 @@ from dpcompare.backends.availability import missing_packages
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
 from dpcompare.config.modes import FRAMEWORKS, Sizes
 from dpcompare.errors import RequestError
+from dpcompare.system.files import expanded
 from dpcompare.system.locks import only_one
 from dpcompare.system.python_environment import PythonEnvironment
 
@@ -52,10 +53,16 @@ def environments_dir() -> Path:
     from platformdirs import user_data_path
 
     if chosen := os.environ.get("DPCOMPARE_ENVIRONMENTS_DIR"):
-        return Path(chosen).expanduser().absolute()
+        return expanded(chosen).absolute()
     if sys.prefix != sys.base_prefix:
         return Path(sys.prefix) / "environments"
-    return user_data_path("dpcompare", appauthor=False) / "environments"
+    try:
+        return user_data_path("dpcompare", appauthor=False) / "environments"
+    except RuntimeError:
+        raise RequestError(
+            "this user has no home directory (HOME is not set), and environments would be there; expected HOME, or "
+            "DPCOMPARE_ENVIRONMENTS_DIR with a folder"
+        ) from None
 
 
 def environment_of(framework: str) -> PythonEnvironment:

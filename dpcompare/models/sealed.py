@@ -21,10 +21,23 @@ class DamagedError(ValueError):
 
 
 def seal(tensors: State, metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file with its checksum in the metadata: sha256 of the file with zeros in the checksum's place."""
-    blank = save(tensors, metadata={**metadata, "checksum": _NO_CHECKSUM})
+    """A safetensors file with its checksum in the metadata: sha256 of the file with zeros in the checksum's place.
+
+    The same tensors and metadata make the same bytes.
+    """
+    blank = _in_order(save(tensors, metadata={**metadata, "checksum": _NO_CHECKSUM}))
     checksum = hashlib.sha256(blank).hexdigest()
     return blank.replace(f'"checksum":"{_NO_CHECKSUM}"'.encode(), f'"checksum":"{checksum}"'.encode(), 1)
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same safetensors file with sorted metadata, which the library writes in any order."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 def unseal(content: bytes) -> tuple[dict[str, str], State]:

@@ -223,7 +223,7 @@ def _tensors(content: bytes) -> Iterator[tuple[str, Any]]:
     if content.startswith(HDF5_SIGNATURE):
         yield from _of_keras(content)
     elif zipfile.is_zipfile(io.BytesIO(content)):  # Keras's archive of a model; also what torch.save writes
-        yield from _of_keras(zipfile.ZipFile(io.BytesIO(content)).read("model.weights.h5"))
+        yield from _of_keras(_unpacked(zipfile.ZipFile(io.BytesIO(content)), "model.weights.h5"))
     else:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         for name, entry in header.items():
@@ -232,11 +232,47 @@ def _tensors(content: bytes) -> Iterator[tuple[str, Any]]:
         yield from load(content).items()
 
 
+MOST_BYTES = 16 * 2**30
+"""Of the tensors of a file, unpacked: a few kilobytes of a stranger's may become any number of them."""
+
+
+def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
+    if (size := archive.getinfo(name).file_size) > MOST_BYTES:  # which `read` exceeds in no case
+        raise ValueError(f"its {name} is of {size:,} bytes when unpacked, expected at most {MOST_BYTES:,}")
+    return archive.read(name)
+
+
+def _require_own_values(file: Any) -> None:
+    """Refuse an HDF5 file whose values lie in other files of this machine, or fill its memory.
+
+    Raises:
+        ValueError: they do.
+    """
+    import h5py
+
+    size = 0
+
+    def check(name: str, link: Any) -> None:
+        nonlocal size
+        if isinstance(link, h5py.ExternalLink):
+            raise ValueError(f"its {name} is a link to another file")
+        item = file.get(name) if isinstance(link, h5py.HardLink) else None
+        if isinstance(item, h5py.Dataset):
+            if item.external or item.is_virtual:
+                raise ValueError(f"the values of its {name} are in another file")
+            size += item.nbytes
+            if size > MOST_BYTES:
+                raise ValueError(f"its values are of more than {MOST_BYTES:,} bytes when unpacked")
+
+    file.visititems_links(check)
+
+
 def _of_keras(content: bytes) -> Iterator[tuple[str, Any]]:
     """The tensors of an HDF5 file that Keras has written, in its present or its older format."""
     import h5py
 
     with h5py.File(io.BytesIO(content), "r") as file:
+        _require_own_values(file)
         older = file.get("model_weights", file)
         if "layer_names" in older.attrs:
             for layer in map(_text, older.attrs["layer_names"]):

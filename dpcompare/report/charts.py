@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow
 from dpcompare.system.extras import import_extra
 
@@ -38,8 +40,23 @@ def load_altair() -> Any:
     Raises:
         RequestError: it is not installed, or the one that draws.
     """
+    _require_address_space()
     import_extra("vl_convert", extra="report", needed_by="drawing")  # what altair draws with
     return import_extra("altair", extra="report", needed_by="drawing")
+
+
+LEAST_ADDRESS_SPACE = 96 * 2**30
+"""Bytes: V8, the JavaScript engine that draws, reserves that much and uses little; at 64 GiB it aborts the process."""
+
+
+def _require_address_space() -> None:
+    """Refuse a limit below which this process would be aborted without a word."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit != resource.RLIM_INFINITY and limit < LEAST_ADDRESS_SPACE:
+        raise RequestError(
+            f"drawing plots needs {LEAST_ADDRESS_SPACE >> 30} GiB of address space, and a limit allows "
+            f"{limit / 2**30:.1f} GiB; lift it (`ulimit -v unlimited`), or ask for a format without plots"
+        )
 
 
 def as_svg(plot: Plot) -> str:

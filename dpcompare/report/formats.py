@@ -241,8 +241,8 @@ def _predictions(predictions: PredictionRows) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Text in which Markdown finds nothing to format."""
-    return re.sub(r"([|<>*_`\\\[\]])", r"\\\1", printable(text))
+    """Text in which Markdown, GitHub's included, finds nothing to format, no formula and no address to link to."""
+    return re.sub(r"(?i)([|<>*_`\\\[\]~$]|(?<=www)\.|:(?=//))", r"\\\1", printable(text))
 
 
 @dataclass(frozen=True)

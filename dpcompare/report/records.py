@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -162,7 +163,12 @@ def _cell(value: Value) -> Value:
     """A spreadsheet takes text that starts like a formula for one."""
     if isinstance(value, bool):
         return str(value).lower()
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@")) else value
+    return f"'{value}" if isinstance(value, str) and _begins_a_formula(value) else value
+
+
+def _begins_a_formula(text: str) -> bool:
+    """Whether a spreadsheet may take a text for a formula: blanks before it, and wide forms of the signs, included."""
+    return unicodedata.normalize("NFKC", text).lstrip().startswith(("=", "+", "-", "@"))
 
 
 def as_parquet(comparison: Comparison) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from functools import partial
 from typing import IO
 
 from dpcompare.system.deadline import Deadline
-from dpcompare.system.processes import PROCESS_POLL_SECONDS, die_with_parent, kill_groups
+from dpcompare.system.processes import PROCESS_POLL_SECONDS, die_with_parent, kill_groups, signal_group
 from dpcompare.system.signals import signals_held
 
 _STDERR = 2
@@ -25,6 +26,7 @@ def run_command(
     env: Mapping[str, str] | None = None,
     interruptible: bool = True,
     shown: bool = False,
+    until_exit: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program and return its exit status and what it printed.
 
@@ -35,6 +37,7 @@ def run_command(
         env: its environment; default: that of this process.
         interruptible: whether Ctrl-C kills it too, rather than waiting for its end.
         shown: whether what it prints goes to our stderr instead of being returned.
+        until_exit: whether its own end counts, rather than that of all that inherit its output; they are killed.
 
     Raises:
         OSError: it cannot be started.
@@ -44,12 +47,14 @@ def run_command(
     deadline = Deadline(seconds)
     with ExitStack() as stack:
         signals = stack.enter_context(signals_held())
+        # Of pipes the end comes when the last process that has them ends.
+        files = [stack.enter_context(_file_of("")) for _ in range(2)] if until_exit else []
         # Not as a context, whose end waits without a limit: one that waits for a broken device cannot be killed.
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL if text is None else stack.enter_context(_file_of(text)),
-            stdout=_STDERR if shown else subprocess.PIPE,
-            stderr=_STDERR if shown else subprocess.PIPE,
+            stdout=_STDERR if shown else files[0] if files else subprocess.PIPE,
+            stderr=_STDERR if shown else files[1] if files else subprocess.PIPE,
             text=True,
             errors="replace",  # such as the name of a device, in any encoding
             env=env,
@@ -62,6 +67,9 @@ def run_command(
             while True:
                 with suppress(subprocess.TimeoutExpired):
                     output, errors = process.communicate(timeout=PROCESS_POLL_SECONDS)
+                    if files:
+                        signal_group(process.pid, signal.SIGKILL)
+                        output, errors = map(_content, files)
                     return subprocess.CompletedProcess(argv, process.returncode, output, errors)
                 if interruptible:
                     signals.deliver()
@@ -72,10 +80,19 @@ def run_command(
                 kill_groups([process])
 
 
+def _content(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read(MOST_CHARACTERS)
+
+
+MOST_CHARACTERS = 1_000_000
+"""Read of what a command prints that is only waited for until it exits."""
+
+
 @contextmanager
 def _file_of(text: str) -> Iterator[IO[str]]:
     """A file to read a text from: a `communicate` that continues after a time-out writes no more into a pipe."""
-    with tempfile.TemporaryFile("w+") as file:
+    with tempfile.TemporaryFile("w+", errors="replace") as file:
         file.write(text)
         file.seek(0)
         yield file

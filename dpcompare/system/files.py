@@ -23,6 +23,20 @@ def no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
 
 
+def expanded(path: str) -> Path:
+    """A path whose `~` or `~user` is that user's home.
+
+    Raises:
+        RequestError: that home is not known.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise RequestError(
+            f"received {path!r}, whose home directory is not known; expected a path without ~, or HOME to be set"
+        ) from None
+
+
 @contextmanager
 def put_in_place(path: Path) -> Iterator[Path]:
     """Where to write a file that then takes the place of `path`, and of a link that somebody has put there.

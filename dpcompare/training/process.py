@@ -21,6 +21,7 @@ from dpcompare.backends import load_backend
 from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
+from dpcompare.errors import in_words
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
 from dpcompare.results.process_record import ProcessRecord
 from dpcompare.results.run_dir import attempt_config_path, log_path
@@ -120,9 +121,9 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         record = _record(backend, config, trained, gpus, cores=cores, bound_to=bound_to, **place)
         record.model_copy(update={"cores_used": cores_used}).save(run_dir)
         backend.teardown()
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, with which a model may end its process
         traceback.print_exc()
-        events.append(Failed(message=f"{type(error).__name__}: {error}", traceback=traceback.format_exc()))
+        events.append(Failed(message=in_words(error), traceback=traceback.format_exc()))
         return 1
     events.append(Ended())
     return 0
