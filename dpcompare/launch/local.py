@@ -80,7 +80,8 @@ def launch(
                 signals.deliver()
                 time.sleep(PROCESS_POLL_SECONDS)
                 oom_watch.look()
-                cut_logs(run_dir / LOGS_DIR)
+                with suppress(OSError):  # they are gone, or the disk is full: told as what it is by others
+                    cut_logs(run_dir / LOGS_DIR)
                 outcome.vanished += watch.look()
                 outcome.stalled = watch.stalled()
                 outcome.nodes |= _reap(running)

@@ -250,21 +250,19 @@ def _require_own_values(file: Any) -> None:
     """
     import h5py
 
+    links: list[tuple[str, Any]] = []
+    file.visititems_links(lambda name, link: links.append((name, link)))  # from within it nothing may be raised
     size = 0
-
-    def check(name: str, link: Any) -> None:
-        nonlocal size
+    for name, link in links:
         if isinstance(link, h5py.ExternalLink):
             raise ValueError(f"its {name} is a link to another file")
-        item = file.get(name) if isinstance(link, h5py.HardLink) else None
+        item = file[name] if isinstance(link, h5py.HardLink) else None
         if isinstance(item, h5py.Dataset):
             if item.external or item.is_virtual:
                 raise ValueError(f"the values of its {name} are in another file")
             size += item.nbytes
-            if size > MOST_BYTES:
-                raise ValueError(f"its values are of more than {MOST_BYTES:,} bytes when unpacked")
-
-    file.visititems_links(check)
+    if size > MOST_BYTES:
+        raise ValueError(f"its values are of {size:,} bytes when unpacked, expected at most {MOST_BYTES:,}")
 
 
 def _of_keras(content: bytes) -> Iterator[tuple[str, Any]]:

@@ -97,6 +97,21 @@ def test_what_was_interrupted_is_kept_and_made_again(finished, tmp_path):
 
 
 @pytest.mark.torch
+@pytest.mark.usefixtures("warm")
+def test_a_study_whose_cache_disappears_prepares_it_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("DPCOMPARE_CACHE_DIR", str(tmp_path / "cache"))
+    made = []
+
+    def empty_the_cache(watcher, number, arm, result):
+        made.append(result.status)
+        shutil.rmtree(tmp_path / "cache")
+
+    monkeypatch.setattr("dpcompare.cli.progress.StudyProgress.run_ended", empty_the_cache)
+    done = invoke("compare", "--arm", "torch:single", *TINY, "--repeats", "3", "--out", tmp_path / "out")
+    assert (done.code, made) == (0, ["completed"] * 3), done.stderr
+
+
+@pytest.mark.torch
 def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     arguments = ["--arm", "torch:single", *TINY, "--repeats", "50", "--out", tmp_path / "out"]
     process = start("compare", *arguments)

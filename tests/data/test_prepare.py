@@ -269,6 +269,14 @@ def test_what_is_left_out_is_told(photos, tmp_path):
     assert split.manifest.notes[0] == "test/ is taken as the validation split, since no folder has that name"
 
 
+def test_names_that_look_the_same_are_told_apart(photos, tmp_path):
+    for split, name in (("train", "caf\u00e9"), ("validation", "cafe\u0301")):
+        shutil.copytree(photos, tmp_path / "split" / split)
+        (tmp_path / "split" / split / "cat").rename(tmp_path / "split" / split / name)
+    with pytest.raises(RequestError, match=r"spell the name of a class with other characters.*'cafe\\u0301'; rename"):
+        find_images(tmp_path / "split")
+
+
 def test_a_file_is_no_dataset(tmp_path):
     (tmp_path / "file.zip").touch()
     with pytest.raises(RequestError, match="is a file, not a folder"):

@@ -1,6 +1,7 @@
 """The cache of datasets and initial weights."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,14 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError
-from dpcompare.launch.inputs import check_inputs, num_training_images, prepare_compared, prepare_inputs, with_seed
+from dpcompare.launch.inputs import (
+    check_inputs,
+    num_training_images,
+    prepare_compared,
+    prepare_inputs,
+    restored,
+    with_seed,
+)
 from dpcompare.system.cache import cache_dir
 
 
@@ -127,6 +135,19 @@ def test_what_a_shared_cache_holds_can_be_read_by_all_whom_the_umask_lets():
         os.umask(umask)
     for path in (found.weights, *found.store.iterdir()):
         assert path.stat().st_mode & 0o777 == 0o664, path
+
+
+def test_what_a_cache_has_lost_is_prepared_again_as_it_was(photos):
+    before = prepare_inputs(config(dataset=str(photos), steps=6))
+    assert restored(before, largest_batch=32) is before
+    shutil.rmtree(before.inputs.store)
+    before.inputs.weights.unlink()
+    assert restored(before, largest_batch=32) == before
+    assert open_store(before.inputs.store, verify=True).manifest.sha256 == before.inputs.store_sha256
+    shutil.rmtree(before.inputs.store)
+    Image.new("RGB", (9, 9)).save(photos / "cat" / "new.png")
+    with pytest.raises(RequestError, match=r"is gone, and the dataset .* gives another one now"):
+        restored(before, largest_batch=32)
 
 
 FULL = """

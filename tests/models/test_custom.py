@@ -1,6 +1,7 @@
 """Custom models and datasets: the worked example of the docs, pairs that are not the same model, and refusals."""
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -172,6 +173,126 @@ def test_a_model_that_gives_something_else_is_refused_before_anything_starts(els
     assert refused.code == 2, refused.stderr
     assert says in refused.stderr
     assert not (elsewhere / "run").exists()
+
+
+STRANGE = """
+import os, subprocess, sys, threading, time
+import torch
+from dpcompare.models.custom import CustomModel
+
+LAYERS = [("norm", 3), ("fc", 5)]
+
+def network(size, num_classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(size * size * 3, num_classes))
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError("no words")
+
+class Base(BaseException):
+    pass
+
+def thread():
+    threading.Thread(target=time.sleep, args=(10**6,)).start()
+
+def child():
+    if os.fork() == 0:
+        time.sleep(10**6)
+
+def daemon():
+    subprocess.Popen(["sleep", "90"], start_new_session=True)
+
+def exits():
+    sys.exit(3)
+
+def leaves():
+    os._exit(0)
+
+def closes():
+    os.closerange(0, 3)
+
+def mute():
+    raise Mute
+
+def base():
+    raise Base("no exception")
+
+def waits():
+    time.sleep(10**6)
+
+def of(name):
+    def build(size, num_classes):
+        globals()[name]()
+        return network(size, num_classes)
+    return CustomModel(torch=build)
+
+for name in ("thread", "child", "daemon", "exits", "leaves", "closes", "mute", "base", "waits"):
+    globals()[f"model_{name}"] = of(name)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("exits", "failed in torch (SystemExit: 3)"),
+        ("leaves", "ended with exit status 0 before the model was there; it printed nothing"),
+        ("mute", "failed in torch (Mute, whose text cannot be had (ValueError))"),
+        ("base", "failed in torch (Base: no exception)"),
+        ("waits", "was not built in torch within 6 s; expected a model that is, or more time with --start-timeout"),
+        ("thread", None),
+        ("child", None),
+        ("daemon", None),
+        ("closes", None),
+    ],
+)
+def test_whatever_a_model_does_when_it_is_built_it_is_described_or_refused_at_once(elsewhere, kind, says):
+    (elsewhere / "strange.py").write_text(STRANGE)
+    limit = 6.0 if kind == "waits" else 600.0
+    if says is None:
+        shapes = tensor_shapes(f"strange:model_{kind}", "torch", sys.executable, 8, 4, limit)
+        assert shapes == {"1.weight": (4, 192), "1.bias": (4,)}
+    else:
+        with pytest.raises(RequestError) as refused:
+            tensor_shapes(f"strange:model_{kind}", "torch", sys.executable, 8, 4, limit)
+        assert says in str(refused.value)
+
+
+ENDS = """
+import os, sys
+import torch
+from dpcompare.models.custom import CustomModel
+
+class Ending(torch.nn.Module):
+    def __init__(self, size, num_classes, end):
+        super().__init__()
+        self.fc, self.end, self.steps = torch.nn.Linear(size * size * 3, num_classes), end, 0
+
+    def forward(self, images):
+        self.steps += self.training
+        if self.steps == 5 and os.environ.get("TEST_ENDS") and sys.argv[0].endswith("worker.py"):
+            self.end()
+        return self.fc(images.flatten(1))
+
+exits = CustomModel(torch=lambda size, num_classes: Ending(size, num_classes, lambda: sys.exit(0)))
+leaves = CustomModel(torch=lambda size, num_classes: Ending(size, num_classes, lambda: os._exit(0)))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("kind", "mode", "says"), [
+    ("exits", "single", "SystemExit: 0"),
+    ("leaves", "single", "its exit status was 0, so its own code ended it"),
+    pytest.param("leaves", "ddp", "its exit status was 0, so its own code ended it", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_model_that_ends_its_process_is_a_failure_with_its_step(elsewhere, monkeypatch, kind, mode, says):
+    (elsewhere / "ends.py").write_text(ENDS)
+    monkeypatch.setenv("TEST_ENDS", "1")
+    options = ["--image-size", "8", "--global-batch-size", "8", "--steps", "8", "--device", "cpu"]
+    done = invoke("run", f"torch:{mode}", "--model", f"ends:{kind}", *options)
+    assert done.code == 1
+    assert says in done.stderr
+    assert re.search(r"last steps: process 0: [0-4]$", done.stderr, re.MULTILINE)
 
 
 def test_other_tensors_differ_without_end():

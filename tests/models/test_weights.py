@@ -281,7 +281,47 @@ def two_models(path):
             file[f"layers/functional_{number}/layers/conv2d/vars"].attrs["name"] = "stem_conv"
 
 
+def elsewhere(kind):
+    """An HDF5 file whose values are those of another file of this machine."""
+
+    def write(path):
+        other = path.with_name("private.h5")
+        with h5py.File(other, "w") as private:
+            private["secret"] = np.ones(4)
+        with h5py.File(path, "w") as file:
+            group = file.create_group("layers/conv2d/vars")
+            group.attrs["name"] = "stem_conv"
+            if kind == "raw":
+                group.create_dataset("0", shape=(4,), dtype="u1", external=[(str(other), 0, 4)])
+            elif kind == "virtual":
+                layout = h5py.VirtualLayout(shape=(4,), dtype="f8")
+                layout[:] = h5py.VirtualSource(str(other), "secret", shape=(4,))
+                group.create_virtual_dataset("0", layout)
+            else:
+                group["0"] = h5py.ExternalLink(str(other), "/secret")
+
+    return write
+
+
+def huge(path):
+    """Kilobytes that become 800 GB."""
+    with h5py.File(path, "w") as file:
+        file.create_dataset("layers/conv2d/vars/0", shape=(100_000, 1_000_000), dtype="f8", chunks=True, compression=9)
+
+
+def zip_bomb(path):
+    """Its directory says that a member of 100 bytes becomes 2^40."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("model.weights.h5", bytes(100))
+        archive.getinfo("model.weights.h5").file_size = 2**40
+
+
 BROKEN = {
+    "values in another file": elsewhere("raw"),
+    "values of another file": elsewhere("virtual"),
+    "a link to another file": elsewhere("link"),
+    "values without end": huge,
+    "a zip bomb": zip_bomb,
     "missing": lambda path: None,
     "a folder": lambda path: path.mkdir(),
     "no weights at all": lambda path: path.write_text("hello"),
@@ -305,6 +345,14 @@ BROKEN = {
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
+        ("values in another file", r"cannot be read \(the values of its layers/conv2d/vars/0 are in another file\)"),
+        ("values of another file", r"cannot be read \(the values of its layers/conv2d/vars/0 are in another file\)"),
+        ("a link to another file", r"cannot be read \(its layers/conv2d/vars/0 is a link to another file\)"),
+        (
+            "values without end",
+            "its values are of 800,000,000,000 bytes when unpacked, expected at most 17,179,869,184",
+        ),
+        ("a zip bomb", "cannot be read .*1,099,511,627,776 bytes when unpacked"),
         ("missing", "cannot be read .*; expected random, imagenet, or a safetensors"),
         ("a folder", "cannot be read .*; expected random, imagenet, or a safetensors"),
         ("bfloat16", r"cannot be read \(a is of type BF16; save it in float32\)"),

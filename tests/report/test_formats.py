@@ -8,7 +8,7 @@ import re
 import pytest
 
 from dpcompare.errors import RequestError
-from dpcompare.report.formats import as_json, as_markdown, parse_condition
+from dpcompare.report.formats import as_json, as_markdown, escaped, parse_condition
 from dpcompare.report.records import as_csv
 from tests.experiments.test_analysis import FAST, SLOW, compared, renamed, runs
 
@@ -33,6 +33,28 @@ def test_names_cannot_break_out_of_markdown_or_csv():
     assert "\x1b" not in text
     assert "<script" not in re.sub(r"\\<", "", text)
     assert next(csv.DictReader(io.StringIO(as_csv(shown))))["arm"].startswith("'=cmd()")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://evil.example", "https\\://evil.example"),
+        ("see WWW.evil.example", "see WWW\\.evil.example"),
+        ("~~struck~~", "\\~\\~struck\\~\\~"),
+        ("$x$", "\\$x\\$"),
+        ("torch:ddp,link=1gbit 2x1", "torch:ddp,link=1gbit 2x1"),
+    ],
+)
+def test_github_finds_nothing_to_format_either(text, expected):
+    assert escaped(text) == expected
+
+
+@pytest.mark.parametrize("name", ["=1+1", "＝1+1", " =1+1", "\u2003@a", "+1", "-1", "＠a"])
+def test_no_text_begins_a_formula_of_a_spreadsheet(name):
+    arm = runs("torch", "ddp", FAST)
+    arm.name = name
+    rows = csv.DictReader(io.StringIO(as_csv(compared(arm))))
+    assert {row["arm"] for row in rows} == {f"'{name}"}
 
 
 @pytest.mark.parametrize(
