@@ -133,6 +133,7 @@ def test_the_reference_tells_groups_defaults_and_variables():
     assert cells[0].endswith("<code>DPCOMPARE_NODES</code>")
     heading, cells = rows["<code>--weights random&#124;imagenet&#124;FILE</code>"]
     assert (heading, cells[1]) == ("Training", "random")
-    assert rows["<code>--isolate</code>"][1][1] == "off"
+    assert rows["<code>--share-gpu</code>"][1][1] == "off"
+    assert rows["<code>--isolate / --no-isolate</code>"][1][1].startswith("where TensorFlow")
     assert rows["<code>--devices-per-node INTEGER</code>"][1][1].startswith("the visible GPUs shared out evenly")
     assert not any("default:" in cells[-1].lower() for _, cells in rows.values())

@@ -49,7 +49,7 @@ def test_github_finds_nothing_to_format_either(text, expected):
     assert escaped(text) == expected
 
 
-@pytest.mark.parametrize("name", ["=1+1", "＝1+1", " =1+1", "\u2003@a", "+1", "-1", "＠a"])
+@pytest.mark.parametrize("name", ["=1+1", "＝1+1", " =1+1", "+1", "-1", "＠a"])
 def test_no_text_begins_a_formula_of_a_spreadsheet(name):
     arm = runs("torch", "ddp", FAST)
     arm.name = name
