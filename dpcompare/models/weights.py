@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,7 +46,10 @@ UNREADABLE = (
     TypeError,
     AttributeError,
     RuntimeError,
+    EOFError,
     zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
     SafetensorError,
 )
 

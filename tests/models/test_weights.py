@@ -316,7 +316,17 @@ def zip_bomb(path):
         archive.getinfo("model.weights.h5").file_size = 2**40
 
 
+def damaged_zip(path):
+    """The member's compressed bytes are none."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("model.weights.h5", bytes(100_000))
+    content = bytearray(path.read_bytes())
+    content[50:60] = b"\xff" * 10
+    path.write_bytes(content)
+
+
 BROKEN = {
+    "a damaged zip": damaged_zip,
     "values in another file": elsewhere("raw"),
     "values of another file": elsewhere("virtual"),
     "a link to another file": elsewhere("link"),
@@ -352,6 +362,7 @@ BROKEN = {
             "values without end",
             "its values are of 800,000,000,000 bytes when unpacked, expected at most 17,179,869,184",
         ),
+        ("a damaged zip", "cannot be read .*Error -3 while decompressing data"),
         ("a zip bomb", "cannot be read .*1,099,511,627,776 bytes when unpacked"),
         ("missing", "cannot be read .*; expected random, imagenet, or a safetensors"),
         ("a folder", "cannot be read .*; expected random, imagenet, or a safetensors"),
