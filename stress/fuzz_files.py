@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
-import h5py
 import numpy as np
 from PIL import Image
 from safetensors.numpy import save
@@ -259,30 +257,6 @@ def _weights(folder: Path) -> Reader:
     return Reader(read, (save(drawn),), mutated_header)
 
 
-def _keras(folder: Path) -> Reader:
-    """A file of weights that Keras writes: HDF5 in its present and its older layout, and its archive."""
-    present, older, archive = io.BytesIO(), io.BytesIO(), io.BytesIO()
-    with h5py.File(present, "w") as file:
-        for name, values in (("fc1", np.ones((192, 10), "f4")), ("bn", np.ones(4, "f4"))):
-            group = file.create_group(f"layers/{name}/vars")
-            group.attrs["name"] = name
-            group["0"] = values
-    with h5py.File(older, "w") as file:
-        file.attrs["layer_names"] = [b"fc1"]
-        layer = file.create_group("fc1")
-        layer.attrs["weight_names"] = [b"fc1/kernel:0"]
-        layer["fc1/kernel:0"] = np.ones((4, 3), "f4")
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("model.weights.h5", present.getvalue())
-    drawn = initial_weights("mlp", 8, 10, 0)
-
-    def read(content: bytes) -> None:
-        with suppress(RequestError):
-            fit(read_source(content, "the file"), drawn, "mlp")
-
-    return Reader(read, tuple(file.getvalue() for file in (present, older, archive)))
-
-
 def _picture(folder: Path) -> Reader:
     """An image file of a dataset, of any format that is read."""
     seeds = []
@@ -311,7 +285,6 @@ FILE_TARGETS: dict[str, Callable[[Path], Reader]] = {
     "array": _array,
     "dogs": _dogs,
     "weights": _weights,
-    "keras": _keras,
     "picture": _picture,
 }
 """Name -> what makes the reader in an empty folder."""

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import lzma
 import os
 import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +17,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load
 
 from dpcompare.errors import RequestError
-from dpcompare.models import keras_layout
 from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weights, custom_weights, initial_weights
-from dpcompare.models.keras_layout import BATCH_NORM_VARIABLES, neutral_name
+from dpcompare.models.keras_file import is_of_keras, read_keras_file
 from dpcompare.models.sealed import DamagedError, seal, unseal
 from dpcompare.system.files import write_synced
 
@@ -36,22 +31,8 @@ CONVERSION = 1
 
 EXPECTED = "a safetensors file with timm's names, or a Keras weights file (.weights.h5, .keras or .h5)"
 
-HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
-# What reading a file that is damaged or none raises; h5py and zipfile add more kinds to the usual ones.
-UNREADABLE = (
-    OSError,
-    ValueError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
-    EOFError,
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    SafetensorError,
-)
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorError)
+"""What reading a file raises that is damaged, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,11 +78,7 @@ def read_source(content: bytes, name: str) -> Source:
         RequestError: it is neither.
     """
     try:
-        tensors: dict[str, Any] = {}
-        for tensor, value in _tensors(content):
-            if tensor in tensors:
-                raise ValueError(f"it holds {tensor} twice, as a file of several models does")
-            tensors[tensor] = value
+        tensors = _tensors(content)
     except UNREADABLE as error:
         raise RequestError(f"weights: {name} cannot be read ({error}); expected {EXPECTED}") from None
     return Source(name=name, sha256=hashlib.sha256(content).hexdigest(), tensors=tensors)
@@ -224,93 +201,14 @@ def _published(model: str, image_size: int, cache: Path) -> Source:
     return source
 
 
-def _tensors(content: bytes) -> Iterator[tuple[str, Any]]:
-    if content.startswith(HDF5_SIGNATURE):
-        yield from _of_keras(content)
-    elif zipfile.is_zipfile(io.BytesIO(content)):  # Keras's archive of a model; also what torch.save writes
-        yield from _of_keras(_unpacked(zipfile.ZipFile(io.BytesIO(content)), "model.weights.h5"))
-    else:
-        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        for name, entry in header.items():
-            if name != "__metadata__" and entry["dtype"] not in ("F16", "F32", "F64") and not _is_ignored(name):
-                raise ValueError(f"{name} is of type {entry['dtype']}; save it in float32")
-        yield from load(content).items()
-
-
-MOST_BYTES = 16 * 2**30
-"""Of the tensors of a file, unpacked: a few kilobytes of a stranger's may become any number of them."""
-
-
-def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
-    if (size := archive.getinfo(name).file_size) > MOST_BYTES:  # which `read` exceeds in no case
-        raise ValueError(f"its {name} is of {size:,} bytes when unpacked, expected at most {MOST_BYTES:,}")
-    return archive.read(name)
-
-
-def _require_own_values(file: Any) -> None:
-    """Refuse an HDF5 file whose values lie in other files of this machine, or fill its memory.
-
-    Raises:
-        ValueError: they do.
-    """
-    import h5py
-
-    links: list[tuple[str, Any]] = []
-    file.visititems_links(lambda name, link: links.append((name, link)))  # from within it nothing may be raised
-    size = 0
-    for name, link in links:
-        if isinstance(link, h5py.ExternalLink):
-            raise ValueError(f"its {name} is a link to another file")
-        item = file[name] if isinstance(link, h5py.HardLink) else None
-        if isinstance(item, h5py.Dataset):
-            if item.external or item.is_virtual:
-                raise ValueError(f"the values of its {name} are in another file")
-            size += item.nbytes
-    if size > MOST_BYTES:
-        raise ValueError(f"its values are of {size:,} bytes when unpacked, expected at most {MOST_BYTES:,}")
-
-
-def _of_keras(content: bytes) -> Iterator[tuple[str, Any]]:
-    """The tensors of an HDF5 file that Keras has written, in its present or its older format."""
-    import h5py
-
-    with h5py.File(io.BytesIO(content), "r") as file:
-        _require_own_values(file)
-        older = file.get("model_weights", file)
-        if "layer_names" in older.attrs:
-            for layer in map(_text, older.attrs["layer_names"]):
-                for variable in map(_text, older[layer].attrs["weight_names"]):
-                    # `stem_conv/kernel:0`; in a nested model the group of the layer is that of the outer one.
-                    *path, name = variable.split(":")[0].split("/")
-                    yield _neutral(path[-1] if path else layer, name, older[layer][variable][()])
-            return
-        groups: list[Any] = []
-        # Sequential and functional models nest in one another; a layer's group is `.../layers/<class>/vars`.
-        file.visititems(lambda name, item: groups.append(item) if name.endswith("/vars") else None)
-        for group in groups:
-            values = [group[key][()] for key in sorted(group, key=int)]
-            *_, container, kind, _ = group.name.split("/")
-            if not values or container != "layers" or kind.startswith("normalization"):
-                continue  # of an optimizer, or of the normalisation of pixels, which is done on the host here
-            if "name" not in group.attrs:
-                raise ValueError("it does not name its layers; save it again with a current release of Keras")
-            names = BATCH_NORM_VARIABLES if len(values) == len(BATCH_NORM_VARIABLES) else ("kernel", "bias")
-            for variable, value in zip(names, values, strict=False):  # a layer without bias has a kernel only
-                yield _neutral(group.attrs["name"], variable, value)
-
-
-def _neutral(layer: str, variable: str, value: Any) -> tuple[str, Any]:
-    name = neutral_name(layer, variable)
-    if value.ndim == 4:
-        depthwise = name.endswith("conv_dw.weight")
-        layout = keras_layout.DEPTHWISE if depthwise else keras_layout.CONVOLUTION
-    else:
-        layout = keras_layout.DENSE if value.ndim == 2 else keras_layout.AS_IT_IS
-    return name, layout.to_neutral(value)
-
-
-def _text(name: bytes | str) -> str:
-    return name.decode() if isinstance(name, bytes) else name
+def _tensors(content: bytes) -> dict[str, Any]:
+    if is_of_keras(content):
+        return read_keras_file(content)
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    for name, entry in header.items():
+        if name != "__metadata__" and entry["dtype"] not in ("F16", "F32", "F64") and not _is_ignored(name):
+            raise ValueError(f"{name} is of type {entry['dtype']}; save it in float32")
+    return load(content)
 
 
 def _is_ignored(name: str) -> bool:

@@ -415,3 +415,11 @@ def test_the_command_refuses_before_anything_starts(tmp_path):
 def test_every_efficientnet_has_published_weights():
     published = {name for name, model in MODELS.items() if model.published}
     assert published == {name for name in MODELS if name.startswith("efficientnet-")}
+
+
+def test_a_file_in_which_hdf5_hangs_is_refused(monkeypatch):
+    """Fuzzing found it: HDF5 2.0 looks for the end of its heap without end."""
+    monkeypatch.setattr("dpcompare.models.keras_file.LONGEST_SECONDS", 3.0)
+    content = (Path(__file__).parent / "endless.h5").read_bytes()
+    with pytest.raises(RequestError, match=r"cannot be read \(HDF5 did not end within 3 s\)"):
+        read_source(content, "endless.h5")
