@@ -18,6 +18,7 @@ from dpcompare.data.names import is_custom_dataset, is_hugging_face
 from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, margin_of, prepare
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
+from dpcompare.models.sealed import sha256_of
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.files import expanded
@@ -133,7 +134,7 @@ def _weights(config: RunConfig, num_classes: int, source: Source | None) -> dict
     )
     return {
         "weights": weights,
-        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(),
+        "weights_sha256": sha256_of(weights.read_bytes()),
         "classifier": classifier_of(weights),
     }
 

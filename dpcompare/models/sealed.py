@@ -25,19 +25,25 @@ def seal(tensors: State, metadata: Mapping[str, str]) -> bytes:
 
     The same tensors and metadata make the same bytes.
     """
-    blank = _in_order(save(tensors, metadata={**metadata, "checksum": _NO_CHECKSUM}))
+    blank = _with_metadata(save(tensors), {**metadata, "checksum": _NO_CHECKSUM})
     checksum = hashlib.sha256(blank).hexdigest()
     return blank.replace(f'"checksum":"{_NO_CHECKSUM}"'.encode(), f'"checksum":"{checksum}"'.encode(), 1)
 
 
-def _in_order(content: bytes) -> bytes:
-    """The same safetensors file with sorted metadata, which the library writes in any order."""
+def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
+    """The same safetensors file with other metadata, sorted, which the library writes in any order."""
     end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    tensors = {name: entry for name, entry in json.loads(content[8:end]).items() if name != "__metadata__"}
+    header = {"__metadata__": dict(sorted(metadata.items())), **tensors}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
     return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+def sha256_of(content: bytes) -> str:
+    """Of what a file of `seal` holds: that of the same file without its checksum, as releases before 0.2 wrote it."""
+    metadata, _ = unseal(content)
+    return hashlib.sha256(_with_metadata(content, {k: v for k, v in metadata.items() if k != "checksum"})).hexdigest()
 
 
 def unseal(content: bytes) -> tuple[dict[str, str], State]:

@@ -418,7 +418,7 @@ def test_every_efficientnet_has_published_weights():
 
 
 def test_a_file_in_which_hdf5_hangs_is_refused(monkeypatch):
-    """Fuzzing found it: HDF5 2.0 looks for the end of its heap without end."""
+    """Found by fuzzing, with HDF5 1.14.6."""
     monkeypatch.setattr("dpcompare.models.keras_file.LONGEST_SECONDS", 3.0)
     content = (Path(__file__).parent / "endless.h5").read_bytes()
     with pytest.raises(RequestError, match=r"cannot be read \(HDF5 did not end within 3 s\)"):
