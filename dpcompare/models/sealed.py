@@ -41,7 +41,7 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def sha256_of(content: bytes) -> str:
-    """Of what a file of `seal` holds: that of the same file without its checksum, as releases before 0.2 wrote it."""
+    """Of what a file of `seal` holds: that of the same file without its checksum, as it was written before there was one."""
     metadata, _ = unseal(content)
     return hashlib.sha256(_with_metadata(content, {k: v for k, v in metadata.items() if k != "checksum"})).hexdigest()
 
