@@ -133,6 +133,10 @@ def parse_percentage(text: str) -> float:
     return float(match[1]) / 100
 
 
+LONGEST_BUDGET = 1e9
+"""Seconds: 30 years."""
+
+
 def parse_seconds(text: str | None) -> float:
     """`30m` as 1800.0; no text is no limit."""
     if text is None:
@@ -140,4 +144,4 @@ def parse_seconds(text: str | None) -> float:
     match = re.fullmatch(r"(\d+(\.\d+)?)\s*([smh])", text.strip())
     if match is None or not 0 < float(match[1]) < math.inf:
         raise RequestError(f"--budget: received {text!r}, expected a time such as 90s, 30m or 2h")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[3]]
+    return min(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[3]], LONGEST_BUDGET)

@@ -132,7 +132,7 @@ class RunConfig(Config):
     @property
     def serves_files(self) -> bool:
         """Whether who reaches the ports of its processes can read and write files as their user."""
-        return self.mode_row.serves_files and self.topology.num_processes > 1
+        return self.mode_row.serves_files
 
     @property
     def seconds_to_start(self) -> float:

@@ -32,7 +32,8 @@ class Duplicates(BaseModel):
                 "pixel by pixel: in part, the accuracy is that of images that were trained on"
             )
         if self.repeated:
-            yield f"{counted(self.repeated, 'image')} {_are(self.repeated)} there twice, in the same split and class"
+            repeat = "repeats" if self.repeated == 1 else "repeat"
+            yield f"{counted(self.repeated, 'image')} {repeat} another of the same split and class"
 
 
 def _are(count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,18 +38,19 @@ UNDIVIDED = "all"
 """What the one part of a dataset without splits is called here."""
 
 
-def find_hugging_face(text: str) -> ImageFiles:
+def find_hugging_face(text: str, *, follow_links: bool = False) -> ImageFiles:
     """Load a dataset and list its images, as they are encoded there: Pillow decodes them like those of a folder.
 
     Args:
         text: in FORM. NAME is that of a dataset on the hub, or a folder: one that `save_to_disk` wrote, or one that
             `load_dataset` takes.
+        follow_links: whether files may be outside of the folder.
 
     Raises:
         RequestError: it cannot be loaded, or has no images with classes where they are looked for.
     """
     request = _Request.of(text)
-    splits, commit, folders = _load(request)
+    splits, commit, folders = _load(request, follow_links)
     train, validation = _choose_splits(request, splits)
     image, label = _columns(request, splits[train].features)
     if any(splits[validation].features.get(column) != splits[train].features[column] for column in (image, label)):
@@ -66,7 +68,7 @@ def find_hugging_face(text: str) -> ImageFiles:
             part: ImageList(labels[split][numbers], partial(_encoded, split, splits[split], image, numbers))
             for part, (split, numbers) in rows.items()
         },
-        folders=folders,
+        folders=None if follow_links else folders,
         notes=partial(_notes, train, validation, left_out),
         revision=f"commit {commit}" if commit else f"fingerprints {_fingerprints(splits, (train, validation))}",
     )
@@ -91,7 +93,7 @@ class _Request:
         return cls(text=text, name=name, config=config or None, choices=pairs)
 
 
-def _load(request: _Request) -> tuple[dict[str, Any], str | None, Sequence[Path]]:
+def _load(request: _Request, follow_links: bool) -> tuple[dict[str, Any], str | None, Sequence[Path]]:
     """The splits by their names, the commit of a dataset of the hub, and the folders that its images may be in."""
     datasets = import_extra("datasets", extra="hf", needed_by=f"--dataset {HUGGING_FACE}NAME")
     folder = expanded(request.name)
@@ -103,12 +105,15 @@ def _load(request: _Request) -> tuple[dict[str, Any], str | None, Sequence[Path]
         )
     try:
         if is_saved:
+            if not follow_links:
+                _require_own_parts(folder)
             loaded, commit, folders = datasets.load_from_disk(str(folder)), None, [folder]
         else:
             is_folder = folder.is_dir()
             builder = datasets.load_dataset_builder(str(folder) if is_folder else request.name, request.config)
             folders = [folder, Path(datasets.config.EXTRACTED_DATASETS_PATH)] if is_folder else _of_the_hub(datasets)
-            _require_own_files(builder, folder if is_folder else None)
+            if not follow_links:
+                _require_own_files(builder, folder if is_folder else None)
             builder.download_and_prepare()
             loaded, commit = builder.as_dataset(), None if is_folder else builder.hash
     except Exception as error:  # whatever a dataset, its files or the network lead the library to
@@ -139,8 +144,25 @@ def _require_own_files(builder: Any, folder: Path | None) -> None:
     """
     for files in (builder.config.data_files or {}).values():
         for file in map(str, files):
-            if "://" not in file and not is_inside(file, [folder] if folder else []):
+            is_fetched = file.startswith(("hf://", "http://", "https://")) and "::" not in file
+            if not is_fetched and ("::" in file or not is_inside(file, [folder] if folder else [])):
                 raise ValueError(f"it names the file {file!r}, outside of the dataset")
+
+
+def _require_own_parts(folder: Path) -> None:
+    """Refuse a dataset of `save_to_disk` whose parts are elsewhere.
+
+    Raises:
+        ValueError: its splits, or their files, are not in its folder.
+    """
+    splits = folder / SAVED[0]
+    names = json.loads(splits.read_text())["splits"] if splits.is_file() else []
+    for part in [folder / name for name in names] if names else [folder]:
+        state = part / SAVED[1]
+        listed = json.loads(state.read_text())["_data_files"] if state.is_file() else []
+        for path in (part, state, *(part / each["filename"] for each in listed)):
+            if not is_inside(path, [folder]):
+                raise ValueError(f"it names {str(path)!r}, outside of the dataset")
 
 
 def _choose_splits(request: _Request, splits: Mapping[str, Any]) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from dpcompare.data.sources import EncodedImage
 
@@ -35,15 +35,19 @@ def opened_image(file: Path | EncodedImage, folders: Sequence[Path] | None) -> I
         OSError: it cannot be read, is no image in one of FORMATS, no file, or in none of the folders.
         Exception: whatever Pillow's readers raise for a broken file.
     """
-    content = BytesIO(file.content) if isinstance(file, EncodedImage) else _opened(file, folders)
-    with content, Image.open(content, formats=FORMATS) as image:
-        yield image
+    with BytesIO(file.content) if isinstance(file, EncodedImage) else _opened(file, folders) as content:
+        try:
+            opened = Image.open(content, formats=FORMATS)
+        except UnidentifiedImageError:
+            raise OSError(f"its content is none of {', '.join(FORMATS)}") from None
+        with opened as image:
+            yield image
 
 
 def _opened(file: Path, folders: Sequence[Path] | None) -> BinaryIO:
     path = os.path.realpath(file)
     if folders is not None and not is_inside(path, folders):
-        raise PermissionError(f"it leads to {path!r}, outside of the dataset")
+        raise PermissionError(f"it leads to {path!r}, outside of the dataset (read all the same with --follow-links)")
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)  # a pipe would be waited for
     opened = os.fdopen(descriptor, "rb")
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):

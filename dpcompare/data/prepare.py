@@ -109,7 +109,7 @@ def image_files(source: str | Path, *, follow_links: bool = False) -> ImageFiles
         RequestError: it is no dataset.
     """
     if is_hugging_face(str(source)):
-        return find_hugging_face(str(source))
+        return find_hugging_face(str(source), follow_links=follow_links)
     return find_images(Path(source), follow_links=follow_links)
 
 

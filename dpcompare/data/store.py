@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -337,9 +338,11 @@ class StoreWriter:
     ) -> None:
         self._until_done.close()
         if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            folder = self._destination.parent
+            named = folder.parent if folder.name.startswith(_PREFIX) else folder
             raise RequestError(
-                f"the store cannot be written below {str(self._destination.parent)!r} ({error.strerror}); free "
-                "some, or choose another destination, or another cache with DPCOMPARE_CACHE_DIR"
+                f"the store cannot be written below {str(named)!r} ({error.strerror}); free some room, or choose "
+                "another destination, or another cache with DPCOMPARE_CACHE_DIR"
             ) from None
 
     @property
@@ -372,15 +375,19 @@ class StoreWriter:
             images_sha256, sums = _read_images(images)
             read[split] = SplitContent(images, values, sums)
             of_classes = values.astype(np.int32)
-            np.save(self._temporary / f"{split}-labels.npy", of_classes)
-            np.save(self._temporary / f"{split}-sums.npy", sums)
+            for what, values_of_images in (("labels", of_classes), ("sums", sums)):
+                encoded = BytesIO()  # np.save into a file says less of a full disk
+                np.save(encoded, values_of_images)
+                (self._temporary / f"{split}-{what}.npy").write_bytes(encoded.getvalue())
             splits[split] = SplitManifest(
                 count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(of_classes)
             )
         found = find_duplicates(read)
         described |= {"margin": self._margin, "splits": splits, "duplicates": found}
         manifest = Manifest(image_size=self._image_size, **described)
-        (self._temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2) + "\n")
+        # A release that does not know the field reads the store where it says nothing.
+        left_out = {"duplicates"} if found == Duplicates() else None
+        (self._temporary / MANIFEST).write_text(manifest.model_dump_json(indent=2, exclude=left_out) + "\n")
         for file in (*self._temporary.iterdir(), self._temporary):  # names come last
             sync(file)
         try:
@@ -389,4 +396,5 @@ class StoreWriter:
             # Another process prepared the same store meanwhile.
             if not is_store(self._destination):
                 raise
+        sync(self._destination.parent)
         return open_store(self._destination)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from safetensors.numpy import load_file
 
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.experiments.verify_groups import Contender
+from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import is_statistic
 from dpcompare.results.arrays import Arrays
 from dpcompare.results.result import RunResult
@@ -88,7 +88,7 @@ def _correct(side: Side) -> float:
 def _weights_against_file(_: Side, side: Side) -> float:
     """How many tensors differ from the file of initial weights in any bit."""
     assert side.config.inputs is not None
-    expected = load_file(side.config.inputs.weights)
+    expected = read_weights(side.config.inputs.weights)
     loaded = _tensors(side, "initial")
     same = loaded.keys() == expected.keys() and [
         np.array_equal(loaded[name], expected[name].astype(loaded[name].dtype)) for name in expected

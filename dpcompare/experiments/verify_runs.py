@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
 
 from dpcompare.backends.availability import require_mode
 from dpcompare.config.cluster import Cluster
@@ -20,7 +19,9 @@ from dpcompare.config.workload import Workload
 from dpcompare.experiments.checks import Side
 from dpcompare.experiments.verify_groups import Contender
 from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.launch.isolation import exposure
 from dpcompare.launch.run import resume, run
+from dpcompare.models.sealed import read_weights, seal
 from dpcompare.results import arrays
 from dpcompare.results.run_dir import checkpoint_paths
 from dpcompare.system.devices import MOST_USED, free_gpu_memory, gpu_memory, installed_gpus, visible_gpus
@@ -69,6 +70,7 @@ class Runs:
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="verify")
         self._given_up = threading.Event()
         self._say = say
+        self._told: set[str] = set()
         self._waiting = WAITING if at_once > 1 else {}
 
     def __enter__(self) -> Self:
@@ -89,6 +91,9 @@ class Runs:
 
     def side(self, told: str, contender: Contender, config: RunConfig, run_dir: Path) -> Future[Side]:
         """Begin a run, and gather what it will have left; `told` is said when its turn comes."""
+        if (line := exposure(config)) and line not in self._told:
+            self._told.add(line)
+            self._say(line)
         return self._begin(told, run_side, contender, config, run_dir, self._stopped_by)
 
     def resumed(self, told: str, contender: Contender, whole: Future[Side], run_dir: Path) -> Future[Side]:
@@ -194,11 +199,11 @@ def disturbed(config: RunConfig, folder: Path, seed: int, perturbation: float) -
     generator = np.random.default_rng(seed)
     weights = {
         name: (array * (1 + perturbation * generator.standard_normal(array.shape))).astype(np.float32)
-        for name, array in load_file(config.inputs.weights).items()
+        for name, array in read_weights(config.inputs.weights).items()
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"disturbed-{seed}.safetensors"
-    save_file(weights, path)
+    path.write_bytes(seal(weights, {}))
     return config.model_copy(update={"inputs": config.inputs.model_copy(update={"weights": path})})
 
 

@@ -355,7 +355,13 @@ def trial(
                 cluster=cluster,
                 **chosen,
             )
-            result = run(config, Path(folder) / "run", stopped_by=lambda: too_long if deadline.passed else None)
+            said: list[str] = []
+            result = run(
+                config,
+                Path(folder) / "run",
+                remark=said.append,
+                stopped_by=lambda: too_long if deadline.passed else None,
+            )
         except (RunFailedError, RequestError) as error:
             if too_long in str(error):
                 found = too_long
@@ -372,5 +378,5 @@ def trial(
         name=name,
         status="ok",
         found=f"works on {counted(result.num_replicas, f'{result.device_type} replica')}{how}, "
-        f"collectives by {result.collective}, {result.wall_seconds:.0f} s",
+        f"collectives by {result.collective}, {result.wall_seconds:.0f} s{''.join(f'; {line}' for line in said)}",
     )

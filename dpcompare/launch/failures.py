@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from dpcompare.config.run import RunConfig, problems_of_run
+from dpcompare.launch.isolation import is_isolated
 from dpcompare.launch.outcome import LaunchOutcome
 from dpcompare.results.attempts import History
 from dpcompare.results.events import Event, EventTail, Failed, StepsTrained, Stopped
@@ -29,6 +30,8 @@ OUT_OF_GPU_MEMORY = re.compile(
 """In what torch, TensorFlow and NVIDIA's libraries say. TensorFlow also warns where it will try again with less."""
 FABRIC_NOT_READY = re.compile(r"CUDA_ERROR_SYSTEM_NOT_READY|[Ee]rror 802|system not yet initialized")
 """What CUDA says of GPUs behind an NVSwitch before NVIDIA's fabric manager has set it up."""
+NO_NETWORK = re.compile(r"name resolution|Name or service not known|Network is unreachable|NameResolutionError")
+"""What is said where a process has no way out of its network, such as a model that fetches its weights."""
 REFUSED_A_THREAD = re.compile(
     r"pthread_create(\(\))? failed|can't start new thread|(thread|fork).*temporarily unavailable"
 )
@@ -82,7 +85,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> s
     parts += [reason for reason in outcome.reasons if reason not in parts]
     parts += [f"what process {rank} wrote is damaged from some point on: its event file" for rank in tail.damaged]
     parts += [*_remedy_for_gpu_memory(evidence, parts), *_remedy_for_threads(evidence, parts)]
-    parts += _remedy_for_fabric(evidence, parts)
+    parts += [*_remedy_for_fabric(evidence, parts), *_remedy_for_network(evidence, parts)]
     cause, *details = "\n".join(parts or ["a process ended before its work was done; see the logs"]).splitlines()
     return "\n".join([cause, _last_steps(evidence), *details])
 
@@ -116,6 +119,12 @@ def _remedy_for_fabric(evidence: Evidence, parts: Sequence[str]) -> Iterator[str
             "the GPUs of this machine are joined by NVSwitch, whose service does not run: start it (`systemctl start "
             "nvidia-fabricmanager`, of the version of the driver), and see `nvidia-smi -q` below Fabric"
         )
+
+
+def _remedy_for_network(evidence: Evidence, parts: Sequence[str]) -> Iterator[str]:
+    said = [*parts, *(event.traceback for event in evidence.events_of(Failed))]
+    if is_isolated(evidence.config) and any(map(NO_NETWORK.search, said)):
+        yield "the run had a network of its own, without a way out; give it that of this machine with --no-isolate"
 
 
 def _remedy_for_threads(evidence: Evidence, parts: Sequence[str]) -> Iterator[str]:
@@ -225,7 +234,8 @@ def _lost_inputs(evidence: Evidence) -> Iterator[str]:
     inputs = evidence.config.inputs
     lost = [path for path in (inputs.store, inputs.weights) if not path.exists()] if inputs else []
     if lost and not evidence.events_of(StepsTrained):
-        yield f"{' and '.join(repr(str(path)) for path in lost)} was removed as the run started; run it again"
+        were = "was" if len(lost) == 1 else "were"
+        yield f"{' and '.join(repr(str(path)) for path in lost)} {were} removed as the run started; run it again"
         yield from _first_failure(evidence)
 
 

@@ -18,7 +18,7 @@ from dpcompare.data.names import is_custom_dataset, is_hugging_face
 from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, margin_of, prepare
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
-from dpcompare.models.sealed import sha256_of
+from dpcompare.models.sealed import is_whole, sha256_of
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.files import expanded
@@ -82,14 +82,15 @@ def restored(config: RunConfig, *, largest_batch: int) -> RunConfig:
         RequestError: they cannot be had again as they were.
     """
     inputs = config.inputs
-    if inputs is None or (is_store(inputs.store) and inputs.weights.is_file()):
+    if inputs is None or (is_store(inputs.store) and is_whole(inputs.weights)):
         return config
     _custom_store.cache_clear()
     again = prepare_inputs(config.model_copy(update={"inputs": None}), largest_batch=largest_batch).inputs
     if again != inputs:
+        changed = "dataset" if again is None or again.store_sha256 != inputs.store_sha256 else "weights"
         raise RequestError(
-            f"{str(inputs.store)!r} is gone, and the dataset {config.workload.dataset!r} gives another one now; put "
-            "the dataset back as it was, or start again"
+            f"the cache has lost what was prepared for this run, and the {changed} "
+            f"{getattr(config.workload, changed)!r} gives something else now; put back what it was, or start again"
         )
     return config
 

@@ -17,6 +17,8 @@ def exposure(config: RunConfig) -> str | None:
     """Who can do what while a run lasts, where that is more than to spoil the run; None where it was accepted."""
     if not config.serves_files or config.isolate is not None or is_isolated(config):
         return None
+    if config.placement.engine == "namespaces":  # each node has a network of its own, which ends here
+        return None
     if not _can_be(config):
         why, whom = "the nodes have to reach each other", "whoever reaches their ports"
         remedy = "use a network that only people whom you trust can reach (docs/security.md)"

@@ -81,7 +81,7 @@ def launch(
                 time.sleep(PROCESS_POLL_SECONDS)
                 oom_watch.look()
                 with suppress(OSError):  # they are gone, or the disk is full: told as what it is by others
-                    cut_logs(run_dir / LOGS_DIR)
+                    cut_logs(run_dir / LOGS_DIR, {node.node_rank for node in node_processes})
                 outcome.vanished += watch.look()
                 outcome.stalled = watch.stalled()
                 outcome.nodes |= _reap(running)

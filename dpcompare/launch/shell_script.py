@@ -38,10 +38,21 @@ def shell_script(config: RunConfig, run_dir: Path, node_processes: Sequence[Node
         "runner": shlex.join([config.python, "-P", "-m", "dpcompare.launch.run"]),
         "run_dir": shlex.quote(str(run_dir)),
         "config": config.model_dump_json(),
+        "exposure": f"echo {shlex.quote(line)} >&2\n" if (line := _exposure(config)) else "",
         "starts": "\n".join(_start(process, run_dir) for process in node_processes),
     }
     template = files("dpcompare.launch").joinpath(TEMPLATE).read_text()
     return re.sub(r"@(\w+)@", lambda placeholder: values[placeholder[1]], template)
+
+
+def _exposure(config: RunConfig) -> str | None:
+    """What a script says of a run that `dpcompare run` would give a network of its own, which a script cannot."""
+    if not config.serves_files or config.isolate is False:
+        return None
+    return (
+        f"{config.framework} {config.mode}: while it lasts, every user of this machine and whoever reaches its ports "
+        "can read and write files as you, through TensorFlow's servers; `dpcompare run` gives it a network of its own"
+    )
 
 
 def _start(process: NodeProcess, run_dir: Path) -> str:

@@ -51,15 +51,17 @@ def read_keras_file(content: bytes) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             raise ValueError(f"HDF5 did not end within {LONGEST_SECONDS:.0f} s") from None
         if not found.exists():
-            raise ValueError(f"the process that reads it ended with exit status {done.returncode}")
+            said = done.stderr.strip().rpartition("\n")[2]
+            raise ValueError(f"the process that reads it ended with exit status {done.returncode}; {said}")
         if done.returncode:
             raise ValueError(json.loads(found.read_text()))
         return load(found.read_bytes())
 
 
-MOST_BYTES = 16 * 2**30
-"""Of the tensors of a file, unpacked: a few kilobytes of a stranger's may become any number of them. The process that
-reads it gets three times as much: for what it reads, what it makes of it, and what it writes."""
+MOST_BYTES = 2 * 2**30
+"""Of the tensors of a file, unpacked: a few kilobytes of a stranger's may become any number of them."""
+MOST_ADDRESSES = 8 * 2**30
+"""Bytes of the process that reads: what is unpacked, twice what is written, and the libraries."""
 
 
 def _unpacked(archive: zipfile.ZipFile, name: str) -> bytes:
@@ -147,9 +149,11 @@ def _read(content: bytes) -> dict[str, Any]:
 
 def main(received: Path, found: Path) -> None:
     """Write the tensors of a file, or why they cannot be had; this ends the process."""
-    resource.setrlimit(resource.RLIMIT_AS, (3 * MOST_BYTES, 3 * MOST_BYTES))
     status, answer = 0, b""
     try:
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = MOST_ADDRESSES if hard == resource.RLIM_INFINITY else min(MOST_ADDRESSES, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
         answer = save(_read(received.read_bytes()))
     except ValueError as error:
         status, answer = 1, json.dumps(str(error)).encode()

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -41,9 +42,31 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def sha256_of(content: bytes) -> str:
-    """Of what a file of `seal` holds: that of the same file without its checksum, as it was written before there was one."""
+    """Of what a file of `seal` holds: that of the same file without its checksum, as earlier versions wrote it."""
     metadata, _ = unseal(content)
-    return hashlib.sha256(_with_metadata(content, {k: v for k, v in metadata.items() if k != "checksum"})).hexdigest()
+    del metadata["checksum"]
+    return hashlib.sha256(_with_metadata(content, metadata)).hexdigest()
+
+
+def read_weights(path: Path) -> State:
+    """The initial weights in a file of the cache.
+
+    Raises:
+        DamagedError: it is not what was written.
+    """
+    try:
+        return unseal(path.read_bytes())[1]
+    except DamagedError as error:
+        raise DamagedError(f"{str(path)!r} was damaged since the run began: {error}; run it again") from None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file is there as `seal` made it."""
+    try:
+        unseal(path.read_bytes())
+    except (OSError, DamagedError):
+        return False
+    return True
 
 
 def unseal(content: bytes) -> tuple[dict[str, str], State]:

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from dpcompare.errors import RequestError
 from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weights, custom_weights, initial_weights
 from dpcompare.models.keras_file import is_of_keras, read_keras_file
-from dpcompare.models.sealed import DamagedError, seal, unseal
+from dpcompare.models.sealed import is_whole, seal, unseal
 from dpcompare.system.files import write_synced
 
 HUB = "https://huggingface.co"
@@ -111,7 +111,7 @@ def prepare_weights(
     origin = "" if source is None else f"-{source.sha256[:16]}-v{CONVERSION}"
     name = f"{_name_of(model, custom_shapes)}-{shape}-seed{seed}-v{INITIALIZATION}{origin}.safetensors"
     path = cache / "weights" / name
-    if _is_whole(path):
+    if is_whole(path):
         return path
     if custom_shapes is not None:
         weights = custom_weights(custom_shapes, seed)
@@ -139,18 +139,9 @@ def _written_below(folder: Path) -> Iterator[Path]:
             yield Path(temporary)
     except OSError as error:
         raise RequestError(
-            f"weights cannot be written below {str(folder)!r} ({error.strerror}); free or permit it, or choose another "
-            "cache with DPCOMPARE_CACHE_DIR"
+            f"weights cannot be written below {str(folder)!r} ({error.strerror}); free some room or make it writable, "
+            "or choose another cache with DPCOMPARE_CACHE_DIR"
         ) from None
-
-
-def _is_whole(path: Path) -> bool:
-    """Whether a file of weights is there as it was written; whatever else is there is made again."""
-    try:
-        unseal(path.read_bytes())
-    except (OSError, DamagedError):
-        return False
-    return True
 
 
 def _name_of(model: str, custom_shapes: Mapping[str, Shape] | None) -> str:
@@ -163,8 +154,7 @@ def _name_of(model: str, custom_shapes: Mapping[str, Shape] | None) -> str:
 
 def classifier_of(path: Path) -> str:
     """`drawn` or `from file`: where the classifier in a file of `prepare_weights` comes from."""
-    with safe_open(path, framework="numpy") as file:
-        return str((file.metadata() or {}).get("classifier", "drawn"))
+    return unseal(path.read_bytes())[0].get("classifier", "drawn")
 
 
 def _published(model: str, image_size: int, cache: Path) -> Source:

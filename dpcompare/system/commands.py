@@ -81,12 +81,14 @@ def run_command(
 
 
 def _content(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read(MOST_CHARACTERS)
+    """The end of what was written."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - MOST_BYTES))
+    return file.read()
 
 
-MOST_CHARACTERS = 1_000_000
-"""Read of what a command prints that is only waited for until it exits."""
+MOST_BYTES = 1_000_000
+"""Read of what a command has printed that was only waited for until it exits."""
 
 
 @contextmanager

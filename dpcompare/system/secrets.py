@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import re
 
-WORDS = ("PASSWORD", "PASSWD", "TOKEN", "KEY", "SECRET", "AUTH", "CREDENTIAL", "ENCRYPTION", "LICENSE")
+WORDS = (
+    "PASSWORD", "PASSWD", "PASSPHRASE", "PWD", "TOKEN", "KEY", "SECRET", "AUTH", "CRED", "CERT", "ENCRYPTION",
+    "LICENSE",
+)  # fmt: skip
 """In the names of variables whose values are secret, or may be."""
 
-_URL_WITH_PASSWORD = re.compile(r"\w+://[^\s/@]*:[^\s/@]*@")
+LONGEST_VALUE = 10_000
+"""Characters; nobody types a longer one, and it could take long to look at."""
+_URL_WITH_PASSWORD = re.compile(r"://[^\s/@]{1,1000}@")
+_ASSIGNED = re.compile(r"(?i)(pass\w{0,20}|token|secret|key)\s?[=:]")
 _PEM = re.compile(r"-----BEGIN ")
 _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|pk_live_|sk_live_|rk_live_|npm_|pypi-|"
@@ -15,6 +21,8 @@ _TOKEN = re.compile(
 )
 """By the prefixes that their makers publish for scanners: Hugging Face, GitHub, GitLab, Slack, OpenAI and Anthropic,
 Stripe, npm, PyPI, Amazon, Google, and JSON Web Tokens."""
+LEAST_RANDOM = 16
+"""Characters of a part of base64 that are no words."""
 _HEX = re.compile(r"(?<![A-Za-z0-9])[0-9a-fA-F]{20,}(?![A-Za-z0-9])")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{20,}|[A-Za-z0-9_-]{20,}")
 
@@ -26,19 +34,19 @@ def is_secret(name: str, value: str) -> bool:
     """
     if any(word in name.upper() for word in WORDS):
         return True
-    if any(pattern.search(value) for pattern in (_URL_WITH_PASSWORD, _PEM, _TOKEN)):
+    if len(value) > LONGEST_VALUE:
+        return True
+    if any(pattern.search(value) for pattern in (_URL_WITH_PASSWORD, _ASSIGNED, _PEM, _TOKEN)):
         return True
     return any(_is_mixed(found) for pattern in (_HEX, _BASE64) for found in pattern.findall(value))
 
 
 def _is_mixed(text: str) -> bool:
-    """Whether a text of 20 characters and more is as random ones are: no word, no path and no number has all of it.
+    """Whether a text is as random ones are: what of it is no word has digits, and letters of both cases.
 
-    Hexadecimal digits: digits and letters. Others: digits, and letters of both cases.
+    Of hexadecimal digits: digits and letters. Words are parts in lower case, as of paths and options.
     """
-    if any(part.isalpha() and part.islower() and len(part) > 2 for part in re.split(r"[/_-]", text)):
-        return False  # a path, or words
-    has_digit = any(map(str.isdigit, text))
     if _HEX.fullmatch(text):
-        return has_digit and not text.isdigit()
-    return has_digit and any(map(str.islower, text)) and any(map(str.isupper, text))
+        return not text.isdigit() and not text.isalpha()
+    rest = "".join(part for part in re.split(r"[/_-]", text) if not (part.isalpha() and part.islower()))
+    return len(rest) >= LEAST_RANDOM and all(any(map(kind, rest)) for kind in (str.isdigit, str.islower, str.isupper))

@@ -146,7 +146,11 @@ REFUSED = {
         [*TORCH, "--config", "large.toml"],
         "large.toml' is not valid TOML: .* 1,000,000 bytes",
     ),
-    "config file with a key of many parts": ([*TORCH, "--config", "parts.toml"], "a line has more than 1,000 dots"),
+    "config file of megabytes, in letters of two bytes": (
+        [*TORCH, "--config", "letters.toml"],
+        "letters.toml' is not valid TOML: .* 1,000,000 bytes",
+    ),
+    "config file with a key of many parts": ([*TORCH, "--config", "parts.toml"], "a line has more than 100 dots"),
     "infinite time in the config file": ([*TORCH, "--config", "inf.toml"], "'progress_timeout': received inf"),
     "infinite time": ([*TORCH, "--progress-timeout", "inf"], "received 'inf', expected a finite number"),
     "time that becomes infinite": ([*TORCH, "--start-timeout", "1e400"], "received '1e400', expected a finite number"),
@@ -174,6 +178,7 @@ def bad_input(photos, tmp_path):
     (tmp_path / "long.toml").write_text(f"steps = {'9' * 5000}\n")
     (tmp_path / "deep.toml").write_text(f"arm = {'[' * 5000}{']' * 5000}\n")
     (tmp_path / "large.toml").write_text("# comment\n" * 200_000)
+    (tmp_path / "letters.toml").write_text(f"# {'é' * 500_000}\nno TOML\n")
     (tmp_path / "parts.toml").write_text(f"{'a.' * 20_000}a = 1\n")
     (tmp_path / "inf.toml").write_text("progress_timeout = inf\n")
     store = prepare(photos, tmp_path / "damaged", 32)

@@ -42,4 +42,4 @@ def test_a_dataset_with_duplicates_says_so(photos, tmp_path):
     assert (store.manifest.duplicates.shared, store.manifest.duplicates.repeated) == (20, 1)
     done = invoke("data", "prepare", str(tmp_path / "split"), str(tmp_path / "other"), "--image-size", "8")
     assert "20 images of the validation split are in the train split too" in done.stdout
-    assert "1 image is there twice, in the same split and class" in done.stdout
+    assert "1 image repeats another of the same split and class" in done.stdout

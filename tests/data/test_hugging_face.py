@@ -268,3 +268,30 @@ def test_a_readme_names_no_file_outside_of_its_dataset(datasets, private, tmp_pa
     (folder / "README.md").write_text(f"---\n{configs}\n---\n")
     with pytest.raises(RequestError, match="outside of the dataset"):
         prepare(f"hf:{folder}", tmp_path / "store", 8, num_processes=1)
+
+
+@pytest.mark.parametrize("what", ["file", "split"])
+def test_a_saved_dataset_names_no_part_outside_of_its_folder(saved, split_of, tmp_path, what):
+    name = saved(train=split_of(3, 3), validation=split_of(2, 2))
+    shutil.copytree(tmp_path / "saved" / "train", tmp_path / "private")
+    if what == "file":
+        state = tmp_path / "saved" / "train" / "state.json"
+        content = json.loads(state.read_text())
+        content["_data_files"] = [{"filename": str(tmp_path / "private" / content["_data_files"][0]["filename"])}]
+        state.write_text(json.dumps(content))
+    else:
+        splits = tmp_path / "saved" / "dataset_dict.json"
+        splits.write_text(json.dumps({"splits": ["../private", "validation"]}))
+    with pytest.raises(RequestError, match=r"it names '.*private.*', outside of the dataset"):
+        prepare(name, tmp_path / "store", 8, num_processes=1)
+
+
+def test_a_readme_names_no_archive_outside_of_its_dataset(datasets, private, tmp_path):
+    shutil.make_archive(str(tmp_path / "home" / "private"), "zip", tmp_path / "home", "private.png")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    named = f"zip://private.png::{tmp_path}/home/private.zip"
+    configs = f"configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: '{named}'"
+    (folder / "README.md").write_text(f"---\n{configs}\n---\n")
+    with pytest.raises(RequestError, match=r"outside of the dataset|cannot be loaded"):
+        prepare(f"hf:{folder}", tmp_path / "store", 8, num_processes=1)

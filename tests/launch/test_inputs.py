@@ -25,6 +25,7 @@ from dpcompare.launch.inputs import (
     restored,
     with_seed,
 )
+from dpcompare.models.sealed import is_whole
 from dpcompare.system.cache import cache_dir
 
 
@@ -141,12 +142,15 @@ def test_what_a_cache_has_lost_is_prepared_again_as_it_was(photos):
     before = prepare_inputs(config(dataset=str(photos), steps=6))
     assert restored(before, largest_batch=32) is before
     shutil.rmtree(before.inputs.store)
-    before.inputs.weights.unlink()
+    before.inputs.weights.write_bytes(b"")
     assert restored(before, largest_batch=32) == before
+    assert is_whole(before.inputs.weights)
     assert open_store(before.inputs.store, verify=True).manifest.sha256 == before.inputs.store_sha256
     shutil.rmtree(before.inputs.store)
     Image.new("RGB", (9, 9)).save(photos / "cat" / "new.png")
-    with pytest.raises(RequestError, match=r"is gone, and the dataset .* gives another one now"):
+    with pytest.raises(
+        RequestError, match=r"has lost what was prepared .* and the dataset .* gives something else now"
+    ):
         restored(before, largest_batch=32)
 
 

@@ -113,7 +113,7 @@ def not_permitted(monkeypatch):
     [
         ("tensorflow", "multiworker", 2, None, True, False),
         ("tensorflow", "parameter-server", 3, None, True, False),
-        ("tensorflow", "multiworker", 1, None, False, False),
+        ("tensorflow", "multiworker", 1, None, True, False),
         ("tensorflow", "multiworker", 2, False, False, False),
         ("tensorflow", "mirrored", 1, None, False, False),
         ("torch", "ddp", 2, None, False, False),
@@ -141,6 +141,19 @@ def test_between_machines_it_is_said_who_can_reach_the_servers():
     assert not is_isolated(asked)
     assert "whoever reaches their ports can read and write files as you" in exposure(asked)
     assert exposure(asked.model_copy(update={"isolate": False})) is None
+
+
+def test_nodes_with_a_network_each_are_open_to_nobody():
+    placed = {"placement": Placement(engine="namespaces")}
+    asked = config("tensorflow", "multiworker", 2)
+    machines = Cluster.of_machines(2, 1, "cpu", num_cores=1)
+    assert exposure(asked.model_copy(update=placed | {"cluster": machines})) is None
+
+
+def test_a_script_says_what_is_open():
+    asked = ["plan", "tensorflow:multiworker", "--nodes", "2", "--device", "cpu", "--format", "sh"]
+    assert "read and write files as you" in invoke(*asked).stdout
+    assert "read and write files as you" not in invoke(*asked, "--no-isolate").stdout
 
 
 @pytest.mark.tensorflow

@@ -20,18 +20,21 @@ def small(monkeypatch):
 def test_the_middle_of_a_long_log_is_left_out_and_said(tmp_path):
     log = tmp_path / "node0.log"
     log.write_text("".join(f"{number:09d}\n" for number in range(10_000)))
-    log_size.cut_logs(tmp_path)
+    log_size.cut_logs(tmp_path, [0])
     lines = log.read_text().splitlines()
     assert (lines[0], lines[-1]) == ("000000000", "000009999")
-    assert "[dpcompare has left out 80,000 bytes here: the log was too long]" in lines
+    assert "[dpcompare has left out the middle of this log, which was too long]" in lines
     assert log.stat().st_size < 21_000
 
 
 @pytest.mark.usefixtures("small")
-def test_a_log_that_is_short_stays(tmp_path):
-    (tmp_path / "node0.log").write_text("x" * 50_000)
-    log_size.cut_logs(tmp_path)
-    assert (tmp_path / "node0.log").read_text() == "x" * 50_000
+@pytest.mark.parametrize(
+    ("name", "size"), [("node0.log", 50_000), ("node1.log", 90_000), ("node10-process0.log", 90_000)]
+)
+def test_logs_that_are_short_or_of_other_nodes_stay(tmp_path, name, size):
+    (tmp_path / name).write_text("x" * size)
+    log_size.cut_logs(tmp_path, [0])
+    assert (tmp_path / name).read_text() == "x" * size
 
 
 @pytest.mark.usefixtures("small")
@@ -42,8 +45,8 @@ def test_a_process_goes_on_writing_at_the_end(tmp_path):
     largest = 0
     while process.poll() is None:
         largest = max(largest, log.stat().st_size)
-        log_size.cut_logs(tmp_path)
-    log_size.cut_logs(tmp_path)
+        log_size.cut_logs(tmp_path, [0])
+    log_size.cut_logs(tmp_path, [0])
     assert log.read_text().splitlines()[-1] == f"{299_999:09d}"
     assert log.stat().st_size < 60_000
     assert largest < 3_000_000
@@ -55,5 +58,5 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(tmp_path, monkeypatch):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "node0.log").symlink_to(tmp_path / "mine")
     with pytest.raises(OSError, match=r"Too many levels of symbolic links"):
-        log_size.cut_logs(tmp_path / "logs")
+        log_size.cut_logs(tmp_path / "logs", [0])
     assert (tmp_path / "mine").read_text() == "x" * 100

@@ -18,7 +18,6 @@ from jax import lax
 from jax import numpy as jnp
 from jax._src import xla_bridge
 from jax.sharding import Mesh
-from safetensors.numpy import load_file
 
 from dpcompare.backends.base import Counted, Inspectable
 from dpcompare.backends.constants import FIRST_MOMENTS
@@ -41,6 +40,7 @@ from dpcompare.backends.jax.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.errors import RequestError
+from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState, is_statistic
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.words import counted
@@ -106,7 +106,7 @@ class JaxBackend(Inspectable):
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None takes those of `Model.init`."""
-        return load_file(self.inputs.weights)
+        return read_weights(self.inputs.weights)
 
     def setup(self) -> None:
         self._training: bool | None = None

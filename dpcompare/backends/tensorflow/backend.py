@@ -15,7 +15,6 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
-from safetensors.numpy import load_file
 
 from dpcompare.backends.base import Counted, Inspectable
 from dpcompare.backends.constants import FIRST_MOMENTS
@@ -28,6 +27,7 @@ from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.gradients import Gradients
+from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState
 from dpcompare.system.words import counted
 
@@ -54,7 +54,7 @@ class TensorFlowBackend(Inspectable):
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
-        return load_file(self.inputs.weights)
+        return read_weights(self.inputs.weights)
 
     def setup(self) -> None:
         self._training: bool | None = None

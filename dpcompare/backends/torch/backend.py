@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.numpy import load_file
 from torch import nn
 from torch.nn import functional
 
@@ -35,6 +34,7 @@ from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
 from dpcompare.models.gradients import Gradients
+from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState
 
 MOST_ENDS_KEPT = 10_000
@@ -115,7 +115,7 @@ class TorchBackend(Inspectable):
 
     def initial_state(self) -> State | None:
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
-        return load_file(self.inputs.weights)
+        return read_weights(self.inputs.weights)
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of the model as it is replicated."""
