@@ -234,9 +234,8 @@ def test_every_mode_of_jax_has_a_life():
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "spmd" else [pytest.mark.slow]) for name in JAX_LIVES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", JAX_LIVES)
 def test_what_jax_does_on_gpus_computes_what_torch_does_on_the_cpu(found, name):
     life = JAX_LIVES[name]
     lives = lived("jax", [life | {"device": "gpu"}], processes=life.get("nodes", 1))

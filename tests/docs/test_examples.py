@@ -14,6 +14,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_torchvision(tmp_path):
     """Files of FashionMNIST as they are published, with few images; that they are there keeps it from downloading."""
     raw = tmp_path / "data" / "FashionMNIST" / "raw"

@@ -237,13 +237,21 @@ for name in ("thread", "child", "daemon", "exits", "leaves", "closes", "mute", "
     [
         ("exits", "failed in torch (SystemExit: 3)"),
         ("leaves", "ended with exit status 0 before the model was there; it printed nothing"),
-        ("mute", "failed in torch (Mute, whose text cannot be had (ValueError))"),
-        ("base", "failed in torch (Base: no exception)"),
-        ("waits", "was not built in torch within 6 s; expected a model that is, or more time with --start-timeout"),
         ("thread", None),
-        ("child", None),
-        ("daemon", None),
-        ("closes", None),
+        *(
+            pytest.param(kind, says, marks=pytest.mark.slow)
+            for kind, says in (
+                ("mute", "failed in torch (Mute, whose text cannot be had (ValueError))"),
+                ("base", "failed in torch (Base: no exception)"),
+                (
+                    "waits",
+                    "was not built in torch within 6 s; expected a model that is, or more time with --start-timeout",
+                ),
+                ("child", None),
+                ("daemon", None),
+                ("closes", None),
+            )
+        ),
     ],
 )
 def test_whatever_a_model_does_when_it_is_built_it_is_described_or_refused_at_once(elsewhere, kind, says):
@@ -282,7 +290,7 @@ leaves = CustomModel(torch=lambda size, num_classes: Ending(size, num_classes, l
 @pytest.mark.torch
 @pytest.mark.parametrize(("kind", "mode", "says"), [
     ("exits", "single", "SystemExit: 0"),
-    ("leaves", "single", "its exit status was 0, so its own code ended it"),
+    pytest.param("leaves", "single", "its exit status was 0, so its own code ended it", marks=pytest.mark.slow),
     pytest.param("leaves", "ddp", "its exit status was 0, so its own code ended it", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_model_that_ends_its_process_is_a_failure_with_its_step(elsewhere, monkeypatch, kind, mode, says):
