@@ -134,6 +134,17 @@ def test_who_gets_a_network(framework, mode, nodes, isolate, here, elsewhere, re
         assert re.search(r"every user of this machine.* read and write files as you, .*--no-isolate$", exposure(asked))
 
 
+def test_on_gpus_a_user_needs_the_device_that_only_root_can_make(monkeypatch, tmp_path):
+    cluster = Cluster.partition(2, 1, gpus=["0", "1"])
+    asked = config("tensorflow", "multiworker", 2).model_copy(update={"cluster": cluster})
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr("dpcompare.launch.isolation.UNIFIED_MEMORY", tmp_path / "nvidia-uvm")
+    assert not is_isolated(asked)
+    assert "nvidia-uvm is missing, which nobody but root can make" in exposure(asked)
+    (tmp_path / "nvidia-uvm").touch()
+    assert is_isolated(asked) == (why_not_permitted() is None)
+
+
 def test_between_machines_it_is_said_who_can_reach_the_servers():
     cluster = Cluster.of_machines(2, 1, "cpu", num_cores=1)
     machines = {"cluster": cluster, "placement": Placement(engine="hosts", hosts=("a", "b"))}
