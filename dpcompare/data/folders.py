@@ -44,7 +44,7 @@ def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
         raise RequestError(f"dataset {str(root)!r} {what}; {LAYOUTS}, or one of the built-in {', '.join(BUILT_IN)}")
     folders = None if follow_links else (root,)
     if (root / "Images").is_dir() and (root / "train_list.mat").is_file():
-        _require_inside([root / "Images"], folders)
+        _require_inside([root / "Images", root / "train_list.mat", root / "test_list.mat"], folders)
         found = _stanford_dogs(root, folders)
     else:
         found = _image_folder(root, folders)

@@ -126,9 +126,16 @@ class Store:
     manifest: Manifest
 
     def split(self, name: str) -> Split:
-        images = np.load(self.path / f"{name}-images.npy", mmap_mode="r")
-        labels, sums = (np.load(self.path / f"{name}-{what}.npy") for what in ("labels", "sums"))
+        images_path, *others = split_files(self.path, name)
+        images = np.load(images_path, mmap_mode="r")
+        labels, sums = map(np.load, others)
         return Split(images=images, labels=labels, sums=sums, margin=self.manifest.margin)
+
+
+def split_files(store: Path, split: str) -> tuple[Path, Path, Path]:
+    """The files of a split: its images, their labels, and their sums."""
+    images, labels, sums = (store / f"{split}-{what}.npy" for what in ("images", "labels", "sums"))
+    return images, labels, sums
 
 
 def is_store(path: Path) -> bool:
@@ -161,6 +168,8 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
     if (found := sorted(store.manifest.splits)) != sorted(SPLITS):
         raise RequestError(f"store {path} is damaged: its splits are {found}, expected {', '.join(SPLITS)}; {remedy}")
     for name, expected in store.manifest.splits.items():
+        if strange := [file for file in split_files(path, name) if not file.is_file()]:  # a pipe would never end
+            raise RequestError(f"store {path} is damaged: {str(strange[0])!r} is missing, or is no file; {remedy}")
         try:
             split = store.split(name)
         except Exception as error:  # NumPy reads a header with Python's parser, which has many ways to fail
@@ -351,7 +360,7 @@ class StoreWriter:
         return self._image_size + self._margin
 
     def images_path(self, split: str) -> Path:
-        return self._temporary / f"{split}-images.npy"
+        return split_files(self._temporary, split)[0]
 
     def images(self, split: str, count: int) -> npt.NDArray[np.uint8]:
         """The array of a split's images, to fill."""
@@ -375,10 +384,11 @@ class StoreWriter:
             images_sha256, sums = _read_images(images)
             read[split] = SplitContent(images, values, sums)
             of_classes = values.astype(np.int32)
-            for what, values_of_images in (("labels", of_classes), ("sums", sums)):
+            _, *others = split_files(self._temporary, split)
+            for path, of_images in zip(others, (of_classes, sums), strict=True):
                 encoded = BytesIO()  # np.save into a file says less of a full disk
-                np.save(encoded, values_of_images)
-                (self._temporary / f"{split}-{what}.npy").write_bytes(encoded.getvalue())
+                np.save(encoded, of_images)
+                path.write_bytes(encoded.getvalue())
             splits[split] = SplitManifest(
                 count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(of_classes)
             )

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from dpcompare.models.state import State
+from dpcompare.system.files import no_link
 
 _NO_CHECKSUM = "0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')
@@ -55,7 +56,7 @@ def read_weights(path: Path) -> State:
         DamagedError: it is not what was written.
     """
     try:
-        return unseal(path.read_bytes())[1]
+        return unseal(_content(path))[1]
     except DamagedError as error:
         raise DamagedError(f"{str(path)!r} was damaged since the run began: {error}; run it again") from None
 
@@ -63,10 +64,16 @@ def read_weights(path: Path) -> State:
 def is_whole(path: Path) -> bool:
     """Whether a file is there as `seal` made it."""
     try:
-        unseal(path.read_bytes())
+        unseal(_content(path))
     except (OSError, DamagedError):
         return False
     return True
+
+
+def _content(path: Path) -> bytes:
+    """Of a file of the cache, which others may write: a pipe in its place would never end."""
+    with open(path, "rb", opener=no_link) as file:
+        return file.read()
 
 
 def unseal(content: bytes) -> tuple[dict[str, str], State]:

@@ -118,3 +118,12 @@ def test_a_store_that_is_overwritten_in_place_is_noticed(tmp_path):
     assert "was changed" in watch.change()
     prepare("synthetic-mini", tmp_path / "store", 12)
     assert "was replaced by another" in watch.change()
+
+
+@pytest.mark.parametrize("name", ["train-images.npy", "validation-labels.npy", "train-sums.npy"])
+def test_a_pipe_in_a_store_is_refused(tmp_path, name):
+    store = prepare("synthetic-mini", tmp_path / "store", 8)
+    (store.path / name).unlink()
+    os.mkfifo(store.path / name)
+    with pytest.raises(RequestError, match=rf"{name}' is missing, or is no file"):
+        open_store(store.path)

@@ -128,6 +128,15 @@ def test_damaged_weights_are_made_again(damage):
     assert path.read_bytes() == content
 
 
+def test_a_pipe_in_the_place_of_weights_is_replaced():
+    path = inputs(seed=41).weights
+    content = path.read_bytes()
+    path.unlink()
+    os.mkfifo(path)
+    assert inputs(seed=41).weights == path
+    assert path.read_bytes() == content
+
+
 def test_what_a_shared_cache_holds_can_be_read_by_all_whom_the_umask_lets():
     umask = os.umask(0o002)
     try:
