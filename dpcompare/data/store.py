@@ -385,7 +385,8 @@ class StoreWriter:
             read[split] = SplitContent(images, values, sums)
             of_classes = values.astype(np.int32)
             _, *others = split_files(self._temporary, split)
-            for path, of_images in zip(others, (of_classes, sums), strict=True):
+            arrays: tuple[npt.NDArray[Any], ...] = (of_classes, sums)
+            for path, of_images in zip(others, arrays, strict=True):
                 encoded = BytesIO()  # np.save into a file says less of a full disk
                 np.save(encoded, of_images)
                 path.write_bytes(encoded.getvalue())
