@@ -7,6 +7,9 @@ import time
 
 import pytest
 
+from dpcompare.config.cluster import Cluster
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments import verify_runs
 from dpcompare.experiments.verify import verify
@@ -58,10 +61,12 @@ def interruptible():
 
 
 def test_an_interruption_ends_all_of_them(interruptible, slow_runs, tmp_path):
+    cluster = Cluster.partition(device="cpu")
+    config = RunConfig(framework="torch", mode="single", workload=Workload(model="mlp"), cluster=cluster)
     threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Runs(1, lambda line: None) as runs:
-        until_done([runs.side("first", None, None, tmp_path), *[runs.side("next", None, None, tmp_path)] * 9])
+        until_done([runs.side("first", None, config, tmp_path), *[runs.side("next", None, config, tmp_path)] * 9])
     assert time.monotonic() - begin < 0.45
     assert len(slow_runs) == 1
 

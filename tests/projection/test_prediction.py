@@ -511,7 +511,7 @@ def test_settings_that_do_not_change_a_step_are_settings():
         (("--checkpoint-every", "9" * 321), "is not in the range"),
         (("--nodes", "9" * 400), "expected numbers from 1 to 1000000"),
         (("--latency", "9" * 400 + "s"), "--latency: received '999"),
-        (("--price", "nan"), "--price: received nan, expected a finite number"),
+        (("--price", "nan"), "'--price': received 'nan', expected a finite number"),
         (("--nodes", "two"), "--nodes: received 'two'"),
         (("--intra-link", "string"), "--intra-link: received 'string'"),
         (("--checkpoint-every", "10"), "expected both"),
