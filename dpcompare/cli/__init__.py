@@ -99,5 +99,5 @@ def _main(arguments: Sequence[str] | None) -> NoReturn:
     except MemoryError:
         fail(EXIT_FAILED, "this process has no memory left; its limit is too low, or others hold it", as_json=as_json)
     except OSError as error:
-        is_typed = error.errno == errno.ENAMETOOLONG  # nobody but a user gives such names
+        is_typed = error.errno == errno.ENAMETOOLONG  # such names come from users alone
         fail(EXIT_REFUSED if is_typed else EXIT_FAILED, f"{type(error).__name__}: {error}", as_json=as_json)
