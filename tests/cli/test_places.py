@@ -45,6 +45,7 @@ def test_without_a_home_the_cache_is_to_be_named(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.torch
 def test_a_home_that_nobody_knows_is_named(tmp_path):
     done = shell(f"cd {tmp_path}; dpcompare {RUN}", DPCOMPARE_CACHE_DIR="~nobody0/x")
     assert done.returncode == 2
