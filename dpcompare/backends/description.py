@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, BATCH_NORM_EPSILON, SGD_MOMENTUM
+from dpcompare.backends.constants import BATCH_NORM_EPSILON
 from dpcompare.backends.environment import speed_variables
+from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
@@ -58,15 +59,11 @@ def _collective(config: RunConfig) -> str:
 
 def _settings(config: RunConfig) -> dict[str, Any]:
     workload = config.workload
-    optimizer_constants: dict[str, dict[str, Any]] = {
-        "sgd": {"momentum": SGD_MOMENTUM},
-        "adam": {"betas": ADAM_BETAS, "epsilon": ADAM_EPSILON},
-    }
     custom = is_custom(workload.model)
     return {
         "compilation": "none",
         **config.tuning,
-        "optimizer": {"name": workload.optimizer, **optimizer_constants[workload.optimizer]},
+        "optimizer": {"name": workload.optimizer, **OPTIMIZERS[workload.optimizer].constants},
         "batchnorm_epsilon": "of the model" if custom else BATCH_NORM_EPSILON,
         "model_source": source_sha256(workload.model) if custom else "of dpcompare",
         "dropout": _drop_rate(workload, "dropout"),

@@ -23,6 +23,7 @@ from dpcompare.cli.option_values import (
     parse_steps,
     parse_tuning,
 )
+from dpcompare.config.optimizers import OPTIMIZERS
 
 _workload = partial(option, part="workload")
 _placement = partial(option, part="placement", resumable=True)
@@ -139,7 +140,7 @@ class RunOptions:
         "many more as it took the steps to settle, a third at most.  [default: 5; on GPUs without --epochs 30, "
         "at most a quarter of --steps]",
     )
-    optimizer: str | None = _workload(type=click.Choice(["sgd", "adam"]), help="[default: adam]")
+    optimizer: str | None = _workload(type=click.Choice(list(OPTIMIZERS)), help="[default: adam]")
     learning_rate: float | None = _workload(flags=("--learning-rate", "--lr"), type=Number(), help="[default: 0.001]")
     schedule: str | None = _workload(
         type=click.Choice(["constant", "cosine"]), help="Schedule of the learning rate.  [default: constant]"

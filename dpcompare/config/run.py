@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import FRAMEWORKS, MODES, Mode
+from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.placement import Placement
 from dpcompare.config.topology import Topology
 from dpcompare.config.tuning import problems_of, tuning_of
@@ -326,10 +327,11 @@ def _settings(config: RunConfig) -> Iterator[str]:
         if (received := getattr(workload, name)) not in values:
             expected = " or ".join("none" if value is None else str(value) for value in values)
             yield f"{name}: received {received} with mode {config.mode}, which can have {expected} only"
-    if row.shards_parameters and workload.optimizer == "sgd" and config.tune.get("optimizer_kernels") == "fused":
+    has_fused = OPTIMIZERS[workload.optimizer].fused_for_shards or not row.shards_parameters
+    if config.tune.get("optimizer_kernels") == "fused" and not has_fused:
         yield (
-            f"tune: received optimizer_kernels=fused with mode {config.mode} and sgd, for whose sharded tensors torch "
-            "has none; expected foreach"
+            f"tune: received optimizer_kernels=fused with mode {config.mode} and {workload.optimizer}, for whose "
+            "sharded tensors torch has none; expected foreach"
         )
     if config.tune.get("compilation") == "reduce-overhead" and workload.accumulate > 1:
         yield (

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
+from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.validation import Config, one_of, raise_problems
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.data.names import is_custom_dataset
@@ -13,9 +14,6 @@ from dpcompare.data.order import steps_per_epoch
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.import_path import is_custom
 from dpcompare.system.words import counted
-
-Optimizer = Literal["sgd", "adam"]
-
 
 Precision = Literal["float32", "bfloat16", "float64"]
 
@@ -94,7 +92,7 @@ class Workload(Config):
     `auto`: the default number, and of the others as many as `dpcompare.results.steadiness.steps_to_settle` finds in the
     recorded steps when the run has ended; nothing of what is trained or recorded depends on it.
     """
-    optimizer: Optimizer = "adam"
+    optimizer: Annotated[str, AfterValidator(one_of("optimizer", OPTIMIZERS))] = "adam"
     learning_rate: float = Field(default=1e-3, gt=0, strict=False)
     schedule: Schedule = "constant"
     """How the learning rate changes after its warm-up; see `dpcompare.training.schedule`."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
@@ -40,7 +41,7 @@ EACH_ALONE = ("weight round trip", "sample order", "pixels and augmentation", "r
 
 def differences(workload: Workload) -> dict[str, Difference]:
     """The checks of a group of modes, by name."""
-    optimizer = workload.optimizer
+    optimizer, spec = workload.optimizer, OPTIMIZERS[workload.optimizer]
     found: dict[str, Difference] = {
         "weight round trip": _weights_against_file,
         "sample order": _order_against_plan,
@@ -51,9 +52,10 @@ def differences(workload: Workload) -> dict[str, Difference]:
     }
     if workload.regularization == "shared":
         found["regularization"] = lambda _, side: _rows_against_host(side, "drop_masks")
-    if optimizer == "sgd":
-        found["gradient"] = lambda a, b: _relative(_slots(a, "momentum"), _slots(b, "momentum"))
-        found["gradient of each tensor"] = _gradient_of_each_tensor
+    if spec.first_moment_factor == 1.0:  # after one step it is the gradient
+        slot = spec.slots[0]
+        found["gradient"] = lambda a, b: _relative(_slots(a, slot), _slots(b, slot))
+        found["gradient of each tensor"] = lambda a, b: _gradient_of_each_tensor(a, b, slot)
     found[f"one step of {optimizer}"] = lambda a, b: _relative(_update(a), _update(b))
     found["losses over 2 steps"] = lambda a, b: loss_difference(a, b, 2)
     found[f"losses over {optimizer} steps"] = loss_difference
@@ -207,9 +209,9 @@ def zero_gradients(names: Iterable[str]) -> set[str]:
     return set(shifts) - set(first_stage[:-1])
 
 
-def _gradient_of_each_tensor(a: Side, b: Side) -> float:
+def _gradient_of_each_tensor(a: Side, b: Side, slot: str) -> float:
     """The worst relative difference of a single tensor's gradient."""
-    of_a, of_b = _slots(a, "momentum"), _slots(b, "momentum")
+    of_a, of_b = _slots(a, slot), _slots(b, slot)
     if not _same_tensors(of_a, of_b):
         return float("inf")
     zero = zero_gradients(of_a)

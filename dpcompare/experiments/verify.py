@@ -5,13 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from dpcompare.config.optimizers import OPTIMIZERS, Tolerances
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import (
@@ -29,7 +30,7 @@ from dpcompare.system.signals import terminated_as_interrupted
 
 # What an honest check may promise on the CPU: precision -> largest difference. Measured with EfficientNet-B2 at 64 px;
 # see docs/fairness.md. None: nothing absolute, see FLOOR_MULTIPLE.
-TOLERANCES: dict[str, dict[str, float | None]] = {
+TOLERANCES: dict[str, Tolerances] = {
     "weight round trip": {"float32": 0.0, "float64": 0.0},
     "sample order": {"float32": 0.0, "float64": 0.0},
     "pixels and augmentation": {"float32": 0.0, "float64": 0.0},
@@ -39,11 +40,9 @@ TOLERANCES: dict[str, dict[str, float | None]] = {
     "first loss": {"float32": 5e-5, "float64": 1e-12},
     "gradient": {"float32": 2e-4, "float64": 1e-11},
     "gradient of each tensor": {"float32": 5e-2, "float64": 1e-8},
-    "one step of sgd": {"float32": 2e-4, "float64": 1e-11},
-    "one step of adam": {"float32": 5e-3, "float64": 1e-9},
+    **{f"one step of {name}": row.verification.one_step for name, row in OPTIMIZERS.items()},
     "losses over 2 steps": {"float32": None, "float64": 1e-10},
-    "losses over sgd steps": {"float32": None, "float64": 1e-7},
-    "losses over adam steps": {"float32": None, "float64": 1e-8},
+    **{f"losses over {name} steps": row.verification.all_steps for name, row in OPTIMIZERS.items()},
     "BatchNorm statistics": {"float32": None, "float64": 1e-8},
     "weight average": {"float32": None, "float64": 1e-8},
     "accuracy (samples)": {"float32": 1.0, "float64": 0.0},
@@ -58,17 +57,15 @@ tolerance."""
 LEAST_OF_FLOOR = {"float32": 1e-5, "bfloat16": 4e-2}
 """No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is no difference."""
 
-GPU_TOLERANCES: dict[str, dict[str, float]] = {
+GPU_TOLERANCES: dict[str, Mapping[str, float]] = {
     "evaluation logits": {"float32": 1e-4, "float64": 1e-11},
     "training logits": {"float32": 2e-3, "float64": 1e-10},
     "first loss": {"float32": 2e-4, "float64": 1e-11},
     "gradient": {"float32": 1e-3, "float64": 1e-10},
     "gradient of each tensor": {"float32": 1e-1, "float64": 1e-7},
-    "one step of sgd": {"float32": 1e-3, "float64": 1e-10},
-    "one step of adam": {"float32": 2e-2, "float64": 1e-8},
+    **{f"one step of {name}": row.verification.one_step_on_gpus for name, row in OPTIMIZERS.items()},
     "losses over 2 steps": {"float64": 1e-9},
-    "losses over sgd steps": {"float64": 1e-6},
-    "losses over adam steps": {"float64": 1e-7},
+    **{f"losses over {name} steps": row.verification.all_steps_on_gpus for name, row in OPTIMIZERS.items()},
     "BatchNorm statistics": {"float64": 1e-7},
     "weight average": {"float64": 1e-7},
     "evaluation loss": {"float64": 1e-7},

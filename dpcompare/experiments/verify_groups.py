@@ -9,6 +9,7 @@ from typing import Any, Literal
 from dpcompare.backends.availability import require_compiler
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.modes import MODES
+from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.workload import Workload
 from dpcompare.data.augmentation import AUGMENTATIONS
 from dpcompare.errors import RequestError, did_you_mean
@@ -286,17 +287,10 @@ BIG_MODELS = tuple(f"efficientnet-b{scale}" for scale in range(8))
 BIG_MODEL_REPLICAS = {"quick": 1, "full": 2}
 """The most replicas with which a big model is trained."""
 
-OPTIMIZERS = {
-    ("big, quick", "float32"): ("adam",),
-    ("big, quick", "float64"): ("sgd",),
-    ("big", "float32"): ("sgd", "adam"),
-    ("big", "float64"): ("sgd", "adam"),
-    # Adam divides by the root of the second moment: with a tiny model it makes updates of full size out of the rounding
-    # of gradients that are nearly zero.
-    ("tiny", "float32"): ("sgd",),
-    ("tiny", "float64"): ("sgd", "adam"),
-}
-"""Size of the model and precision -> what it is trained with, one group each."""
+
+def optimizers_for(size: str, precision: str) -> tuple[str, ...]:
+    """What models of a size (see `Verification.precisions`) are trained with, one group each."""
+    return tuple(name for name, row in OPTIMIZERS.items() if precision in row.verification.precisions[size])
 
 
 WIDENED = {
@@ -323,7 +317,7 @@ def _groups(
     few = num_replicas <= BIG_MODEL_REPLICAS["quick" if quick else "full"]
     trained = model if few or model not in BIG_MODELS else "toy-bn"
     size = "tiny" if trained not in BIG_MODELS else "big, quick" if quick else "big"
-    optimizers = OPTIMIZERS[size, precision]
+    optimizers = optimizers_for(size, precision)
     if quick and num_replicas > 1:
         optimizers = optimizers[:1]  # the group with synchronized BatchNorm has Adam
     for optimizer in optimizers:
@@ -372,17 +366,17 @@ def _workload(
     model: str, optimizer: str, precision: str, *, quick: bool, asked: dict[str, Any] | None = None
 ) -> Workload:
     # The 5th step is the last of the first epoch and half empty, so that padding rows must not count.
-    steps = {"sgd": 6, "adam": 20}[optimizer]
+    how = OPTIMIZERS[optimizer].verification
     fields: dict[str, Any] = {
         "model": model,
         "dataset": "synthetic-mini",
         "image_size": 64,
         "global_batch_size": BATCH,
-        "steps": min(steps, 6) if quick and model in BIG_MODELS else steps,
+        "steps": min(how.num_steps, 6) if quick and model in BIG_MODELS else how.num_steps,
         "warmup_steps": 0,
         "optimizer": optimizer,
-        "schedule": {"sgd": "cosine", "adam": "constant"}[optimizer],
-        "learning_rate": {"sgd": 0.01, "adam": 1e-3}[optimizer],
+        "schedule": how.schedule,
+        "learning_rate": how.learning_rate,
         "precision": precision,
         "augment": AUGMENTATIONS,
     }

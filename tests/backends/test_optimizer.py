@@ -15,8 +15,8 @@ import json, sys
 from collections import Counter
 import numpy as np
 import tensorflow as tf
-from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
-from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
+from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
+from dpcompare.backends.tensorflow.optimizer import KERNELS
 
 name, precision, num_variables = sys.argv[1], tf.dtypes.as_dtype(sys.argv[2]), int(sys.argv[3])
 generator = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def alone(variable, slots, gradient, constants):
 
 values, gradients = some(), some()
 ours, others = [tf.Variable(value) for value in values], [tf.Variable(value) for value in values]
-optimizer, slots_of_others = OPTIMIZERS[name](ours), OPTIMIZERS[name](others).slots
+optimizer, slots_of_others = KERNELS[name](ours), KERNELS[name](others).slots
 
 
 @tf.function(autograph=False)

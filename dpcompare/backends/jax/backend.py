@@ -20,7 +20,6 @@ from jax._src import xla_bridge
 from jax.sharding import Mesh
 
 from dpcompare.backends.base import Counted, Inspectable
-from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.jax.arrays import (
@@ -35,9 +34,10 @@ from dpcompare.backends.jax.arrays import (
 )
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
-from dpcompare.backends.jax.optimizer import OPTIMIZERS
+from dpcompare.backends.jax.optimizer import KERNELS
 from dpcompare.backends.jax.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
+from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.errors import RequestError
 from dpcompare.models.sealed import read_weights
@@ -158,7 +158,7 @@ class JaxBackend(Inspectable):
     def _build(self) -> None:
         """The model, its optimizer, and what both start from."""
         self.model = self.build_model()
-        self.optimizer = OPTIMIZERS[self.workload.optimizer](UpdateRules.of(self.workload))
+        self.optimizer = KERNELS[self.workload.optimizer](UpdateRules.of(self.workload))
         initial = self.initial_state()
         initial = {name: np.asarray(array) for name, array in (initial or self.model.init()).items()}
         self._names = list(initial)

@@ -9,8 +9,8 @@ from typing import ClassVar
 import jax
 from jax import numpy as jnp
 
-from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
 from dpcompare.backends.update_rules import UpdateRules, decays
+from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
 
 NO_RULES = UpdateRules()
@@ -105,4 +105,5 @@ class Adam(Optimizer):
         return parameter - constants[0] * mean / (jnp.sqrt(square) + ADAM_EPSILON), [mean, square]
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}
+KERNELS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}
+require_all_kernels({name: kernel.slot_names for name, kernel in KERNELS.items()}, "JAX")

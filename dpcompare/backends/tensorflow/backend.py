@@ -17,14 +17,14 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dpcompare.backends.base import Counted, Inspectable
-from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.loss import cross_entropies
 from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
-from dpcompare.backends.tensorflow.optimizer import OPTIMIZERS
+from dpcompare.backends.tensorflow.optimizer import KERNELS
 from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
+from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.gradients import Gradients
 from dpcompare.models.sealed import read_weights
@@ -85,7 +85,7 @@ class TensorFlowBackend(Inspectable):
         self._statistics = [
             mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
         ]
-        self.optimizer = OPTIMIZERS[self.workload.optimizer](self._parameters, UpdateRules.of(self.workload))
+        self.optimizer = KERNELS[self.workload.optimizer](self._parameters, UpdateRules.of(self.workload))
         self._images_computed = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._gradient_sums = (
             [tf.Variable(tf.zeros_like(parameter), trainable=False) for parameter in self._parameters]

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
-from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.backends.tensorflow.loss import cross_entropies
+from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.state import TrainingState
 

@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 import tensorflow as tf
 
-from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
 from dpcompare.backends.update_rules import UpdateRules, decays
+from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
 
 NO_RULES = UpdateRules()
@@ -135,4 +135,5 @@ class Adam(Optimizer):
         return tf.raw_ops.ResourceApplyAdam(var=variable, m=slots[0], v=slots[1], grad=gradient, **arguments)
 
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}
+KERNELS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}
+require_all_kernels({name: kernel.slot_names for name, kernel in KERNELS.items()}, "TensorFlow")

@@ -19,17 +19,17 @@ from torch import nn
 from torch.nn import functional
 
 from dpcompare.backends.base import Counted, Inspectable
-from dpcompare.backends.constants import FIRST_MOMENTS
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.gradient_times import GradientTimes
 from dpcompare.backends.torch.model import SharedDrop, build_model, import_timm, set_drop_masks
-from dpcompare.backends.torch.optimizer import SLOTS, build_optimizer, load_slots
+from dpcompare.backends.torch.optimizer import SLOTS, Adam, Sgd, build_optimizer, load_slots
 from dpcompare.backends.torch.pixels import look_up
 from dpcompare.backends.torch.side_stream import SideStream
 from dpcompare.backends.torch.update import RuledUpdates
 from dpcompare.backends.update_rules import UpdateRules
+from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.architectures import IMAGE_CHANNELS
@@ -117,7 +117,7 @@ class TorchBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
         return read_weights(self.inputs.weights)
 
-    def build_optimizer(self) -> torch.optim.Optimizer:
+    def build_optimizer(self) -> Sgd | Adam:
         """The optimizer of the model as it is replicated."""
         return build_optimizer(self.workload.optimizer, self.model.parameters(), self.optimizer_kernels)
 

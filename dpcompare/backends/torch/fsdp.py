@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.ddp import DistributedDataParallel
+from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.models.gradients import Gradients
 
 
@@ -35,9 +36,9 @@ class FullyShardedDataParallel(DistributedDataParallel):
 
     @property
     def optimizer_kernels(self) -> str:
-        # torch has no fused kernel of SGD for sharded tensors.
-        fused = super().optimizer_kernels
-        return "foreach" if fused == "fused" and self.workload.optimizer == "sgd" else fused
+        chosen = super().optimizer_kernels
+        has_fused = OPTIMIZERS[self.workload.optimizer].fused_for_shards
+        return "foreach" if chosen == "fused" and not has_fused else chosen
 
     def describe(self) -> Description:
         return super().describe().with_settings(optimizer_kernels=self.optimizer_kernels, parameter_layout="NCHW")

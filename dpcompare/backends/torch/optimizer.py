@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 import torch
 
-from dpcompare.backends.constants import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM
+from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
+
+
+class Sgd(torch.optim.SGD):
+    """SGD by torch's formula, which the other frameworks follow."""
+
+    slots: ClassVar[Mapping[str, str]] = {"momentum_buffer": "momentum"}
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], **kernels: bool) -> None:
+        super().__init__(parameters, momentum=SGD_MOMENTUM, **kernels)
+
+    def continue_after(self, steps_taken: int) -> None:
+        """Its formula does not depend on the step."""
 
 
 class Adam(torch.optim.Adam):
@@ -19,6 +31,8 @@ class Adam(torch.optim.Adam):
     lr_t = lr * sqrt(1 - beta2^t) / (1 - beta1^t). torch adds its epsilon to sqrt(v) / sqrt(1 - beta2^t), so
     epsilon_hat / sqrt(1 - beta2^t) given to torch at step t is the same formula.
     """
+
+    slots: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], **kernels: bool) -> None:
         super().__init__(parameters, betas=ADAM_BETAS, eps=ADAM_EPSILON, **kernels)
@@ -31,28 +45,39 @@ class Adam(torch.optim.Adam):
             group["eps"] = ADAM_EPSILON / correction**0.5
         super().step(closure)
 
+    def continue_after(self, steps_taken: int) -> None:
+        """Correct the bias of what it remembers as of that many steps."""
+        self.steps_taken = steps_taken
+        for parameter, memory in self.state.items():
+            # The fused kernels read the count on the device of the parameter, the others on the host.
+            device = parameter.device if self.defaults["fused"] else "cpu"
+            memory["step"] = torch.tensor(float(steps_taken), device=device)
 
-def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels: str) -> torch.optim.Optimizer:
+
+KERNELS: dict[str, type[Sgd] | type[Adam]] = {"sgd": Sgd, "adam": Adam}
+require_all_kernels({name: tuple(kernel.slots.values()) for name, kernel in KERNELS.items()}, "torch")
+
+SLOTS = {torch_name: name for kernel in KERNELS.values() for torch_name, name in kernel.slots.items()} | {
+    AVERAGE: AVERAGE
+}
+"""torch's names of what an optimizer remembers -> those of checkpoints."""
+
+
+def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels: str) -> Sgd | Adam:
     """An optimizer whose learning rate is set before every step.
 
     Args:
-        name: sgd or adam.
+        name: of a row of OPTIMIZERS.
         parameters: to update.
         kernels: "fused" is one kernel for all tensors, "foreach" one per operation, of the same formula; see
             `dpcompare.config.tuning`.
     """
     chosen = {kernels: True} if kernels in ("fused", "foreach") else {}
-    if name == "adam":
-        return Adam(parameters, **chosen)
-    return torch.optim.SGD(parameters, momentum=SGD_MOMENTUM, **chosen)
-
-
-# torch's names of what an optimizer remembers -> the framework-neutral ones.
-SLOTS = {"momentum_buffer": "momentum", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq", AVERAGE: AVERAGE}
+    return KERNELS[name](parameters, **chosen)
 
 
 def load_slots(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Sgd | Adam,
     parameters: Mapping[str, torch.nn.Parameter],
     slots: Mapping[str, npt.NDArray[Any]],
     steps_taken: int,
@@ -76,9 +101,4 @@ def load_slots(
         # In the layout of the parameter, as the optimizer itself makes it.
         memory[torch_names[slot]] = torch.empty_like(parameter, requires_grad=False)
         copy_into(memory[torch_names[slot]], value)
-    if isinstance(optimizer, Adam):
-        optimizer.steps_taken = steps_taken
-        for parameter, memory in optimizer.state.items():
-            # The fused kernels read the count on the device of the parameter, the others on the host.
-            device = parameter.device if optimizer.defaults["fused"] else "cpu"
-            memory["step"] = torch.tensor(float(steps_taken), device=device)
+    optimizer.continue_after(steps_taken)

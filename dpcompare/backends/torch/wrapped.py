@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dpcompare.backends.torch.ddp import DistributedDataParallel
+from dpcompare.backends.torch.optimizer import Adam, Sgd
 
 
 class WrappedDistributedDataParallel(DistributedDataParallel):
@@ -19,7 +20,7 @@ class WrappedDistributedDataParallel(DistributedDataParallel):
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The wrapper's optimizer, whose step takes the place of this one's."""
 
-    def build_optimizer(self) -> torch.optim.Optimizer:
+    def build_optimizer(self) -> Sgd | Adam:
         optimizer = super().build_optimizer()
         self._wrapped = self.wrap_optimizer(optimizer)
         return optimizer
