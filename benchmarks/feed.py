@@ -23,8 +23,9 @@ from statistics import median
 import numpy as np
 
 from benchmarks.sections import commit, write_section
-from dpcompare.data.augmentation import AUGMENTATIONS, Augmentation
+from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import BatchReader, HostRead, prefetch
+from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Split
 

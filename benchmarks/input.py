@@ -26,9 +26,10 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.sections import commit, write_section
-from dpcompare.data.augmentation import AUGMENTATIONS, Augmentation
+from dpcompare.data.augmentation import Augmentation
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.folders import find_images
+from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.data.order import training_batches
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store

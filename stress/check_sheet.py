@@ -19,7 +19,7 @@ from pathlib import Path
 from dpcompare import Cluster, RunConfig, RunResult, Workload, prepare_inputs, run
 from dpcompare.experiments.agreement import TOLERANCES
 from dpcompare.experiments.fairness import compare
-from dpcompare.experiments.knobs import KNOBS
+from dpcompare.experiments.fairness_checks import CHECKS
 
 TINY = {"dataset": "synthetic-mini", "global_batch_size": 16, "warmup_steps": 1}
 SGD = {"optimizer": "sgd", "learning_rate": 0.01, "augment": ("flip", "brightness", "contrast")}
@@ -63,7 +63,7 @@ def parts_of_tolerance(results: Sequence[RunResult]) -> dict[str, float]:
             if one.num_replicas != other.num_replicas or precision not in tolerances:
                 continue
             figures = [
-                value if isinstance(value := KNOBS[name].value(each), list) else [value] for each in (one, other)
+                value if isinstance(value := CHECKS[name].read(each), list) else [value] for each in (one, other)
             ]
             least = 0.0 if name == "first gradient norm" else 1.0
             part = max(abs(a - b) / max(least, abs(a), abs(b)) for a, b in zip(*figures, strict=True))

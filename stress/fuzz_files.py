@@ -14,7 +14,8 @@ from PIL import Image
 from safetensors.numpy import save
 
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
 from dpcompare.data.folders import find_images
 from dpcompare.data.image_files import FORMATS
@@ -26,7 +27,8 @@ from dpcompare.experiments.study import Arm, Study
 from dpcompare.launch.engines import hosts, kubernetes, slurm_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import shell_script
-from dpcompare.models.weights import fit, initial_weights, read_source
+from dpcompare.models.initial_weights import initial_weights
+from dpcompare.models.weights import fit, read_source
 from dpcompare.results.checkpoint import decode, encode
 from dpcompare.results.events import read_events
 from dpcompare.results.history import result_so_far

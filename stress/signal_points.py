@@ -33,7 +33,8 @@ from typing import Any, NoReturn
 from benchmarks.sections import commit, typed, write_section
 from dpcompare.cli import main as command_line
 from dpcompare.cli import progress, report
-from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import Inputs
 from dpcompare.errors import RequestError
 from dpcompare.launch import attempt
 from dpcompare.launch import run as runner

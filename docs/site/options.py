@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import click
 
 from dpcompare.cli import cli
+from dpcompare.cli.commands import LazyGroup
 from dpcompare.cli.option_groups import OPTION_GROUPS, GroupedCommand
 
 DEFAULT_IN_HELP = re.compile(r"\s*(?:\[default: (?P<short>.*?)\]|Default: (?P<sentence>.*?)\.(?=\s|$))")
@@ -39,7 +40,8 @@ def option_reference() -> str:
 def _commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
     yield name, command
     if isinstance(command, click.Group):
-        for part, under in command.commands.items():
+        under_it = command.all_commands() if isinstance(command, LazyGroup) else command.commands
+        for part, under in under_it.items():
             if not under.hidden:
                 yield from _commands(under, f"{name} {part}")
 

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcompare.backends.description import Description, description_of
-from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import Inputs
 from dpcompare.data.batches import DeviceBatch, HostRead
 from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState

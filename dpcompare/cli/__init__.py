@@ -14,28 +14,17 @@ import click
 from click.shell_completion import add_completion_class
 
 from dpcompare._version import __version__
-from dpcompare.cli.compare import compare
-from dpcompare.cli.completion import SHELLS, VARIABLE, completion
-from dpcompare.cli.data import data
-from dpcompare.cli.doctor import doctor
+from dpcompare.cli.commands import LazyGroup
+from dpcompare.cli.completion import SHELLS, VARIABLE
 from dpcompare.cli.environment import blame_variable, unread_variables
-from dpcompare.cli.explain import explain
-from dpcompare.cli.modes import modes
-from dpcompare.cli.node import node
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
-from dpcompare.cli.plan import plan
-from dpcompare.cli.project import project
-from dpcompare.cli.report import report
-from dpcompare.cli.run import run
-from dpcompare.cli.setup import setup
-from dpcompare.cli.verify import verify
-from dpcompare.cli.watch import watch
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.signals import terminated_as_interrupted
 from dpcompare.system.standard_streams import give_up_stdout, keep_stderr_from_failing
 
 
 @click.group(
+    cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 done, 1 a run failed, 2 the request was wrong and nothing was started, 3 finished with a "
     "negative answer, 130 interrupted.",
@@ -47,12 +36,6 @@ def cli() -> None:
         Path.cwd()
     except FileNotFoundError:  # every process that is started would fail in a way of its own
         raise RequestError("the current directory was removed; change to one that exists") from None
-
-
-for command in (
-    setup, run, compare, explain, plan, node, modes, data, report, project, watch, verify, doctor, completion,
-):  # fmt: skip
-    cli.add_command(command)
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.options import RunOptions, values_of
+from dpcompare.config.cluster import Cluster
 from dpcompare.config.engines import ENGINES
+from dpcompare.config.gpu_defaults import gpu_defaults
 from dpcompare.config.modes import DEFAULT_REPLICAS, FRAMEWORKS, MODES
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import RunFields
+from dpcompare.config.topology import Topology
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-
-if TYPE_CHECKING:
-    from dpcompare.config.cluster import Cluster
-    from dpcompare.config.placement import Placement
-    from dpcompare.config.run import RunConfig
+from dpcompare.system.devices import available_cores, gpu_memory, installed_gpus, visible_gpus
 
 
 def with_named_mode(context: click.Context, named: str | None, values: dict[str, Any]) -> RunOptions:
@@ -32,7 +34,7 @@ def with_named_mode(context: click.Context, named: str | None, values: dict[str,
     Raises:
         RequestError: it names no mode, or the options name another.
     """
-    options = RunOptions(**values)
+    options = RunOptions.of(values)
     if named is None:
         return options
     framework, _, mode = named.partition(":")
@@ -42,7 +44,7 @@ def with_named_mode(context: click.Context, named: str | None, values: dict[str,
         given = getattr(options, name)
         if given != value and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise RequestError(f"received {named} and --{name} {given}; name the mode once")
-    return replace(options, framework=framework, mode=mode)
+    return options.changed(framework=framework, mode=mode)
 
 
 def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunConfig:
@@ -55,9 +57,6 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     Raises:
         RequestError: the options make no run.
     """
-    from dpcompare.config.placement import Placement
-    from dpcompare.config.run import RunConfig
-    from dpcompare.config.workload import Workload
 
     if options.framework is None:
         names = ", ".join(FRAMEWORKS)
@@ -65,12 +64,12 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     if options.mode is None:
         modes = ", ".join(mode for framework, mode in MODES if framework == options.framework)
         raise RequestError(f"--mode is required: {modes or 'one of those that `dpcompare modes` lists'}")
-    placement = Placement(**values_of("placement", options))
+    placement = Placement(**values_of(Placement, options))
     options = _with_defaults_of_mode(options, placement)
     cluster = _cluster(placement, options)
     workload = Workload(**_workload_values(options, cluster, beside))
     fields: dict[str, Any] = {"framework": options.framework, "mode": options.mode, "workload": workload}
-    fields |= {"cluster": cluster, "placement": placement, **values_of("run", options)}
+    fields |= {"cluster": cluster, "placement": placement, **values_of(RunFields, options)}
     if python := interpreters(options.python).get(str(options.framework)):
         fields["python"] = python
     return RunConfig(**fields)
@@ -91,7 +90,7 @@ def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOpti
         changes["nodes"], changes["devices_per_node"] = mode.default_topology(DEFAULT_REPLICAS)
     if options.stages is None and mode.default_stages > 1:
         changes["stages"] = mode.default_stages
-    return replace(options, **changes)
+    return options.changed(**changes)
 
 
 def chosen_topology(options: RunOptions, config: RunConfig) -> str | None:
@@ -111,12 +110,8 @@ def _names_devices(options: RunOptions) -> bool:
 
 def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[RunConfig]) -> dict[str, Any]:
     """What was given and, where all devices are GPUs, the defaults on GPUs."""
-    from dpcompare.config.gpu_defaults import gpu_defaults
-    from dpcompare.config.topology import Topology
-    from dpcompare.config.workload import Workload
-    from dpcompare.system.devices import gpu_memory
 
-    given = values_of("workload", options)
+    given = values_of(Workload, options)
     mode = MODES.get((str(options.framework), str(options.mode)))
     if mode is None or {cluster.device_type, *(config.cluster.device_type for config in beside)} != {"gpu"}:
         return given
@@ -137,11 +132,10 @@ def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[Run
 
 
 def _cluster(placement: Placement, options: RunOptions) -> Cluster:
-    from dpcompare.config.cluster import Cluster
 
     is_simulated = ENGINES[placement.engine].simulated
     if options.stages is not None and options.devices_per_node is None and not (is_simulated and _on_gpus(options)):
-        options = replace(options, devices_per_node=options.stages)  # one replica per node
+        options = options.changed(devices_per_node=options.stages)  # one replica per node
     if not is_simulated:
         return cluster_of_machines(placement, options)
     if options.cores_per_node is not None:
@@ -158,7 +152,6 @@ def _cluster(placement: Placement, options: RunOptions) -> Cluster:
 
 
 def _on_gpus(options: RunOptions) -> bool:
-    from dpcompare.system.devices import installed_gpus, visible_gpus
 
     if options.device == "auto" and options.gpus is None:
         return bool(visible_gpus(installed_gpus()))
@@ -171,8 +164,6 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
     Raises:
         RequestError: the options do not suit machines that this process does not see.
     """
-    from dpcompare.config.cluster import Cluster
-    from dpcompare.system.devices import available_cores, installed_gpus
 
     if options.share_gpu:
         raise RequestError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,7 +238,7 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
             f"{named_by}: received {text!r}, expected FRAMEWORK:MODE[,OPTION=VALUE...] such as torch:ddp"
         )
     overrides = dict(_parse_change(change, text, named_by) for change in changes)
-    options = replace(run_options, framework=framework, mode=mode, **overrides)
+    options = run_options.changed(framework=framework, mode=mode, **overrides)
     return ArmRequest(
         text=text,
         framework=framework,
@@ -246,7 +246,7 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
         changes=_in_name(overrides),
         device=options.device,
         stages=options.stages,
-        build=lambda nodes, devices, arms: build_config(replace(options, nodes=nodes, devices_per_node=devices), arms),
+        build=lambda nodes, devices, arms: build_config(options.changed(nodes=nodes, devices_per_node=devices), arms),
     )
 
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dpcompare.cli.option_table import Option
+from dpcompare.cli.option_table import OptionRow
 from dpcompare.cli.options import OPTIONS
 from dpcompare.cli.output import hint
-
-if TYPE_CHECKING:
-    from dpcompare.config.run import RunConfig
-
-OTHERWISE_ON_GPUS = frozenset({"dataset", "image_size", "global_batch_size", "steps", "epochs", "warmup_steps"})
-"""Options whose defaults the command line takes from the devices; see `dpcompare.config.gpu_defaults`."""
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import RunFields
+from dpcompare.config.tuning import tuning_options
+from dpcompare.config.validation import Config
+from dpcompare.config.workload import Workload
 
 
 def command_of(config: RunConfig, changes: Mapping[str, str]) -> str:
@@ -34,9 +34,7 @@ def command_of(config: RunConfig, changes: Mapping[str, str]) -> str:
 
 def autotune_command_of(config: RunConfig) -> str | None:
     """`dpcompare compare --autotune` of the native profile of a run; None where that has no settings to try."""
-    from dpcompare.config.tuning import settings_of
-
-    settings = settings_of(config.framework, config.mode, config.cluster.device_type, config.workload)
+    settings = tuning_options(config.framework, config.mode, config.cluster.device_type, config.workload)
     if all(setting.changes_precision for setting in settings.values()):
         return None
     rows = {row.name for row in OPTIONS if row.scope != "run"} | {"nodes", "devices_per_node"}
@@ -46,7 +44,7 @@ def autotune_command_of(config: RunConfig) -> str | None:
 
 
 def _arguments(given: Mapping[str, list[str]]) -> Iterator[str]:
-    rows: dict[str, Option] = {row.name: row for row in OPTIONS}
+    rows: dict[str, OptionRow] = {row.name: row for row in OPTIONS}
     for name, values in given.items():
         row = rows[name]
         on, _, off = row.flags[0].partition("/")
@@ -59,8 +57,6 @@ def _arguments(given: Mapping[str, list[str]]) -> Iterator[str]:
 
 def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
     """Name -> values of what a run was asked for, beside framework and mode."""
-    from dpcompare.config.run import RunConfig
-
     cluster = config.cluster
     on_gpus = cluster.device_type == "gpu"
     if config.mode_row.multi_device:
@@ -75,20 +71,19 @@ def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
         yield "cores_per_node", [str(cluster.nodes[0].num_cores)]
     if config.python != sys.executable:
         yield "python", [f"{config.framework}={config.python}"]
-    parts: dict[str, Any] = {"placement": config.placement, "workload": config.workload, "run": config}
+    parts: dict[type[Config], Config] = {Placement: config.placement, Workload: config.workload, RunFields: config}
     for row in OPTIONS:
         if row.part is None:
             continue
-        fields = RunConfig.model_fields if row.part == "run" else type(parts[row.part]).model_fields
         value = getattr(parts[row.part], row.name)
         if value is None:
             continue
-        is_default = value == fields[row.name].get_default(call_default_factory=True)
-        if not is_default or (on_gpus and row.name in OTHERWISE_ON_GPUS):
+        is_default = value == row.part.model_fields[row.name].get_default(call_default_factory=True)
+        if not is_default or (on_gpus and row.otherwise_on_gpus):
             yield row.name, _typed(row, value)
 
 
-def _typed(row: Option, value: Any) -> list[str]:
+def _typed(row: OptionRow, value: Any) -> list[str]:
     """A value as one types it."""
     if isinstance(value, Mapping):
         return [f"{name}={each}" for name, each in value.items()]

@@ -68,7 +68,7 @@ def compare(context: click.Context, /, **values: Any) -> int:
         known, adding = interpreters(values["python"]), options.until is not None
         study = resumed_study(context, out, repeats=num_rounds(options), adding=adding, known=known)
     else:
-        study = build_study(options, RunOptions(**values))
+        study = build_study(options, RunOptions.of(values))
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         refuse_other_files(out)
     if options.dry_run:

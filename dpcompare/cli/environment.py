@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import click
 from click.core import ParameterSource
 
+from dpcompare.cli.commands import LazyGroup
 from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.errors import did_you_mean
 
@@ -21,11 +22,13 @@ READ_ELSEWHERE = frozenset(
 """Variables that are no options of a command."""
 
 
-def unread_variables(environment: Mapping[str, str], cli: click.Group) -> Iterator[str]:
+def unread_variables(environment: Mapping[str, str], cli: LazyGroup) -> Iterator[str]:
     """A line for each variable with our prefix that nothing reads: a misspelt one would change nothing, silently."""
+    if not any(name.startswith(PREFIX) and name not in READ_ELSEWHERE for name in environment):
+        return
     known = {
         str(option.envvar)
-        for command in cli.commands.values()
+        for command in cli.all_commands().values()
         for option in command.params
         if isinstance(option, click.Option) and option.envvar
     } | READ_ELSEWHERE

@@ -71,7 +71,7 @@ def explain(
     from dpcompare.experiments.study import refuse_other_files
     from dpcompare.experiments.variants import variants_of
 
-    config, name = _to_explain(context, arm_or_run, RunOptions(**values))
+    config, name = _to_explain(context, arm_or_run, RunOptions.of(values))
     _refuse_other_link(config, measured_link)
     variants = variants_of(config, name)
     study = variants.study(repeats)

@@ -17,7 +17,7 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
     """List every mode and whether it is usable here, or why not."""
     from dpcompare.backends.availability import require_mode
     from dpcompare.config.modes import FRAMEWORKS, MODES
-    from dpcompare.config.tuning import settings_of
+    from dpcompare.config.tuning import tuning_options
     from dpcompare.errors import RequestError
     from dpcompare.system.devices import installed_gpus, visible_gpus
 
@@ -48,7 +48,7 @@ def modes(python: tuple[str, ...], as_json: bool) -> None:
                 "emulated": device_type in mode.emulated_on,
                 "tuning": {
                     setting: row.values_on(device_type)
-                    for setting, row in settings_of(framework, name, device_type).items()
+                    for setting, row in tuning_options(framework, name, device_type).items()
                 },
             }
         )

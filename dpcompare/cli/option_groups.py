@@ -1,30 +1,14 @@
-"""The groups in which `--help` shows the options of a run."""
+"""Commands whose help shows the options of a run in the groups that the options name."""
 
 from __future__ import annotations
 
 import click
 
+from dpcompare.cli.options import OPTIONS
+from dpcompare.config.setting import GROUPS
+
 OPTION_GROUPS: dict[str, tuple[str, ...]] = {
-    "Mode and devices": (
-        *("framework", "mode", "nodes", "devices_per_node", "device", "gpus", "share_gpu", "stages"),
-        *("pipeline_schedule", "launcher", "python"),
-    ),
-    "Training": (
-        *("model", "weights", "global_batch_size", "epochs", "steps", "precision", "optimizer", "learning_rate"),
-        *("schedule", "lr_warmup_steps", "scale_lr", "weight_decay", "clip_norm", "weight_average", "accumulate"),
-        *("batchnorm", "batchnorm_momentum", "batchnorm_recompute", "label_smoothing", "regularization", "seed"),
-    ),
-    "Evaluation": ("evaluate_every", "target_accuracy", "stop_at_target", "keep_predictions"),
-    "Data": ("dataset", "image_size", "augment", "skip_corrupt", "follow_links", "input_threads"),
-    "Speed and how it is measured": ("profile", "tune", "warmup_steps", "steps_per_window", "profile_steps"),
-    "Recovery": (
-        *("checkpoint_every", "keep_checkpoints", "resume", "max_restarts", "on_nan", "start_timeout"),
-        "progress_timeout",
-    ),
-    "Clusters and networks": (
-        *("engine", "hosts", "ssh", "cores_per_node", "partition", "time", "account", "gres", "sbatch", "image"),
-        *("volume_claim", "link", "isolate"),
-    ),
+    group: tuple(row.name for row in OPTIONS if row.group == group) for group in GROUPS
 }
 """Title -> names of options, both in the order in which they are shown."""
 

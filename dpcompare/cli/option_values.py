@@ -15,16 +15,23 @@ from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.errors import RequestError
 
 
-class Number(click.FloatRange):
-    """A number within its range; neither infinite nor NaN, which no range excludes."""
-
-    name = "float"
+class Number(click.types.FloatParamType):
+    """A number that is neither infinite nor NaN."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
         number = super().convert(value, parameter, context)
         if not math.isfinite(number):
             self.fail(f"received {value!r}, expected a finite number", parameter, context)
         return number
+
+
+class NumberWithin(click.FloatRange):
+    """A number within a range; neither infinite nor NaN, which no range excludes."""
+
+    name = "float"
+
+    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+        return super().convert(Number().convert(value, parameter, context), parameter, context)
 
 
 class Precisions(click.Choice):  # type: ignore[type-arg]  # generic only since click 8.2

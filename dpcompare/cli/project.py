@@ -10,7 +10,7 @@ import click
 
 from dpcompare.cli import completed_values
 from dpcompare.cli.measured_link import measured_link
-from dpcompare.cli.option_values import Number
+from dpcompare.cli.option_values import Number, NumberWithin
 from dpcompare.cli.output import print_sentence
 from dpcompare.cli.written_files import json_file, plots_dir, writable, write
 from dpcompare.errors import RequestError
@@ -71,7 +71,7 @@ RESTART_SECONDS = 300.0
 @click.option(
     "--target-throughput", type=Number(), metavar="IMAGES/S", help="Find how many nodes reach this throughput."
 )
-@click.option("--price", type=Number(0, 1e6), metavar="DOLLARS", help="Price of a device per hour.")
+@click.option("--price", type=NumberWithin(0, 1e6), metavar="DOLLARS", help="Price of a device per hour.")
 @click.option(
     "--storage", metavar="RATE", help="Rate at which all nodes together can read images.  [default: reading keeps up]"
 )
@@ -81,16 +81,18 @@ RESTART_SECONDS = 300.0
     metavar="STEPS",
     help="Steps between two checkpoints; needs --checkpoint-seconds.",
 )
-@click.option("--checkpoint-seconds", type=Number(0, 1e6), metavar="SECONDS", help="How long each checkpoint takes.")
+@click.option(
+    "--checkpoint-seconds", type=NumberWithin(0, 1e6), metavar="SECONDS", help="How long each checkpoint takes."
+)
 @click.option(
     "--mtbf",
-    type=Number(0, 1e9, min_open=True),
+    type=NumberWithin(0, 1e9, min_open=True),
     metavar="HOURS",
     help="Mean time between failures of a node.",
 )
 @click.option(
     "--restart-seconds",
-    type=Number(0, 1e6),
+    type=NumberWithin(0, 1e6),
     metavar="SECONDS",
     help=f"How long a restart takes after a failure; needs --mtbf.  [default: {RESTART_SECONDS:g}]",
 )

@@ -248,7 +248,8 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     from rich.table import Table
 
     from dpcompare.config.cluster import topology_in_words
-    from dpcompare.report.formats import MIB, figure
+    from dpcompare.experiments.figures import MIB
+    from dpcompare.report.formats import figure
 
     emulated = " (emulated: not the framework's own code for this mode)" if result.emulated else ""
     topology = topology_in_words(result.num_nodes, result.devices_per_node, result.device_type)

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Set
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dpcompare.cli.build_config import cluster_of_machines
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
+from dpcompare.config.cluster import Cluster
 from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import MODES
+from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import RunFields
+from dpcompare.config.tuning import tuning_options
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-
-if TYPE_CHECKING:
-    from dpcompare.config.cluster import Cluster
-    from dpcompare.config.placement import Placement
-    from dpcompare.config.run import RunConfig
-    from dpcompare.config.workload import Workload
 
 _OF_THE_CLUSTER = {"nodes", "devices_per_node", "device", "gpus", "share_gpu", "cores_per_node", "hosts", "engine"}
 _OF_THE_MODE = {"launcher", "stages", "pipeline_schedule"}
@@ -38,7 +37,6 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     Raises:
         RequestError: an option was given that a resumed run cannot change, or they make no run.
     """
-    from dpcompare.config.run import RunConfig
 
     _refuse_fixed(given)
     workload = _changed_workload(config.workload, options, given)
@@ -56,7 +54,7 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     is_other_mode = (framework, mode) != (config.framework, config.mode)
     if is_other_mode and (framework, mode) in MODES:
         changes["stages"] = MODES[framework, mode].default_stages
-    changes |= values_of("run", options, given)
+    changes |= values_of(RunFields, options, given)
     kept = _kept_tuning(config.tune, framework, mode, changes["cluster"].device_type, workload)
     changes["tune"] = kept | changes.get("tune", {})
     # The environment that `setup` has made since is not that of a run which had another.
@@ -80,9 +78,8 @@ def _refuse_fixed(given: Set[str]) -> None:
 
 
 def _changed_workload(workload: Workload, options: RunOptions, given: Set[str]) -> Workload:
-    from dpcompare.config.workload import Workload
 
-    changes = values_of("workload", options, given)
+    changes = values_of(Workload, options, given)
     if not changes:
         return workload
     dropped = {
@@ -96,9 +93,8 @@ def _kept_tuning(
     tune: dict[str, str], framework: str, mode: str, device_type: str, workload: Workload
 ) -> dict[str, str]:
     """The settings that the mode has too, there."""
-    from dpcompare.config.tuning import settings_of
 
-    known = settings_of(framework, mode, device_type, workload) if (framework, mode) in MODES else {}
+    known = tuning_options(framework, mode, device_type, workload) if (framework, mode) in MODES else {}
     return {
         name: value for name, value in tune.items() if name in known and value in known[name].values_on(device_type)
     }
@@ -106,9 +102,8 @@ def _kept_tuning(
 
 def _changed_placement(placement: Placement, options: RunOptions, given: Set[str]) -> Placement:
     """What was given; the rest is kept if the engine is."""
-    from dpcompare.config.placement import Placement
 
-    values = values_of("placement", options, given)
+    values = values_of(Placement, options, given)
     kept = {} if values.get("engine", placement.engine) != placement.engine else placement.model_dump()
     return Placement(**kept | values)
 
@@ -126,11 +121,10 @@ def _changed_cluster(cluster: Cluster, placement: Placement, options: RunOptions
         "gpus": None,
     }
     changes: dict[str, Any] = {name: value for name, value in kept.items() if name not in given}
-    return cluster_of_machines(placement, replace(options, **changes))
+    return cluster_of_machines(placement, options.changed(**changes))
 
 
 def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[str]) -> Cluster:
-    from dpcompare.config.cluster import Cluster
 
     gpus = None
     if "gpus" in given:

@@ -17,38 +17,21 @@ from dpcompare.cli.option_values import interpreters, listed, named_interpreters
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.cli.output import EXIT_NEGATIVE, if_anybody_reads, print_json, stderr_console, stdout_console
 from dpcompare.config.modes import modes_of_each_framework
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
     from dpcompare.experiments.verify_groups import Group
 
-OF_THE_WORKLOAD = (
-    "image_size",
-    "dataset",
-    "batchnorm",
-    "batchnorm_momentum",
-    "batchnorm_recompute",
-    "label_smoothing",
-    "weight_decay",
-    "clip_norm",
-    "weight_average",
-    "accumulate",
-    "augment",
-    "seed",
-    "profile",
+_ROWS = tuple(
+    replace(row, settings={**row.settings, "help": row.settings["help"].partition("  [default")[0]})
+    for row in OPTIONS
+    if row.of_verify
 )
-"""What may be asked for of what is verified, as of a run."""
+"""Options of a run that may be asked for of what is verified; their defaults are those of verify or of the run."""
 
 PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
 """What --like decides."""
-
-
-def _of_the_workload() -> list[Any]:
-    """The rows of these options; their defaults are those of verify or of the run."""
-    rows = [row for row in OPTIONS if row.name in OF_THE_WORKLOAD]
-    return [
-        replace(row, settings={**row.settings, "help": row.settings["help"].partition("  [default")[0]}) for row in rows
-    ]
 
 
 @click.command()
@@ -75,7 +58,7 @@ def _of_the_workload() -> list[Any]:
 @click.option("--model", default="efficientnet-b2", show_default=True, shell_complete=completed_values.models)
 @click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
 @click.option("--precision", help="Separated by commas.  [default: float32,float64; with --like the run's]")
-@add_options(_of_the_workload())
+@add_options(_ROWS)
 @click.option("--quick", is_flag=True, help="The model on one device only and few steps; tiny models elsewhere.")
 @click.option(
     "--device",
@@ -129,7 +112,7 @@ def verify(
     from dpcompare.system.devices import installed_gpus, visible_gpus
 
     left_out: list[str] = []
-    asked = values_of("workload", RunOptions(**of_the_workload), OF_THE_WORKLOAD)
+    asked = values_of(Workload, RunOptions.of(of_the_workload))
     if like is not None:
         _refuse_beside_like(context)
         groups, chosen, device = _like(like, asked, precision, device, python)
@@ -260,8 +243,6 @@ def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
 
 
 def _known_model(model: str) -> str:
-    from dpcompare.config.workload import Workload
-
     checked = Workload(model=model)
     return str(checked.model)
 

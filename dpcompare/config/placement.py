@@ -5,33 +5,104 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, model_validator
 
 from dpcompare.config.engines import ENGINES
+from dpcompare.config.setting import CLUSTERS, Changes, Option, setting, settings_of
 from dpcompare.config.validation import Config, one_of, raise_problems
 
 
 class Placement(Config):
     """Who starts the node processes, and where; see `dpcompare.launch.engines`."""
 
-    engine: Annotated[str, AfterValidator(one_of("engine", ENGINES))] = "local"
-    hosts: tuple[str, ...] = ()
-    """hosts: one per node, in the order of the ranks."""
-    ssh: bool = False
-    """hosts: whether to start their part by ssh instead of printing its command."""
-    partition: str | None = None
-    time: str | None = None
-    account: str | None = None
-    gres: str | None = Field(default=None, pattern=r"^gpu(:[\w.-]+)?$")
-    """slurm: how GPUs are asked for where a cluster refuses --gpus-per-node, such as gpu or gpu:a100."""
-    sbatch: tuple[str, ...] = ()
-    """slurm: more options of sbatch, each with its value, such as --qos=high."""
-    image: str | None = None
-    """kubernetes: the container image of all pods."""
-    volume_claim: str | None = None
-    """kubernetes: the claim of a volume that all pods can write."""
-    link: str | None = None
-    """namespaces: the bandwidth of each node's link, such as 1gbit per second; None: unlimited."""
+    engine: Annotated[str, AfterValidator(one_of("engine", ENGINES))] = setting(
+        "local",
+        changes=Changes.STEP_TIME,
+        option=Option(
+            CLUSTERS,
+            resumable=True,
+            help="local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
+            "nodes that are machines; kubernetes: only with `plan`.",
+        ),
+    )
+    hosts: tuple[str, ...] = setting(
+        (),
+        changes=Changes.STEP_TIME,
+        option=Option(
+            CLUSTERS,
+            metavar="A,B,...",
+            resumable=True,
+            help="With --engine hosts: one host per node, in the order of the ranks.",
+        ),
+    )
+    ssh: bool = setting(
+        False,
+        changes=Changes.NOTHING,
+        option=Option(
+            CLUSTERS, resumable=True, help="With --engine hosts: start their commands by ssh instead of printing them."
+        ),
+    )
+    partition: str | None = setting(
+        None,
+        changes=Changes.STEP_TIME,
+        option=Option(CLUSTERS, default="Slurm's", resumable=True, help="With --engine slurm: its partition."),
+    )
+    time: str | None = setting(
+        None,
+        changes=Changes.NOTHING,
+        option=Option(
+            CLUSTERS, metavar="LIMIT", resumable=True, help="With --engine slurm: the time limit, as sbatch takes it."
+        ),
+    )
+    account: str | None = setting(
+        None,
+        changes=Changes.NOTHING,
+        option=Option(CLUSTERS, resumable=True, help="With --engine slurm: the account to charge."),
+    )
+    gres: str | None = setting(
+        None,
+        pattern=r"^gpu(:[\w.-]+)?$",
+        changes=Changes.STEP_TIME,
+        option=Option(
+            CLUSTERS,
+            resumable=True,
+            help="With --engine slurm: GPUs are asked for as --gres=GRES:COUNT, such as gpu:a100, not by "
+            "--gpus-per-node.",
+        ),
+    )
+    sbatch: tuple[str, ...] = setting(
+        (),
+        changes=Changes.STEP_TIME,
+        option=Option(
+            CLUSTERS,
+            metavar="OPTION",
+            resumable=True,
+            help="With --engine slurm: one more option of sbatch, such as --qos=high.",
+        ),
+    )
+    image: str | None = setting(
+        None,
+        changes=Changes.STEP_TIME,
+        option=Option(CLUSTERS, resumable=True, help="With --engine kubernetes: the container image of all pods."),
+    )
+    volume_claim: str | None = setting(
+        None,
+        changes=Changes.NOTHING,
+        option=Option(
+            CLUSTERS, resumable=True, help="With --engine kubernetes: the claim of a volume that all pods can write."
+        ),
+    )
+    link: str | None = setting(
+        None,
+        changes=Changes.STEP_TIME,
+        option=Option(
+            CLUSTERS,
+            metavar="RATE",
+            default="no limit",
+            resumable=True,
+            help="With --engine namespaces: rate of each node's link, such as 1gbit.",
+        ),
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Placement:
@@ -64,6 +135,9 @@ class Placement(Config):
             problems.append(f"hosts: received {', '.join(self.hosts)}; expected each once")
         raise_problems(problems)
         return self
+
+
+PLACEMENT_SETTINGS = settings_of(Placement)
 
 
 def link_bytes_per_second(text: str) -> float | None:

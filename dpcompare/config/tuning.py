@@ -14,7 +14,7 @@ from dpcompare.config.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class TuningOption:
     """A row of SETTINGS; the first value is that of the strict profile, unless it says otherwise."""
 
     values: tuple[str, ...] = ()
@@ -42,38 +42,38 @@ COMPILE_MODES = {"torch.compile": "default", "reduce-overhead": "reduce-overhead
 step launches as CUDA graphs, which a GPU then replays without the host."""
 
 # TF32 keeps 10 bits of the mantissa of what is multiplied; in other precisions there is next to nothing to multiply.
-TF32 = Setting(
+TF32 = TuningOption(
     gpu_values=("off", "on"), native={"gpu": "on"}, only_with={"precision": "float32"}, changes_precision=True
 )
 
-SETTINGS: dict[str, dict[str, Setting]] = {
+SETTINGS: dict[str, dict[str, TuningOption]] = {
     "torch": {
         # As TensorFlow on the CPU, where torch's default NCHW takes twice the time.
-        "memory_layout": Setting(
+        "memory_layout": TuningOption(
             values=("NCHW", "NHWC"), strict={"cpu": "NHWC", "gpu": "NCHW"}, native={"cpu": "NHWC", "gpu": "NHWC"}
         ),
         "tf32": TF32,
         # As TensorFlow, whose Adam is one kernel for a tensor; torch's default on the CPU is ten for each.
-        "optimizer_kernels": Setting(
+        "optimizer_kernels": TuningOption(
             values=("default", "foreach", "fused"),
             strict={"cpu": "fused", "gpu": "default"},
             native={"cpu": "fused", "gpu": "fused"},
         ),
         # One kernel for what are a dozen operations by default; it refuses CPU tensors. Unmeasured.
-        "batchnorm_kernels": Setting(
+        "batchnorm_kernels": TuningOption(
             gpu_values=("default", "SyncBatchNorm"),
             native={"gpu": "default"},
             modes=("ddp",),
             only_with={"batchnorm": "sync"},
         ),
-        "gradient_buckets": Setting(
+        "gradient_buckets": TuningOption(
             values=("copies", "views"),
             native={"cpu": "views", "gpu": "views"},
             modes=("ddp",),
         ),
         # Minutes before the first step, then 0.9 to 1.3 times as fast (docs/performance.md): where it pays, autotune
         # finds and remembers it. GPUs: unmeasured.
-        "compilation": Setting(
+        "compilation": TuningOption(
             values=("none", "torch.compile"),
             gpu_values=("reduce-overhead",),
             native={"cpu": "none", "gpu": "none"},
@@ -83,25 +83,27 @@ SETTINGS: dict[str, dict[str, Setting]] = {
     "tensorflow": {
         "tf32": TF32,
         # XLA fails under the strategies: a variable on another device.
-        "compilation": Setting(values=("none", "XLA"), native={"cpu": "none", "gpu": "none"}, modes=("single",)),
+        "compilation": TuningOption(values=("none", "XLA"), native={"cpu": "none", "gpu": "none"}, modes=("single",)),
     },
     "jax": {
         "tf32": TF32,
         # XLA's own depthwise convolution takes four times as long on the CPU as a sum of shifted products.
-        "depthwise_convolution": Setting(
+        "depthwise_convolution": TuningOption(
             values=("shifts", "kernel"),
             strict={"cpu": "shifts", "gpu": "kernel"},
             native={"cpu": "shifts", "gpu": "kernel"},
         ),
         # Whether a step writes into the memory of the state that it replaces, as the other frameworks do.
-        "donation": Setting(values=("on", "off"), native={"cpu": "on", "gpu": "on"}),
+        "donation": TuningOption(values=("on", "off"), native={"cpu": "on", "gpu": "on"}),
         # XLA can order a step so that its collectives go on while it computes. Unmeasured.
-        "scheduler": Setting(gpu_values=("default", "latency-hiding"), native={"gpu": "default"}),
+        "scheduler": TuningOption(gpu_values=("default", "latency-hiding"), native={"gpu": "default"}),
     },
 }
 
 
-def settings_of(framework: str, mode: str, device_type: str, workload: Workload | None = None) -> dict[str, Setting]:
+def tuning_options(
+    framework: str, mode: str, device_type: str, workload: Workload | None = None
+) -> dict[str, TuningOption]:
     """The settings that a mode has on a type of device, with a workload or, without one, with any."""
     return {
         name: setting
@@ -112,7 +114,7 @@ def settings_of(framework: str, mode: str, device_type: str, workload: Workload 
     }
 
 
-def _takes_effect(setting: Setting, workload: Workload) -> bool:
+def _takes_effect(setting: TuningOption, workload: Workload) -> bool:
     return all(getattr(workload, name) == value for name, value in setting.only_with.items())
 
 
@@ -121,7 +123,7 @@ def tuning_of(
 ) -> dict[str, str]:
     """The value of every setting of a mode: of the workload's profile, but for those that were chosen."""
     tuning = {}
-    for name, setting in settings_of(framework, mode, device_type, workload).items():
+    for name, setting in tuning_options(framework, mode, device_type, workload).items():
         # In bfloat16 tensor cores take no other layout.
         as_native = workload.profile == "native" or (name == "memory_layout" and workload.precision == "bfloat16")
         by_device = setting.native if as_native else setting.strict or {}
@@ -135,7 +137,7 @@ def problems_of(
     """What is wrong with chosen settings."""
     if chosen and workload.profile != "native":
         return [f"tune: received {', '.join(chosen)} with profile {workload.profile}; expected profile native"]
-    known = settings_of(framework, mode, device_type, workload)
+    known = tuning_options(framework, mode, device_type, workload)
     problems = []
     for name, value in chosen.items():
         if name not in known:
@@ -151,9 +153,9 @@ def problems_of(
 
 def _where_else(framework: str, mode: str, device_type: str, name: str) -> str:
     """Why a setting that the mode has is none here, as the end of a sentence."""
-    if name not in settings_of(framework, mode, "gpu"):
+    if name not in tuning_options(framework, mode, "gpu"):
         return ""
-    if name not in settings_of(framework, mode, device_type):
+    if name not in tuning_options(framework, mode, device_type):
         return f" ({name} is one of GPUs alone)"
     needed = " and ".join(f"{option} {value}" for option, value in SETTINGS[framework][name].only_with.items())
     return f" ({name} needs {needed})"

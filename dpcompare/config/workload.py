@@ -4,45 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from dpcompare.config.optimizers import OPTIMIZERS
+from dpcompare.config.setting import DATA, MEASUREMENT, TRAINING, Changes, Option, setting, settings_of
 from dpcompare.config.validation import Config, one_of, raise_problems
-from dpcompare.data.augmentation import AUGMENTATIONS
-from dpcompare.data.names import is_custom_dataset
-from dpcompare.data.order import steps_per_epoch
+from dpcompare.data.epochs import steps_per_epoch
+from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.import_path import is_custom
 from dpcompare.system.words import counted
 
 Precision = Literal["float32", "bfloat16", "float64"]
-
-
 Profile = Literal["strict", "native"]
-
-
 Schedule = Literal["constant", "cosine"]
-
-
 ScaleLr = Literal["none", "linear"]
-
-
 BatchNorm = Literal["local", "sync"]
-
-
 Regularizing = Literal["off", "shared"]
-
 
 DEFAULT_EPOCHS = 1
 DEFAULT_WARMUP_STEPS = 5
-
-
 DEFAULT_BATCHNORM_MOMENTUM = 0.9
-
-
 LARGEST_SEED = 2**63 - 1
-
-
 NO_FLOAT16 = (
     "float16 needs scaled losses, or gradients underflow, and torch and TensorFlow share no rule for that; use "
     "bfloat16, or float32 on GPUs older than Ampere, which have no hardware for bfloat16"
@@ -70,77 +53,272 @@ class Workload(Config):
 
     model_config = ConfigDict(strict=True)
 
-    model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True))] = "efficientnet-b2"
+    model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True))] = setting(
+        "efficientnet-b2",
+        changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
+        option=Option(TRAINING, help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME."),
+    )
     """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of a custom model; see
     `dpcompare.models.custom`."""
-    weights: str = "random"
+    weights: str = setting(
+        "random",
+        changes=Changes.FIRST_LOSS,
+        same_training=True,
+        option=Option(
+            TRAINING,
+            metavar="random|imagenet|FILE",
+            help="FILE: safetensors of a timm tf_efficientnet, or a Keras file; a classifier for other classes is "
+            "drawn afresh.",
+        ),
+    )
     """Initial weights: `random`, `imagenet` (timm's published ones), or the path of a timm or Keras weights file."""
-    dataset: str = "digits"
-    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, `package.module:NAME` of a custom
-    dataset, or `hf:NAME` of one that the library `datasets` loads; see `dpcompare.data.hugging_face`."""
-    image_size: int = Field(default=64, ge=1, le=4096)
-    """Side of the square input in pixels."""
-    global_batch_size: int = Field(default=32, ge=1)
-    """Images per optimizer step over all replicas; each replica takes an equal part."""
-    epochs: int | None = Field(default=None, ge=1)
-    """Passes over the training split; the default, where `steps` is not given either, is DEFAULT_EPOCHS."""
-    steps: int | None = Field(default=None, ge=1)
-    """Optimizer steps, instead of `epochs`."""
-    warmup_steps: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = DEFAULT_WARMUP_STEPS
-    """First steps that are trained like the others but left out of the measured speed.
-
-    `auto`: the default number, and of the others as many as `dpcompare.results.steadiness.steps_to_settle` finds in the
-    recorded steps when the run has ended; nothing of what is trained or recorded depends on it.
-    """
-    optimizer: Annotated[str, AfterValidator(one_of("optimizer", OPTIMIZERS))] = "adam"
-    learning_rate: float = Field(default=1e-3, gt=0, strict=False)
-    schedule: Schedule = "constant"
+    global_batch_size: int = setting(
+        32,
+        ge=1,
+        changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
+        option=Option(
+            TRAINING,
+            flags=("--global-batch-size", "--batch-size"),
+            on_gpus="64 per replica, 128 from 40 GB on",
+            help="Images per step over all replicas.",
+        ),
+    )
+    epochs: int | None = setting(
+        None,
+        ge=1,
+        changes=Changes.BATCHES | Changes.LATER_LOSSES,
+        same_training=True,
+        option=Option(
+            TRAINING,
+            default=str(DEFAULT_EPOCHS),
+            on_gpus="200 steps",
+            resumable=True,
+            help="Passes over the training split.",
+        ),
+    )
+    steps: int | None = setting(
+        None,
+        ge=1,
+        changes=Changes.BATCHES | Changes.LATER_LOSSES,
+        same_training=True,
+        option=Option(TRAINING, on_gpus="", resumable=True, help="Optimizer steps, instead of --epochs."),
+    )
+    precision: Annotated[Precision, BeforeValidator(_no_float16)] = setting(
+        "float32",
+        changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
+        option=Option(TRAINING, help="bfloat16 keeps the weights in float32 and computes in bfloat16."),
+    )
+    optimizer: Annotated[str, AfterValidator(one_of("optimizer", OPTIMIZERS))] = setting(
+        "adam",
+        changes=Changes.FIRST_GRADIENT | Changes.STEP_TIME,
+        option=Option(TRAINING, choices=tuple(OPTIMIZERS), help="Rule by which gradients update the weights."),
+    )
+    learning_rate: float = setting(
+        1e-3,
+        gt=0,
+        strict=False,
+        changes=Changes.SECOND_LOSS,
+        option=Option(TRAINING, flags=("--learning-rate", "--lr"), help="After its warm-up."),
+    )
+    schedule: Schedule = setting(
+        "constant", changes=Changes.SECOND_LOSS, option=Option(TRAINING, help="Schedule of the learning rate.")
+    )
     """How the learning rate changes after its warm-up; see `dpcompare.training.schedule`."""
-    lr_warmup_steps: int = Field(default=0, ge=0)
-    """First steps over which the learning rate rises linearly to its full value."""
-    scale_lr: ScaleLr = "none"
-    """`linear`: the learning rate is that of a global batch of 256 and grows with the batch."""
-    label_smoothing: float = Field(default=0.0, ge=0, lt=1, strict=False)
-    """Share of each training label that is spread evenly over all classes (Szegedy et al. 2016, section 7).
-
-    An evaluation's loss is that of the labels as they are.
-    """
-    weight_decay: float = Field(default=0.0, ge=0, strict=False)
-    """Decoupled from the gradient; with `adam` this is AdamW. See `dpcompare.backends.update_rules`."""
-    clip_norm: float | None = Field(default=None, gt=0, strict=False)
-    """Largest norm of the gradient over all parameters: a longer one is scaled down to it. None: no limit."""
-    weight_average: float | None = Field(default=None, gt=0, lt=1, strict=False)
-    """Evaluations are of an exponential moving average of the weights with this decay. None: of the weights."""
-    batchnorm_recompute: int = Field(default=0, ge=0)
-    """Training batches over which an evaluation recomputes BatchNorm's running statistics; see
-    `dpcompare.training.evaluated`."""
-    accumulate: int = Field(default=1, ge=1)
-    """Micro-batches per optimizer step: each replica's part of the batch in this many parts, gradients summed."""
-    batchnorm: BatchNorm = "local"
-    """`local`: each replica normalises by its part of the batch. `sync`: by the batch of all replicas."""
-    batchnorm_momentum: float = Field(default=DEFAULT_BATCHNORM_MOMENTUM, ge=0, lt=1, strict=False)
+    lr_warmup_steps: int = setting(
+        0,
+        ge=0,
+        changes=Changes.SECOND_LOSS,
+        option=Option(TRAINING, help="First steps in which the learning rate rises linearly."),
+    )
+    scale_lr: ScaleLr = setting(
+        "none",
+        changes=Changes.SECOND_LOSS,
+        option=Option(
+            TRAINING, help="linear: --learning-rate is that of a global batch of 256 and grows with the batch."
+        ),
+    )
+    weight_decay: float = setting(
+        0.0,
+        ge=0,
+        strict=False,
+        changes=Changes.SECOND_LOSS | Changes.STEP_TIME,
+        option=Option(
+            TRAINING,
+            metavar="RATE",
+            of_verify=True,
+            help="Decoupled: each step multiplies kernels by 1 - learning rate x RATE; with adam this is AdamW.",
+        ),
+    )
+    clip_norm: float | None = setting(
+        None,
+        gt=0,
+        strict=False,
+        changes=Changes.FIRST_GRADIENT | Changes.STEP_TIME,
+        option=Option(
+            TRAINING,
+            metavar="NORM",
+            of_verify=True,
+            help="A gradient of a larger norm, over all parameters, is scaled down to it.",
+        ),
+    )
+    weight_average: float | None = setting(
+        None,
+        gt=0,
+        lt=1,
+        strict=False,
+        changes=Changes.LAST_EVALUATION | Changes.STEP_TIME,
+        option=Option(
+            TRAINING, metavar="DECAY", of_verify=True, help="Evaluate an exponential moving average of the weights."
+        ),
+    )
+    accumulate: int = setting(
+        1,
+        ge=1,
+        changes=Changes.FIRST_LOSS | Changes.NORMALISATION | Changes.STEP_TIME,
+        option=Option(
+            TRAINING,
+            flags=("--accumulate", "--microbatches"),
+            of_verify=True,
+            help="Micro-batches per step and replica, gradients added up.",
+        ),
+    )
+    batchnorm: BatchNorm = setting(
+        "local",
+        changes=Changes.FIRST_LOSS | Changes.NORMALISATION | Changes.STEP_TIME,
+        option=Option(
+            TRAINING,
+            of_verify=True,
+            help="local: statistics of each replica's part of a batch. sync: of the whole batch.",
+        ),
+    )
+    batchnorm_momentum: float = setting(
+        DEFAULT_BATCHNORM_MOMENTUM,
+        ge=0,
+        lt=1,
+        strict=False,
+        changes=Changes.EVALUATIONS,
+        option=Option(TRAINING, of_verify=True, help="Fraction of the running statistics that a step keeps."),
+    )
     """Fraction of BatchNorm's running statistics that a step keeps, as in Keras; torch's momentum is 1 minus this.
 
     The 0.99 of EfficientNet's reference code needs some 500 steps to forget the initial statistics: until then an
     evaluation is at chance, however well the model is trained. 0.9 needs 50.
     """
-    regularization: Regularizing = "off"
-    """`shared`: dropout and stochastic depth, drawn on the host for all frameworks; see
-    `dpcompare.data.regularization`."""
-    precision: Annotated[Precision, BeforeValidator(_no_float16)] = "float32"
-    """`bfloat16` keeps the weights in float32 and computes in bfloat16."""
-    profile: Profile = "strict"
-    """`strict`: the same in all frameworks. `native`: each framework's faster settings; see
-    `dpcompare.config.tuning`."""
-    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
-    """Seed of the initial weights, the sample order, the augmentation and the regularization."""
-    augment: tuple[Annotated[str, AfterValidator(one_of("augmentation", AUGMENTATIONS))], ...] = Field(
-        default=(), strict=False
+    batchnorm_recompute: int = setting(
+        0,
+        ge=0,
+        changes=Changes.LAST_EVALUATION,
+        option=Option(
+            TRAINING,
+            metavar="BATCHES",
+            of_verify=True,
+            help="Recompute the running statistics over so many training batches before each evaluation.",
+        ),
     )
-    skip_corrupt: bool = False
-    """Leave out images that cannot be decoded, and count them, instead of refusing the dataset."""
-    follow_links: bool = False
-    """Whether links in a folder of images may lead out of it."""
+    label_smoothing: float = setting(
+        0.0,
+        ge=0,
+        lt=1,
+        strict=False,
+        changes=Changes.FIRST_LOSS | Changes.STEP_TIME,
+        option=Option(
+            TRAINING,
+            metavar="FRACTION",
+            of_verify=True,
+            help="Fraction of each label's weight spread evenly over all classes.",
+        ),
+    )
+    """Share of each training label that is spread evenly over all classes (Szegedy et al. 2016, section 7).
+
+    An evaluation's loss is that of the labels as they are.
+    """
+    regularization: Regularizing = setting(
+        "off",
+        changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
+        option=Option(
+            TRAINING, help="shared: dropout and stochastic depth, drawn once on the host for all frameworks."
+        ),
+    )
+    seed: int = setting(
+        0,
+        ge=0,
+        le=LARGEST_SEED,
+        changes=Changes.BATCHES | Changes.FIRST_LOSS,
+        option=Option(
+            TRAINING, of_verify=True, help="Seed of initial weights, sample order, augmentation and regularization."
+        ),
+    )
+    dataset: str = setting(
+        "digits",
+        changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
+        same_training=True,
+        option=Option(
+            DATA,
+            on_gpus="synthetic",
+            of_verify=True,
+            help="digits, synthetic, a prepared store, a folder of images, hf:NAME of Hugging Face, or "
+            "package.module:NAME.",
+        ),
+    )
+    """`digits`, `synthetic`, the path of a prepared store or of a folder of images, `package.module:NAME` of a custom
+    dataset, or `hf:NAME` of one that the library `datasets` loads; see `dpcompare.data.hugging_face`."""
+    image_size: int = setting(
+        64,
+        ge=1,
+        le=4096,
+        changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
+        option=Option(DATA, on_gpus="the model's own", of_verify=True, help="Side of the square input in pixels."),
+    )
+    augment: tuple[Annotated[str, AfterValidator(one_of("augmentation", AUGMENTATIONS))], ...] = setting(
+        (),
+        strict=False,
+        changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
+        option=Option(
+            DATA,
+            metavar="LIST",
+            default="none",
+            of_verify=True,
+            help=f"Some of {','.join(AUGMENTATIONS)}, separated by commas.",
+        ),
+    )
+    skip_corrupt: bool = setting(
+        False,
+        changes=Changes.BATCHES,
+        same_training=True,
+        option=Option(DATA, scope="study", help="Leave out images that cannot be decoded, and count them."),
+    )
+    follow_links: bool = setting(
+        False,
+        changes=Changes.BATCHES,
+        same_training=True,
+        option=Option(DATA, scope="study", help="Read images to which links lead that leave the dataset's folder."),
+    )
+    profile: Profile = setting(
+        "strict",
+        changes=Changes.SPEED | Changes.STEP_TIME,
+        option=Option(
+            MEASUREMENT,
+            of_verify=True,
+            help="strict: the same in all frameworks. native: each framework's faster settings.",
+        ),
+    )
+    warmup_steps: Annotated[int | Literal["auto"], BeforeValidator(_number_or_auto)] = setting(
+        DEFAULT_WARMUP_STEPS,
+        changes=Changes.SPEED,
+        same_training=True,
+        option=Option(
+            MEASUREMENT,
+            on_gpus="without --epochs 30, at most a quarter of --steps",
+            resumable=True,
+            help="Steps at the start that are left out of the measured speed; of fewer steps, all but one. auto: 5, "
+            "and as many more as it took the steps to settle, a third at most.",
+        ),
+    )
+    """First steps that are trained like the others but left out of the measured speed.
+
+    `auto`: the default number, and of the others as many as `dpcompare.results.steadiness.steps_to_settle` finds in the
+    recorded steps when the run has ended; nothing of what is trained or recorded depends on it.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -222,3 +400,6 @@ class Workload(Config):
         if self.steps is not None:
             return self.steps
         return self.num_epochs * steps_per_epoch(num_train, self.global_batch_size)
+
+
+WORKLOAD_SETTINGS = settings_of(Workload)

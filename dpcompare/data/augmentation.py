@@ -9,10 +9,8 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.data.names import CROP
 from dpcompare.data.pixels import BRIGHTNESSES
-
-CROP = "crop"
-AUGMENTATIONS = ("flip", "brightness", "contrast", CROP)
 
 MAX_BRIGHTNESS_CHANGE = 0.2
 """Brightness adds up to this share of the full range."""

@@ -1,8 +1,11 @@
-"""The names of datasets that are no paths."""
+"""The names of augmentations, and of datasets that are no paths; here, so that a config can be read without NumPy."""
 
 from __future__ import annotations
 
 from dpcompare.system.import_path import is_custom
+
+CROP = "crop"
+AUGMENTATIONS = ("flip", "brightness", "contrast", CROP)
 
 HUGGING_FACE = "hf:"
 """How the name of a dataset of Hugging Face begins."""

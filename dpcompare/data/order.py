@@ -10,6 +10,8 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.data.epochs import steps_per_epoch
+
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalBatch:
@@ -32,22 +34,6 @@ def epoch_order(seed: int, epoch: int, num_samples: int) -> npt.NDArray[np.int64
     """The order of one epoch: a permutation of range(num_samples) drawn from (seed, epoch)."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1, epoch])))
     return generator.permutation(num_samples)
-
-
-def steps_per_epoch(num_samples: int, global_batch_size: int) -> int:
-    return -(-num_samples // global_batch_size)
-
-
-def parts_trained(num_samples: int, global_batch_size: int, *, num_parts: int, num_steps: int) -> int:
-    """How many parts of the first global batches hold a sample, each batch being cut into `num_parts` in order."""
-    epochs, steps = divmod(num_steps, steps_per_epoch(num_samples, global_batch_size))
-    return epochs * -(-num_samples // (global_batch_size // num_parts)) + steps * num_parts
-
-
-def samples_trained(num_samples: int, global_batch_size: int, *, num_steps: int) -> int:
-    """How many samples count in the first steps; one that comes again in the next epoch counts again."""
-    epochs, steps = divmod(num_steps, steps_per_epoch(num_samples, global_batch_size))
-    return epochs * num_samples + steps * global_batch_size
 
 
 def _cut(order: npt.NDArray[np.int64], global_batch_size: int, *, epoch: int, first_step: int) -> Iterator[GlobalBatch]:

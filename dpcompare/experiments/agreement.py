@@ -1,6 +1,6 @@
-"""What runs compute, judged by figures of their own: counts as asked for, and agreement but for rounding.
+"""The comparators of what runs compute: counts as asked for, and agreement but for rounding.
 
-Settings say what was asked for. A knob of the fairness sheet that is judged here says whether that was obeyed.
+Settings say what was asked for. A check of the fairness sheet that compares by these says whether that was obeyed.
 """
 
 from __future__ import annotations
@@ -10,36 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from dpcompare.experiments.fairness_values import NOT_KNOWN
 from dpcompare.results.result import RunResult
 
 Values = Mapping[str, Sequence[Any]]
-"""Knob of the sheet -> its value in each result."""
+"""Check of the sheet -> its value in each result."""
 
 
-NOT_KNOWN = "not known"
-LATER_STEPS = range(3, 7)
 FEW_STEPS = 20
 """Steps over which float64 has been measured."""
-
-BATCHES_DEPEND_ON = (
-    "data", "sample order", "augmentation", "model", "image size", "global batch size", "steps trained",
-    "regularization", "dropout", "stochastic depth", "precision", "dpcompare",
-)  # fmt: skip
-"""Knobs that are equal where two runs train the same rows, digested by the same rule."""
-FIRST_LOSS_DEPENDS_ON = (
-    "data", "sample order", "augmentation", "model", "source of the model", "image size", "initial weights",
-    "global batch size", "replicas", "micro-batches per step", "updates", "BatchNorm scope", "BatchNorm epsilon",
-    "label smoothing", "regularization", "dropout", "stochastic depth", "precision",
-)  # fmt: skip
-"""Knobs that are equal where two runs compute the same first loss."""
-FIRST_GRADIENT_DEPENDS_ON = (*FIRST_LOSS_DEPENDS_ON, "gradient clipping", "optimizer", "gradient sync")
-SECOND_LOSS_DEPENDS_ON = (
-    *FIRST_GRADIENT_DEPENDS_ON, "learning rate", "schedule", "learning-rate warm-up", "learning-rate scaling",
-    "weight decay",
-)  # fmt: skip
-LATER_LOSSES_DEPEND_ON = (*SECOND_LOSS_DEPENDS_ON, "steps trained")
-"""A schedule ends with them."""
-EVALUATION_DEPENDS_ON = (*SECOND_LOSS_DEPENDS_ON, "BatchNorm momentum")
 
 TOLERANCES: dict[str, dict[str, float]] = {
     "first loss": {"float64": 1e-9, "float32": 1e-4, "TF32": 5e-3, "bfloat16": 2e-2},
@@ -49,93 +28,50 @@ TOLERANCES: dict[str, dict[str, float]] = {
     "later losses": {"float64": 1e-6},
     "evaluation loss": {"float64": 1e-6},
 }
-"""Knob -> arithmetic -> the largest difference that rounding makes, relative to a loss above 1, or to the norm.
+"""Check -> arithmetic -> the largest difference that rounding makes, relative to a loss above 1, or to the norm.
 
 At least 20 times what `verify` and the runs of the tests showed on the CPU: EfficientNet-B2 in float32 1.2e-6 in the
 first and 1.1e-4 in the second, a small model in bfloat16 4.6e-5 and 1.2e-4. TF32 is reasoned: 10 bits of mantissa."""
 
 
-class Judgement(NamedTuple):
-    """What some results have of a knob."""
+class Outcome(NamedTuple):
+    """What a check finds in some results."""
 
     equal: bool
     is_reason: bool
     """Whether it makes them not comparable."""
 
 
-Judge = Callable[[Sequence[RunResult], Sequence[Any], Values], Judgement]
-"""From some results, their values of a knob and of all, to what they have of it."""
+Comparator = Callable[[Sequence[RunResult], Sequence[Any], Values], Outcome]
+"""From some results, their values of a check, and those of the checks that it depends on, to what it finds."""
 
 
-def loss_of_step(step: int) -> Callable[[RunResult], Any]:
-    """The loss of a step, from 1; unknown where it is not finite."""
-    return lambda result: result.train_loss[step - 1] if len(result.train_loss) >= step else "no such step"
-
-
-def computed(name: str) -> Callable[[RunResult], Any]:
-    """A figure of what was computed; some modes have none, and results of 0.1.0 neither."""
-
-    def value(result: RunResult) -> Any:
-        figure = getattr(result.computed, name, None)
-        return NOT_KNOWN if figure is None else figure
-
-    return value
-
-
-def later_losses(result: RunResult) -> Any:
-    """The losses of LATER_STEPS, or of as many of them as there are."""
-    losses = result.train_loss[LATER_STEPS.start - 1 : LATER_STEPS.stop - 1]
-    return losses or "no such steps"
-
-
-def evaluation_loss(result: RunResult) -> Any:
-    return NOT_KNOWN if not result.evaluations or result.evaluations[-1].loss is None else result.evaluations[-1].loss
-
-
-def counted(name: str) -> Callable[[RunResult], Any]:
-    """A count of what was computed, beside what was asked for where that is another."""
-
-    def value(result: RunResult) -> Any:
-        if result.computed is None or (count := getattr(result.computed, name)) is None:
-            return NOT_KNOWN
-        others = {
-            word: number
-            for word in ("asked", "claimed")
-            if (number := getattr(result.computed, f"{name}_{word}", count)) != count
-        }
-        return ", ".join([str(count), *(f"{number} {word}" for word, number in others.items())]) if others else count
-
-    return value
-
-
-def as_asked(results: Sequence[RunResult], counts: Sequence[Any], values: Values) -> Judgement:
-    """Of counts, each must be what its run was asked for: how much that is, other knobs compare."""
+def as_asked(results: Sequence[RunResult], counts: Sequence[Any], values: Values) -> Outcome:
+    """Of counts, each must be what its run was asked for: how much that is, other checks compare."""
     contradict = [count for count in counts if isinstance(count, str) and count != NOT_KNOWN]
-    return Judgement(equal=not contradict and len(set(map(str, counts))) == 1, is_reason=bool(contradict))
+    return Outcome(equal=not contradict and len(set(map(str, counts))) == 1, is_reason=bool(contradict))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
     """What results must agree in where all is equal that it depends on."""
 
-    depends_on: tuple[str, ...]
-    """Knobs."""
     agree: Callable[[Sequence[RunResult], Sequence[Any]], bool]
     """Whether the values of some results that are alike are the same, or differ as rounding makes them."""
-    judges: Callable[[RunResult], bool] = lambda result: True
-    """Of which results that has been measured; those of others are shown."""
+    applies_to: Callable[[RunResult], bool] = lambda result: True
+    """The results for which that has been measured; those of others are shown."""
 
-    def __call__(self, results: Sequence[RunResult], figures: Sequence[Any], values: Values) -> Judgement:
+    def __call__(self, results: Sequence[RunResult], figures: Sequence[Any], values: Values) -> Outcome:
         alike: dict[str, list[int]] = {}
         for number in range(len(results)):
-            alike.setdefault(str([values[name][number] for name in self.depends_on]), []).append(number)
+            alike.setdefault(str([of_check[number] for of_check in values.values()]), []).append(number)
         agree = all(
             self.agree([results[number] for number in group], [figures[number] for number in group])
             for group in alike.values()
         )
-        return Judgement(
+        return Outcome(
             equal=agree and len(alike) == 1,
-            is_reason=not agree and all(self.judges(result) and not _is_asynchronous(result) for result in results),
+            is_reason=not agree and all(self.applies_to(result) and not _is_asynchronous(result) for result in results),
         )
 
 
@@ -189,3 +125,16 @@ def in_float64(result: RunResult) -> bool:
 def in_few_steps_of_float64(result: RunResult) -> bool:
     """After many steps float64 is chaotic too."""
     return in_float64(result) and len(result.train_loss) <= FEW_STEPS
+
+
+def no_clock_problem(results: Sequence[RunResult], values: Sequence[Any], of_all: Values) -> Outcome:
+    """One run whose clock is wrong is enough; a run that nobody watched is none."""
+    problem = any(result.clock_problem for result in results)
+    return Outcome(equal=not problem, is_reason=problem)
+
+
+def no_shared_gpu(results: Sequence[RunResult], values: Sequence[Any], of_all: Values) -> Outcome:
+    """Replicas that wait for each other's GPU have no speed to compare, not even with others that do."""
+    is_shared = any(result.config["cluster"].get("shared") for result in results)
+    equal = len(set(values)) == 1
+    return Outcome(equal=equal, is_reason=is_shared or not equal)

@@ -6,15 +6,14 @@ import math
 from collections.abc import Sequence, Set
 from dataclasses import replace
 from functools import cache
-from itertools import combinations
+from itertools import combinations, zip_longest
 from typing import Any
-
-import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
+from dpcompare.experiments.figures import figures_of_arm, median
 from dpcompare.experiments.learning import SheetOf, learning_of, not_judged, spread_of
 from dpcompare.experiments.predictions import predictions_of
 from dpcompare.experiments.rounds import rounds_of
@@ -26,7 +25,6 @@ from dpcompare.experiments.statistics import (
     Ratio,
     RatioPair,
     claims_of,
-    jitter,
     num_trimmed,
     paired_ratio,
 )
@@ -243,23 +241,9 @@ def _alike(names: Sequence[str], apart: Set[frozenset[str]]) -> list[str]:
     return left if len(left) > 1 else []
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.median(known)) if known else None
-
-
-MEDIANS = (
-    "images_per_second", "steady_images_per_second", "step_ms", "step_p95_ms", "between_steps_fraction",
-    "data_wait_fraction", "communication_ms", "time_to_first_step_seconds", "memory_bytes", "gpu_memory_bytes",
-    "joules_per_image", "achieved_flops", "model_flops_utilization", "achieved_bandwidth", "last_loss", "accuracy",
-)  # fmt: skip
-"""Figures of an arm that are medians of those of its rounds."""
-
-
 def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> ArmRow:
     runs, rounds, workload = arm.completed, rounds_of(arm), arm.config.workload
-    speeds = [run.images_per_second for run in runs if run.images_per_second is not None]
-    medians: dict[str, Any] = {name: _median([getattr(each, name) for each in rounds]) for name in MEDIANS}
+    figures: dict[str, Any] = figures_of_arm(list(zip_longest(arm.runs, arm.without_sync)))
     return ArmRow(
         name=arm.name,
         source=printable(arm.source),
@@ -279,8 +263,7 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         pipeline=pipeline,
         micro_batches=workload.accumulate,
         rounds=len(runs),
-        jitter=jitter(speeds) if len(speeds) > 1 else None,
-        **medians,
+        **figures,
         step_parts_ms=_parts(rounds),
         accuracy_over_seeds=spread_of(arm, "accuracy"),
         loss_over_seeds=spread_of(arm, "loss"),
@@ -323,18 +306,22 @@ def _but_micro_batches(config: RunConfig) -> str:
     return config.model_copy(update={"workload": workload}).model_dump_json()
 
 
+def _median_of(values: Sequence[float | None]) -> float | None:
+    return median([value for value in values if value is not None])
+
+
 def _parts(rounds: Sequence[Round]) -> dict[str, float]:
     """The parts of a mean step, in milliseconds; medians over the rounds."""
-    step_ms = _median([each.step_mean_ms for each in rounds])
+    step_ms = _median_of([each.step_mean_ms for each in rounds])
     if step_ms is None:
         return {}
-    waiting = _median([each.data_wait_fraction for each in rounds])
+    waiting = _median_of([each.data_wait_fraction for each in rounds])
     parts = {} if waiting is None else {"waiting for data": step_ms * waiting}
-    communication = _median([each.communication_ms for each in rounds])
+    communication = _median_of([each.communication_ms for each in rounds])
     if communication is not None:
         parts["communication"] = max(0.0, communication)
     parts["computing"] = max(0.0, step_ms - sum(parts.values()))
-    between = _median([each.between_steps_ms for each in rounds])
+    between = _median_of([each.between_steps_ms for each in rounds])
     if between is not None:
         parts["other"] = between
     return parts

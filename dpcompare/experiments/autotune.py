@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
-from dpcompare.config.tuning import Setting, settings_of
+from dpcompare.config.tuning import TuningOption, tuning_options
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.experiments.study import Arm, Study, Tried, is_study
 from dpcompare.launch.remembered import Settings, remember_settings
@@ -95,9 +95,9 @@ def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator
         yield Tried(tune=tune, images_per_second=speed, first_step_seconds=first_step_seconds, kept=kept)
 
 
-def _open_settings(config: RunConfig) -> dict[str, Setting]:
+def _open_settings(config: RunConfig) -> dict[str, TuningOption]:
     """Those that the user did not choose."""
-    known = settings_of(config.framework, config.mode, config.cluster.device_type, config.workload)
+    known = tuning_options(config.framework, config.mode, config.cluster.device_type, config.workload)
     return {name: setting for name, setting in known.items() if name not in config.tune}
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
 from dpcompare._version import __version__
 from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
-from dpcompare.experiments.agreement import NOT_KNOWN
+from dpcompare.experiments.fairness_values import NOT_KNOWN
+from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import Claim, Outcome
 from dpcompare.results.remarks import Remark, RemarkKind
 
@@ -17,55 +18,40 @@ class _Shown(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class Round(_Shown):
-    """One run of an arm; of one that does not count only which it is, and why."""
-
+class _RunFacts(_Shown):
     number: int
     position: int
     run_dir: str
     failure: str | None
     """Why it does not count; None where it does."""
     remarks: list[RemarkKind]
-    images_per_second: float | None
-    steady_images_per_second: float | None
     seed: int | None
     """None where it does not count."""
-    measured_steps: int | None
-    step_ms: float | None
-    """The median of the measured steps."""
-    step_mean_ms: float | None
-    step_mad_ms: float | None
-    """Median absolute deviation, not scaled."""
-    step_p95_ms: float | None
-    data_wait_fraction: float | None
-    between_steps_fraction: float | None
-    between_steps_ms: float | None
-    """Mean time between two measured steps."""
-    communication_ms: float | None
-    """Its mean step less that of the run without gradient sync in the same round."""
-    time_to_first_step_seconds: float | None
-    first_step_seconds: float | None
-    wall_seconds: float | None
-    memory_bytes: int | None
-    largest_process_memory_bytes: int | None
-    gpu_memory_bytes: int | None
-    joules_per_image: float | None
-    achieved_flops: float | None
-    """Operations of the model's products per second and device."""
-    model_flops_utilization: float | None
-    """The same over the peak of the device; None where that is not known."""
-    achieved_bandwidth: float | None
-    """Bytes of features per second and device, at least."""
-    steps_trained: int | None
-    last_loss: float | None
-    evaluation_loss: float | None
-    accuracy: float | None
-    steps_to_target: int | None
-    """Before the first evaluation that reached the target accuracy; None where none did, or there was no target."""
-    seconds_to_target: float | None
-    """Of training until then, without evaluations and checkpoints."""
-    images_to_target: int | None
-    joules_to_target: float | None
+
+
+if TYPE_CHECKING:  # the figures are fields too, which pydantic makes from their table
+
+    class _RunFigures(_RunFacts):
+        def __getattr__(self, name: str) -> float | None: ...
+
+    class _ArmFigures(_Shown):
+        def __getattr__(self, name: str) -> float | None: ...
+
+else:
+    _RunFigures = create_model(
+        "_RunFigures",
+        __base__=_RunFacts,
+        **{name: (figure.kind | None, ...) for name, figure in FIGURES.items() if figure.of_runs},
+    )
+    _ArmFigures = create_model(
+        "_ArmFigures",
+        __base__=_Shown,
+        **{name: (float | None, ...) for name, figure in FIGURES.items() if figure.over_rounds},
+    )
+
+
+class Round(_RunFigures):
+    """One run of an arm, with its figures; of one that does not count only which it is, and why."""
 
     @property
     def status(self) -> Literal["completed", "failed"]:
@@ -160,8 +146,8 @@ class Curve(_Shown):
     losses: list[float | None]
 
 
-class ArmRow(_Shown):
-    """One arm as it is shown: a run config trained once per round; figures are medians over its completed rounds."""
+class ArmRow(_ArmFigures):
+    """One arm as it is shown: a run config trained once per round, with its figures over its completed rounds."""
 
     name: str
     source: str
@@ -185,27 +171,6 @@ class ArmRow(_Shown):
     micro_batches: int
     """Per step and replica."""
     rounds: int
-    images_per_second: float | None
-    steady_images_per_second: float | None
-    """Without stalls; see `RunResult`. Ratios are of this speed."""
-    jitter: float | None
-    """1.4826 x MAD of images per second over the rounds; None for a single round."""
-    step_ms: float | None
-    step_p95_ms: float | None
-    between_steps_fraction: float | None
-    """Part of the time that passes between steps, which images per second leave out."""
-    data_wait_fraction: float | None
-    """Fraction of a step spent waiting for data."""
-    time_to_first_step_seconds: float | None
-    memory_bytes: float | None
-    gpu_memory_bytes: float | None
-    """Peak of all GPUs together; None on the CPU."""
-    joules_per_image: float | None
-    """None where the devices count no energy."""
-    achieved_flops: float | None
-    model_flops_utilization: float | None
-    achieved_bandwidth: float | None
-    accuracy: float | None
     accuracy_over_seeds: SpreadRow | None
     """Of the last evaluation; None where the rounds repeat one training."""
     loss_over_seeds: SpreadRow | None
@@ -213,12 +178,9 @@ class ArmRow(_Shown):
     to_target: TargetRow | None
     """None where no accuracy was to be reached."""
     accuracy_curve: list[AccuracyPoint]
-    last_loss: float | None
     step_parts_ms: dict[str, float]
     """A mean step in parts: waiting for data, communication where it was measured, computing; and other, what the loop
     does between two steps, which images per second leave out."""
-    communication_ms: float | None
-    """What gradient sync adds to a mean step; None where that was not measured."""
     scaling: Scaling | None
     rounds_shown: list[Round]
     loss_curve: Curve

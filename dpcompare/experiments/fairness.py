@@ -1,4 +1,4 @@
-"""The fairness sheet: every knob with its value on each side, and a verdict."""
+"""The fairness sheet: every check with its value on each side, and a verdict."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import NOT_KNOWN, Judge, Judgement, Values
-from dpcompare.experiments.knobs import KNOBS, OF_NORMALISATION, OF_SEED, SPEED_ONLY, of_workload
+from dpcompare.experiments.agreement import Outcome, Values
+from dpcompare.experiments.fairness_checks import (
+    CHECKS,
+    Differs,
+    FairnessCheck,
+    changes_only_speed,
+    names_that_change,
+)
+from dpcompare.experiments.fairness_values import NOT_KNOWN, of_workload
 from dpcompare.models.architectures import MODELS
 from dpcompare.results.result import RunResult
 
@@ -18,7 +26,7 @@ Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One knob of the sheet, with its value in each result."""
+    """One check of the sheet, with its value in each result."""
 
     knob: str
     values: list[Any]
@@ -27,7 +35,7 @@ class Row:
     reason: bool
     """Whether it makes the results not comparable."""
     remedy: str
-    """As for a Knob."""
+    """As `fix` of a FairnessCheck."""
 
 
 def shown(values: Sequence[Any]) -> list[str]:
@@ -63,7 +71,7 @@ def _against(values: Sequence[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Sheet:
-    """All knobs of some results, and what follows from them."""
+    """All checks of some results, and what follows from them."""
 
     rows: list[Row]
 
@@ -73,7 +81,7 @@ class Sheet:
 
     @property
     def reasons(self) -> list[str]:
-        """One sentence per knob that must be equal and is not, with what to do about it."""
+        """One sentence per check that must be equal and is not, with what to do about it."""
         return [f"{row.knob}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
 
     @property
@@ -88,13 +96,13 @@ def require_known(subject: Iterable[str]) -> None:
     """Check the names of what a comparison is about.
 
     Raises:
-        RequestError: one of them names no knob.
+        RequestError: one of them names no check.
     """
-    if unknown := sorted(set(subject) - set(KNOBS)):
-        near = closest(unknown[0], KNOBS, 3) or ["precision", "profile", "batch per replica"]
+    if unknown := sorted(set(subject) - set(CHECKS)):
+        near = closest(unknown[0], CHECKS, 3) or ["precision", "profile", "batch per replica"]
         raise RequestError(
             f"--subject: received {', '.join(unknown)}, expected a setting of the fairness sheet, such as "
-            f"{', '.join(near)}; the page of `dpcompare report --html` lists all {len(KNOBS)}"
+            f"{', '.join(near)}; the page of `dpcompare report --html` lists all {len(CHECKS)}"
         )
 
 
@@ -103,39 +111,43 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
 
     Args:
         results: what is to be compared.
-        subject: knobs that the comparison is about, which may therefore differ.
+        subject: checks that the comparison is about, which may therefore differ.
         rounds: of each result its round, where each round has a seed of its own; None where all have one.
 
     Raises:
-        RequestError: `subject` names no knob.
+        RequestError: `subject` names no check.
     """
     require_known(subject)
     rows = []
-    of_all = {name: [knob.value(result) for result in results] for name, knob in KNOBS.items()}
-    for name, knob in KNOBS.items():
+    of_all = {name: [check.read(result) for result in results] for name, check in CHECKS.items()}
+    for name, check in CHECKS.items():
         values = of_all[name]
-        equal = _equal(values, rounds if name in OF_SEED else None)
-        judged = Judgement(equal=equal, is_reason=not equal)
-        if knob.judge:
-            judged = _judged(name, knob.judge, results, of_all, rounds)
+        if check.compare is None:
+            equal = _equal(values, rounds if Differs.SEEDS in check.differs else None)
+            outcome = Outcome(equal=equal, is_reason=not equal)
+        else:
+            outcome = _outcome(name, check, results, of_all, rounds)
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
-        reason = knob.must_be_equal and (judged.is_reason or unknown_value) and name not in subject
-        rows.append(Row(knob=name, values=values, equal=judged.equal and not reason, reason=reason, remedy=knob.remedy))
+        reason = bool(check.fix) and (outcome.is_reason or unknown_value) and name not in subject
+        rows.append(Row(knob=name, values=values, equal=outcome.equal and not reason, reason=reason, remedy=check.fix))
     return Sheet(rows=rows)
 
 
-def _judged(
-    name: str, judge: Judge, results: Sequence[RunResult], of_all: Values, rounds: Sequence[int] | None
-) -> Judgement:
-    """What a knob's own rule says of all results, or of those of each round: under another seed its figures differ."""
+def _outcome(
+    name: str, check: FairnessCheck, results: Sequence[RunResult], of_all: Values, rounds: Sequence[int] | None
+) -> Outcome:
+    """What a check's own rule finds in all results, or in those of each round, since another seed has other figures."""
+    assert check.compare is not None
     numbers = rounds or [0] * len(results)
-    judgements = []
+    needed = names_that_change(check.depends_on)
+    outcomes = []
     for number in dict.fromkeys(numbers):
         of_round = [index for index, each in enumerate(numbers) if each == number]
-        values = {knob: [of_knob[index] for index in of_round] for knob, of_knob in of_all.items()}
-        judgements.append(judge([results[index] for index in of_round], values[name], values))
-    return Judgement(equal=all(each.equal for each in judgements), is_reason=any(each.is_reason for each in judgements))
+        values = {name: [of_all[name][index] for index in of_round] for name in needed}
+        own = [of_all[name][index] for index in of_round]
+        outcomes.append(check.compare([results[index] for index in of_round], own, values))
+    return Outcome(equal=all(each.equal for each in outcomes), is_reason=any(each.is_reason for each in outcomes))
 
 
 def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
@@ -146,9 +158,10 @@ def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
 
 
 def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]:
-    """Knobs of a sheet by which its results learn something else, other than by rounding."""
-    harmless = SPEED_ONLY | OF_NORMALISATION if _normalised_alike(results) else SPEED_ONLY
-    return [row.knob for row in sheet.rows if row.reason and row.knob not in harmless]
+    """Checks of a sheet by which its results learn something else, other than by rounding."""
+    harmless = names_that_change(Changes.NORMALISATION) if _normalised_alike(results) else frozenset()
+    reasons = [row.knob for row in sheet.rows if row.reason]
+    return [name for name in reasons if name not in harmless and not changes_only_speed(name)]
 
 
 def _normalised_alike(results: Sequence[RunResult]) -> bool:

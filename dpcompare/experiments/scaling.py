@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
 from dpcompare.experiments.comparison import Scaling
+from dpcompare.experiments.fairness_checks import Differs, names_that_differ
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio
 from dpcompare.system.words import counted
 
-OF_SCALING = frozenset({"devices", "replicas", "batch per replica", "emulation", "links between GPUs"})
-"""Knobs in which a baseline of one device differs by its nature."""
+OF_SCALING = names_that_differ(Differs.DEVICES | Differs.SPLIT_BATCH | Differs.EMULATION)
+"""Checks in which a baseline of one device differs by its nature."""
 
-_OF_WEAK_SCALING = frozenset({"global batch size", "sample order", "steps trained", "measured steps"})
-"""Knobs that follow from a global batch which grows with the devices."""
+_OF_WEAK_SCALING = names_that_differ(Differs.GLOBAL_BATCH)
+"""Checks that follow from a global batch which grows with the devices."""
 
 
 def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:

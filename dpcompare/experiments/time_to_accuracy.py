@@ -7,12 +7,12 @@ from itertools import combinations
 
 import numpy as np
 
+from dpcompare.config.setting import Changes
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import AccuracyPoint, TargetRow, TimeClaimRow, TimeToAccuracy
-from dpcompare.experiments.knobs import OF_NORMALISATION
+from dpcompare.experiments.fairness_checks import Differs, names_that_change, names_that_differ
 from dpcompare.experiments.learning import SheetOf
-from dpcompare.experiments.scaling import OF_SCALING
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.result import RunResult
 from dpcompare.results.target import TrainingCost
@@ -138,8 +138,8 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     )
 
 
-_MAY_DIFFER = (OF_SCALING - {"emulation"}) | OF_NORMALISATION
-"""Knobs that may differ where both learn the same: more devices are a way to be there first."""
+_MAY_DIFFER = names_that_differ(Differs.DEVICES) | names_that_change(Changes.NORMALISATION)
+"""Checks that may differ where both learn the same: more devices are a way to be there first."""
 
 
 def _seconds(arm: ArmRuns) -> list[float | None]:

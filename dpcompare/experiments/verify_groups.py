@@ -11,7 +11,7 @@ from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.modes import MODES
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.workload import Workload
-from dpcompare.data.augmentation import AUGMENTATIONS
+from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import model_of
 from dpcompare.system.devices import installed_gpus, visible_gpus

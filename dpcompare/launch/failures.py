@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dpcompare.config.run import RunConfig, problems_of_run
+from dpcompare.config.rules import problems_of_run
+from dpcompare.config.run import RunConfig
 from dpcompare.launch.isolation import is_isolated
 from dpcompare.launch.outcome import LaunchOutcome
 from dpcompare.results.attempts import History

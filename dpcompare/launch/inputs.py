@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from dpcompare.backends.custom_model import tensor_shapes
-from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
-from dpcompare.data.augmentation import CROP
 from dpcompare.data.built_in import BUILT_IN, num_synthetic
 from dpcompare.data.custom import custom_dataset
-from dpcompare.data.names import is_custom_dataset, is_hugging_face
+from dpcompare.data.names import CROP, is_custom_dataset, is_hugging_face
 from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, margin_of, prepare
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError

@@ -14,17 +14,14 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
+from dpcompare.config.setting import Changes, names_that_change
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import cache_dir
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.quantities import Measured, Rate
 
 D = TypeVar("D", bound=BaseModel)
-
-WORKLOAD = (
-    "model", "image_size", "global_batch_size", "accumulate", "batchnorm", "regularization", "precision", "optimizer",
-)  # fmt: skip
-"""What decides how long a step takes and how long it compiles."""
 
 
 class Settings(BaseModel):
@@ -98,7 +95,9 @@ def _path(folder: str, config: RunConfig, **more: Any) -> Path:
         "python": config.python,
         "mode": [config.framework, config.mode, config.stages],
         "cluster": config.cluster.model_dump(mode="json"),
-        "workload": {name: getattr(config.workload, name) for name in WORKLOAD},
+        "workload": config.workload.model_dump(
+            mode="json", include=set(names_that_change(Workload, Changes.STEP_TIME))
+        ),
         **more,
     }
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()

@@ -17,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from dpcompare.errors import RequestError
-from dpcompare.models.architectures import INITIALIZATION, MODELS, Shape, Weights, custom_weights, initial_weights
+from dpcompare.models.architectures import MODELS, Shape
+from dpcompare.models.initial_weights import INITIALIZATION, Weights, custom_weights, initial_weights
 from dpcompare.models.keras_file import is_of_keras, read_keras_file
 from dpcompare.models.sealed import is_whole, seal, unseal
 from dpcompare.system.files import write_synced

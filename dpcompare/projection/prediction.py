@@ -8,7 +8,7 @@ from dataclasses import astuple, replace
 from dpcompare.errors import RequestError
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import Collection
-from dpcompare.experiments.scaling import OF_SCALING
+from dpcompare.experiments.fairness_checks import Differs, names_that_differ
 from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
 from dpcompare.projection.link import NETWORK_LATENCY, duration_in_words, rate_in_words
@@ -28,10 +28,8 @@ VALIDATED_LATENCY = NETWORK_LATENCY.high
 were compared with measurements (docs/projection.md)."""
 PAYS = 0.5
 """Efficiency below which more nodes are called not to pay."""
-OF_CLUSTERS = frozenset({
-    "global batch size", "sample order", "steps trained", "measured steps", "engine", "link", "evaluations",
-})  # fmt: skip
-"""Knobs, beside those of scaling, in which arms on different clusters differ by nature."""
+MAY_DIFFER = names_that_differ(Differs.DEVICES | Differs.EMULATION | Differs.GLOBAL_BATCH | Differs.CLUSTERS)
+"""Checks in which arms on different clusters differ by nature; every device keeps its batch, on any cluster."""
 
 
 def project(collection: Collection, request: ProjectionRequest) -> Projection:
@@ -88,8 +86,7 @@ def _sheet(arms: Sequence[MeasuredArm], collection: Collection) -> fairness.Shee
     """The fairness sheet of the arms that are projected; arms that may not be compared are not predicted together."""
     names = {arm.name for arm in arms}
     projected = [arm for arm in collection.arms if arm.name in names]
-    differing = (OF_SCALING | OF_CLUSTERS) - {"batch per replica"}  # which every device keeps, on any cluster
-    subject = sorted({*collection.subject_of(projected), *differing})
+    subject = sorted({*collection.subject_of(projected), *MAY_DIFFER})
     sheet = fairness.compare([arm.completed[0] for arm in projected], subject=subject)
     if sheet.reasons and len(projected) > 1:
         raise RequestError(

@@ -7,14 +7,15 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison, PredictionRows, SpreadRow
+from dpcompare.experiments.figures import FIGURES
+from dpcompare.experiments.figures import Column as FigureColumn
 from dpcompare.results.remarks import UNSTABLE
 from dpcompare.system.terminal_text import printable
-
-MIB = 1024 * 1024
 
 
 def figure(value: float | None, form: str = "{:.1f}") -> str:
@@ -24,7 +25,7 @@ def figure(value: float | None, form: str = "{:.1f}") -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Column:
-    """One row of FIGURES."""
+    """One row of COLUMNS."""
 
     cell: Callable[[ArmRow], str]
     explanation: str
@@ -61,12 +62,25 @@ def spread_in_words(spread: SpreadRow | None, *, scale: float, digits: int, unit
     return f"{shown(spread.mean)}{deviation}{interval}"
 
 
-def _of_gpus(row: ArmRow, value: float | None) -> str:
-    """In thousands of millions per second; on the CPU records and results alone have it."""
-    return figure(value / 1e9 if value and row.device_type == "gpu" else None, "{:,.0f}")
+def _shown(name: str, column: FigureColumn, row: ArmRow) -> str:
+    """A figure of an arm in its cell."""
+    value = getattr(row, name)
+    if value is None or (column.only_gpus and row.device_type != "gpu"):
+        return "-"
+    return column.form.format(value / column.per)
 
 
-FIGURES: dict[str, Column] = {
+def _columns_of_figures() -> dict[str, Column]:
+    return {
+        shown.title: Column(
+            cell=partial(_shown, name, shown), explanation=shown.explanation, is_optional=shown.is_optional
+        )
+        for name, row in FIGURES.items()
+        if (shown := row.column)
+    }
+
+
+COLUMNS: dict[str, Column] = {
     "arm": Column(
         cell=lambda row: row.name + (" (emulated)" if row.emulated else ""),
         explanation="framework, mode, nodes x devices per node; its settings, where they differ from the common ones",
@@ -78,74 +92,7 @@ FIGURES: dict[str, Column] = {
         is_text=True,
     ),
     "rounds": Column(cell=lambda row: str(row.rounds), explanation="completed runs"),
-    "images/s": Column(
-        cell=lambda row: figure(row.images_per_second),
-        explanation="of all replicas, by the slowest process, over the measured steps; median of the rounds",
-    ),
-    "steady": Column(
-        cell=lambda row: figure(row.steady_images_per_second),
-        explanation="images/s of the median tenth of the measured steps, which a stall leaves alone: ratios are of it",
-    ),
-    "jitter": Column(
-        cell=lambda row: figure(row.jitter),
-        explanation="1.4826 x median absolute deviation of images/s over the rounds",
-    ),
-    "ms/step": Column(
-        cell=lambda row: figure(row.step_ms),
-        explanation="median step, median of the rounds; none where windows are timed and not their steps",
-    ),
-    "p95 (ms)": Column(cell=lambda row: figure(row.step_p95_ms), explanation="95th percentile of the steps"),
-    "between": Column(
-        cell=lambda row: figure(row.between_steps_fraction, "{:.1%}"),
-        explanation="fraction of the time that passes between steps, which images/s leave out",
-    ),
-    "data wait": Column(
-        cell=lambda row: figure(row.data_wait_fraction, "{:.1%}"),
-        explanation="fraction of a step spent waiting for data",
-    ),
-    "sync (ms)": Column(
-        cell=lambda row: figure(row.communication_ms),
-        explanation="what gradient sync adds to a mean step, where that was measured (--ablate)",
-        is_optional=True,
-    ),
-    "start (s)": Column(
-        cell=lambda row: figure(row.time_to_first_step_seconds),
-        explanation="from the start of the launch to the first step",
-    ),
-    "memory (MiB)": Column(
-        cell=lambda row: figure(row.memory_bytes / MIB if row.memory_bytes else None, "{:,.0f}"),
-        explanation="sum of the processes' peaks of resident memory",
-    ),
-    "GPU (MiB)": Column(
-        cell=lambda row: figure(row.gpu_memory_bytes / MIB if row.gpu_memory_bytes else None, "{:,.0f}"),
-        explanation="peak memory of all GPUs, from the first measured step on; in JAX from the start, so that it is "
-        "not to be compared with that of other frameworks",
-        is_optional=True,
-    ),
-    "J/image": Column(
-        cell=lambda row: figure(row.joules_per_image, "{:.3f}"),
-        explanation="energy over the measured steps, counted by the GPUs, or on the CPU by all packages of the machine",
-        is_optional=True,
-    ),
-    "GFLOP/s": Column(
-        cell=lambda row: _of_gpus(row, row.achieved_flops),
-        explanation="operations of the model's products per second and GPU, counted from its shapes, forward and "
-        "backward",
-        is_optional=True,
-    ),
-    "MFU": Column(
-        cell=lambda row: figure(row.model_flops_utilization, "{:.1%}"),
-        explanation="the same over what the device can do in this precision at most; a model that is bound by memory "
-        "reaches little of it",
-        is_optional=True,
-    ),
-    "GB/s": Column(
-        cell=lambda row: _of_gpus(row, row.achieved_bandwidth),
-        explanation="bytes of features per second and GPU that the layers read and write at least",
-        is_optional=True,
-    ),
-    "last loss": Column(cell=lambda row: figure(row.last_loss, "{:.4f}"), explanation="training loss of the last step"),
-    "accuracy": Column(cell=lambda row: figure(row.accuracy, "{:.3f}"), explanation="on the validation split"),
+    **_columns_of_figures(),
     "accuracy over seeds": Column(
         cell=lambda row: spread_in_words(row.accuracy_over_seeds, scale=100, digits=1, unit="%"),
         explanation="mean and standard deviation over the rounds, with the 95% interval of the mean",
@@ -181,10 +128,10 @@ FIGURES: dict[str, Column] = {
 
 
 def columns(comparison: Comparison) -> dict[str, Column]:
-    """The rows of FIGURES of which a comparison has something to show."""
+    """The rows of COLUMNS of which a comparison has something to show."""
     return {
         name: column
-        for name, column in FIGURES.items()
+        for name, column in COLUMNS.items()
         if not column.is_optional or any(column.cell(row) != "-" for row in comparison.arms)
     }
 
@@ -304,7 +251,7 @@ class Unstable:
                     yield f"unstable holds for {row.name}: {remark.kind}: {remark.sentence}"
 
 
-_CONDITION_SUBJECTS = ("ratio", "efficiency", "accuracy", "images_per_second", "steady_images_per_second")
+_CONDITION_SUBJECTS = ("ratio", "efficiency", *(name for name, row in FIGURES.items() if row.over_rounds))
 
 
 def parse_condition(text: str) -> Condition | Unstable:

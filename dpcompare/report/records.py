@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpcompare.experiments.comparison import ArmRow, Comparison, Round
+from dpcompare.experiments.figures import FIGURES
 from dpcompare.system.extras import import_extra
 
 Value = str | int | float | bool | None
@@ -67,58 +68,8 @@ FIELDS: dict[str, Field] = {
         explanation="what was not as it should be, such as `STALLED; DISTURBED`",
     ),
     "run_dir": _of_run(str, "directory of the run", "run_dir"),
-    # How fast it was.
-    "images_per_second": _of_run(
-        float, "of all replicas, by the slowest process, over the measured steps", "images_per_second"
-    ),
-    "steady_images_per_second": _of_run(
-        float, "the same of the median tenth of these steps, by which arms are compared", "steady_images_per_second"
-    ),
-    "measured_steps": _of_run(int, "steps after the warm-up", "measured_steps"),
-    "step_ms": _of_run(float, "median step", "step_ms"),
-    "step_mean_ms": _of_run(float, "mean step", "step_mean_ms"),
-    "step_mad_ms": _of_run(float, "median absolute deviation of the steps, not scaled", "step_mad_ms"),
-    "step_p95_ms": _of_run(float, "95th percentile of the steps", "step_p95_ms"),
-    "between_steps_ms": _of_run(float, "mean time between two steps", "between_steps_ms"),
-    "between_steps_fraction": _of_run(
-        float, "part of the time that passes there, which images per second leave out", "between_steps_fraction"
-    ),
-    "data_wait_fraction": _of_run(float, "part of a step spent waiting for data", "data_wait_fraction"),
-    "communication_ms": _of_run(
-        float, "what gradient sync adds to a mean step, where that was measured", "communication_ms"
-    ),
-    "time_to_first_step_seconds": _of_run(
-        float, "from the start of the launch to the end of the first step", "time_to_first_step_seconds"
-    ),
-    "first_step_seconds": _of_run(float, "the first step itself", "first_step_seconds"),
-    "wall_seconds": _of_run(float, "from the start of the launch to its end", "wall_seconds"),
-    # What it took.
-    "memory_bytes": _of_run(int, "sum of the processes' peaks of resident memory", "memory_bytes"),
-    "largest_process_memory_bytes": _of_run(int, "the largest of these peaks", "largest_process_memory_bytes"),
-    "gpu_memory_bytes": _of_run(
-        int, "peak of all GPUs, from the first measured step on; in JAX from the start", "gpu_memory_bytes"
-    ),
-    "joules_per_image": _of_run(float, "energy over the measured steps", "joules_per_image"),
-    "achieved_flops": _of_run(float, "operations of the model's products per second and device", "achieved_flops"),
-    "model_flops_utilization": _of_run(
-        float, "the same over the peak of the device; empty where that is not known", "model_flops_utilization"
-    ),
-    "achieved_bandwidth": _of_run(
-        float, "bytes of features per second and device that the layers read and write at least", "achieved_bandwidth"
-    ),
-    # What it learnt.
-    "steps_trained": _of_run(int, "warm-up and earlier attempts included", "steps_trained"),
-    "last_loss": _of_run(float, "training loss of the last step", "last_loss"),
-    "evaluation_loss": _of_run(float, "of the last evaluation", "evaluation_loss"),
-    "accuracy": _of_run(float, "of the last evaluation, from 0 to 1", "accuracy"),
-    "steps_to_target": _of_run(int, "steps until an evaluation first reached the target accuracy", "steps_to_target"),
-    "seconds_to_target": _of_run(
-        float, "training seconds until then, without evaluations and checkpoints", "seconds_to_target"
-    ),
-    "images_to_target": _of_run(
-        int, "images until then; one that came again in a later epoch counts again", "images_to_target"
-    ),
-    "joules_to_target": _of_run(float, "energy until then", "joules_to_target"),
+    # Its figures.
+    **{name: _of_run(figure.kind, figure.explanation, name) for name, figure in FIGURES.items() if figure.of_runs},
     # Of its arm: the same in all of its rounds.
     "arm_jitter_images_per_second": _of_arm(
         float, "1.4826 x median absolute deviation of images per second over the rounds", "jitter"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dpcompare._version import __version__
 from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import WORKLOAD_SETTINGS
 from dpcompare.errors import RequestError
 from dpcompare.models.sealed import DamagedError, seal, unseal
 from dpcompare.models.state import State, TrainingState
@@ -17,9 +18,6 @@ from dpcompare.system.files import no_link, write_synced
 
 FORMAT = 1
 """Of the file; a reader refuses a newer one."""
-
-# The length of a training does not decide what it is so far; data and initial weights go by their checksums.
-_MAY_CHANGE = ("epochs", "steps", "warmup_steps", "skip_corrupt", "follow_links", "weights", "dataset")
 
 
 class BrokenCheckpointError(RequestError):
@@ -38,7 +36,8 @@ def training_id(config: RunConfig) -> str:
     """sha256 of what decides a training: workload, data and initial weights; not topology, mode or framework."""
     assert config.inputs is not None
     # Without defaults: a setting that a later release adds does not make another training of it.
-    workload = config.workload.model_dump(mode="json", exclude=set(_MAY_CHANGE), exclude_defaults=True)
+    may_change = {name for name, facts in WORKLOAD_SETTINGS.items() if facts.same_training}
+    workload = config.workload.model_dump(mode="json", exclude=may_change, exclude_defaults=True)
     content = [workload, config.inputs.store_sha256, config.inputs.weights_sha256]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -16,19 +16,12 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE, EVENTS_DIR, HISTORY_FILE, attempt_config_path, attempt_path
 from dpcompare.system.terminal_text import printable
 
-RECOMPUTED = (
-    "framework", "mode", "num_nodes", "num_processes", "num_replicas", "device_type", "emulated", "model", "dataset",
-    "image_size", "global_batch_size", "precision", "profile", "store_sha256", "weights_sha256", "skipped_images",
-    "threads_per_process",
-    "device_names", "collective", "sample_order_sha256", "computed", "gradients", "settings", "versions", "nodes",
-    "peak_memory_bytes", "peak_device_memory_bytes",
-    "first_step", "attempts", "images_per_second", "steady_images_per_second", "measured_steps", "step_seconds",
-    "slow_steps",
-    "data_wait_fraction", "host_overhead_seconds", "joules_per_image", "first_step_seconds", "train_loss",
-    "evaluations", "evaluation_costs", "steps_left_out", "slow_start", "compiled_steps", "between_steps_fraction",
-    "clock", "flops_per_image", "achieved_flops", "achieved_bandwidth", "model_flops_utilization",
-    "bandwidth_utilization", "peak_source",
-)  # fmt: skip
+_NOT_RECOMPUTED = frozenset({
+    "format", "dpcompare_version",  # of who wrote it
+    "status", "error", "config",  # compared apart
+    "time_to_first_step_seconds", "started_at", "wall_seconds",  # by the clock of the launcher, which leaves no events
+})  # fmt: skip
+RECOMPUTED = tuple(name for name in RunResult.model_fields if name not in _NOT_RECOMPUTED)
 """Keys of a result that its config, the records of its processes, their events and history.json give."""
 
 MOST_LOST_STEPS = 1_000_000

@@ -13,7 +13,8 @@ import numpy as np
 
 from dpcompare.backends.base import Backend
 from dpcompare.data.batches import BatchReader, DeviceBatch, HostRead
-from dpcompare.data.order import GlobalBatch, OrderDigest, evaluation_batches, steps_per_epoch, training_batches
+from dpcompare.data.epochs import steps_per_epoch
+from dpcompare.data.order import GlobalBatch, OrderDigest, evaluation_batches, training_batches
 from dpcompare.data.store import Store
 from dpcompare.models.state import TrainingState
 from dpcompare.results.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, training_id

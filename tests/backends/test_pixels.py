@@ -6,7 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from dpcompare.data.augmentation import AUGMENTATIONS, Augmentation
+from dpcompare.data.augmentation import Augmentation
+from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.data.pixels import look_up, normalised
 
 LOOKED_UP = {

@@ -184,4 +184,4 @@ def test_completion_imports_no_framework_and_nothing_slow(tmp_path, words, answe
     assert done.stdout.split() == answers
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "click" in imported
-    assert not imported & {"torch", "tensorflow", "keras", "pydantic", "rich", "scipy", "numpy", "altair"}
+    assert not imported & {"torch", "tensorflow", "keras", "rich", "scipy", "numpy", "altair"}

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.study import Arm, Study, ablated
 from dpcompare.models.gradients import Gradients

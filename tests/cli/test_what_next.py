@@ -55,8 +55,8 @@ def test_what_is_proposed_has_the_options_that_were_given_and_is_a_study(monkeyp
     (command,) = (line for line in lines if line.startswith("next: dpcompare compare"))
     command = command.partition("   (")[0]
     assert command.endswith(
-        "--arm torch:single --arm tensorflow:single --device cpu --model mlp --image-size 32 --steps 12 "
-        "--learning-rate 0.5 --skip-corrupt"
+        "--arm torch:single --arm tensorflow:single --device cpu --model mlp --steps 12 "
+        "--learning-rate 0.5 --image-size 32 --skip-corrupt"
     )
     words = shlex.split(command)[3:]
     assert compare.make_context("compare", words).params["model"] == "mlp"

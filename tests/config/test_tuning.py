@@ -9,7 +9,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
 from dpcompare.cli.remembered import as_remembered
 from dpcompare.config.modes import MODES
-from dpcompare.config.tuning import SETTINGS, settings_of, tuning_of
+from dpcompare.config.tuning import SETTINGS, tuning_of, tuning_options
 from dpcompare.errors import RequestError
 from dpcompare.experiments.autotune import tuned
 from dpcompare.experiments.study import Arm, Study
@@ -28,7 +28,7 @@ def config(profile="native", mode="ddp", **tune):
 def test_every_profile_has_a_known_value_of_every_setting(framework, mode, profile, device_type):
     workload = Workload(profile=profile)
     tuning = tuning_of(framework, mode, device_type, workload, {})
-    assert tuning.keys() == settings_of(framework, mode, device_type, workload).keys()
+    assert tuning.keys() == tuning_options(framework, mode, device_type, workload).keys()
     assert all(value in SETTINGS[framework][name].values_on(device_type) for name, value in tuning.items())
 
 
@@ -54,7 +54,7 @@ def test_the_cpu_has_no_setting_and_no_value_of_gpus():
         ("tensorflow", "mirrored"): {},
     }
     for (framework, mode), settings in expected.items():
-        found = {name: row.values_on("cpu") for name, row in settings_of(framework, mode, "cpu").items()}
+        found = {name: row.values_on("cpu") for name, row in tuning_options(framework, mode, "cpu").items()}
         assert list(found.items()) == list(settings.items())
 
 
@@ -62,7 +62,7 @@ def tuning_on_gpus(mode="ddp", framework="torch", **workload):
     """Setting -> its value of the native profile and the others that it can have."""
     made = Workload(profile="native", **workload)
     native = tuning_of(framework, mode, "gpu", made, {})
-    settings = settings_of(framework, mode, "gpu", made)
+    settings = tuning_options(framework, mode, "gpu", made)
     return {name: (native[name], {*row.values_on("gpu")} - {native[name]}) for name, row in settings.items()}
 
 

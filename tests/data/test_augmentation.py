@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from dpcompare.data.augmentation import AUGMENTATIONS, UNCHANGED, Augmentation
+from dpcompare.data.augmentation import UNCHANGED, Augmentation
+from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.data.pixels import look_up
 from dpcompare.data.store import Split
 

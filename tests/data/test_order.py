@@ -3,15 +3,8 @@
 import numpy as np
 import pytest
 
-from dpcompare.data.order import (
-    OrderDigest,
-    epoch_order,
-    evaluation_batches,
-    parts_trained,
-    samples_trained,
-    steps_per_epoch,
-    training_batches,
-)
+from dpcompare.data.epochs import parts_trained, samples_trained, steps_per_epoch
+from dpcompare.data.order import OrderDigest, epoch_order, evaluation_batches, training_batches
 
 
 def digest(batches):

@@ -56,7 +56,7 @@ def commands():
 def test_commands_are_accepted_by_the_command_line(command, tmp_path):
     (tmp_path / "study.toml").touch()
     name, *arguments = command
-    known = cli.commands[name]
+    known = cli.all_commands()[name]
     if isinstance(known, click.Group):
         known, arguments = known.commands[arguments[0]], arguments[1:]
     known.make_context(name, arguments)
@@ -69,7 +69,7 @@ def test_commands_of_the_workflow_are_accepted_and_its_conditions_too():
     commands = [shlex.split(line.partition(" >>")[0])[1:] for line in lines if line.startswith("dpcompare ")]
     assert [name for name, *_ in commands] == ["compare", "report", "report", "report"]
     for name, *arguments in commands:
-        asked = cli.commands[name].make_context(name, arguments).params
+        asked = cli.all_commands()[name].make_context(name, arguments).params
         for condition in asked.get("fail_if", ()):
             parse_condition(condition)
 

@@ -9,7 +9,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.fairness import compare
-from dpcompare.experiments.knobs import KNOBS
+from dpcompare.experiments.fairness_checks import CHECKS
 from dpcompare.results.result import Evaluation, NodeRecord, RunResult
 from dpcompare.system.gpu_state import GpuReading, GpuState
 
@@ -111,7 +111,7 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     assert sheet.reasons == []
     differing = {row.knob for row in sheet.rows if not row.equal}
     assert differing == {"framework", "mode", "collective", "memory layout", "versions"}
-    assert sheet.summary == f"COMPARABLE (of {len(KNOBS)} settings, all are equal that must be)"
+    assert sheet.summary == f"COMPARABLE (of {len(CHECKS)} settings, all are equal that must be)"
 
 
 def test_replicas_on_one_gpu_are_compared_with_nothing_not_even_with_others_on_one():
@@ -184,7 +184,7 @@ def test_one_knob_that_differs_is_named(changes, named):
     assert {row.knob for row in sheet.rows if row.reason} == named
     for knob, reason in zip([row.knob for row in sheet.rows if row.reason], sheet.reasons, strict=True):
         assert reason.startswith(f"{knob}: ")
-        assert reason.endswith(f"; {KNOBS[knob].remedy}")
+        assert reason.endswith(f"; {CHECKS[knob].fix}")
 
 
 def inherited(**variables):

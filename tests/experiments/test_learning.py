@@ -15,7 +15,7 @@ from dpcompare.experiments.collection import Collection, collect
 from dpcompare.experiments.predictions import confusion
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.report.curves import accuracy_over_seconds, accuracy_over_steps
-from dpcompare.report.formats import FIGURES, as_json, as_markdown
+from dpcompare.report.formats import COLUMNS, as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
 from dpcompare.report.text import as_text
@@ -293,7 +293,7 @@ def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
     )
     (made,) = shown.time_to_accuracy.claims
     assert (made.rounds, made.outcome) == (7, "too few rounds")  # 8 were planned
-    needed = {name: FIGURES[f"to target ({name})"].cell(shown.arms[1]) for name in ("steps", "images", "s")}
+    needed = {name: COLUMNS[f"to target ({name})"].cell(shown.arms[1]) for name in ("steps", "images", "s")}
     assert needed == {"steps": "45", "images": "1,440", "s": "4.5"}
     assert {(point.timed, point.rounds) for point in shown.arms[1].accuracy_curve} == {(7, 8)}
     over_time = accuracy_over_seconds(shown, shown.arms)

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from dpcompare.models.architectures import MODELS, initial_weights
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.initial_weights import initial_weights
 
 # Published sizes at 1,000 classes (Tan and Le 2019; keras.applications' model summaries).
 PUBLISHED_PARAMETERS = {

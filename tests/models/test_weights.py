@@ -19,7 +19,8 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.models.architectures import MODELS, initial_weights
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.initial_weights import initial_weights
 from dpcompare.models.weights import classifier_of, fit, load_source, prepare_weights, read_source
 from tests.support.command import invoke, python
 

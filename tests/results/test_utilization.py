@@ -3,7 +3,8 @@
 import pytest
 
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import Inputs, RunConfig
+from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
 from dpcompare.models.costs import training_flops, values_moved
 from dpcompare.results.utilization import utilization_figures

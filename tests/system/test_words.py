@@ -93,7 +93,9 @@ def test_what_users_read_has_no_word_that_only_we_understand():
         for text in strings(path)
         if isinstance(text, ast.Constant) and isinstance(text.value, str)
     }
-    texts |= {f"--help of {name}": command.get_help(click.Context(command)) for name, command in cli.commands.items()}
+    texts |= {
+        f"--help of {name}": command.get_help(click.Context(command)) for name, command in cli.all_commands().items()
+    }
     page = (ROOT / "dpcompare" / "report" / "page.html.j2").read_text()
     texts["the page"] = re.sub(r"{[{%].*?[%}]}", "", page)
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):  # the changelog says what words were before

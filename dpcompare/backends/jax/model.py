@@ -21,9 +21,9 @@ from dpcompare.models.architectures import (
     EFFICIENTNET_SCALES,
     IMAGE_CHANNELS,
     MODELS,
-    initial_weights,
 )
 from dpcompare.models.custom import custom_model
+from dpcompare.models.initial_weights import initial_weights
 from dpcompare.models.state import is_statistic
 from dpcompare.system.import_path import is_custom
 

@@ -1,0 +1,398 @@
+"""The fairness checks: what can make a comparison unfair, where its value is found, and what to do about a difference.
+
+A check reads anything that a run's speed or result may depend on: an option, a device, a version. The first losses are
+among them, since what was asked for is not always what is computed. Readers see the checks as settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
+from enum import Flag, auto
+from typing import Any
+
+from dpcompare._version import major_minor
+from dpcompare.config.setting import Changes
+from dpcompare.config.workload import WORKLOAD_SETTINGS
+from dpcompare.experiments import fairness_values as values
+from dpcompare.experiments.agreement import (
+    TOLERANCES,
+    Agreement,
+    ByRounding,
+    Comparator,
+    as_asked,
+    in_few_steps_of_float64,
+    in_float64,
+    no_clock_problem,
+    no_shared_gpu,
+    on_cpu,
+    same_batches,
+)
+from dpcompare.results.result import RunResult
+
+
+class Differs(Flag):
+    """Between which arms a check differs by nature, so that this is no reason against comparing them."""
+
+    NEVER = 0
+    SEEDS = auto()
+    """Rounds that have seeds of their own; within a round it is the same."""
+    DEVICES = auto()
+    """Several devices and one."""
+    SPLIT_BATCH = auto()
+    """More devices that share one global batch."""
+    EMULATION = auto()
+    """A mode that is imitated, and one device, which needs no imitation."""
+    GLOBAL_BATCH = auto()
+    """A global batch that grows with the devices."""
+    CLUSTERS = auto()
+    """Clusters of other machines and networks."""
+
+
+@dataclass(frozen=True)
+class FairnessCheck:
+    """One row of CHECKS."""
+
+    read: Callable[[RunResult], Any]
+    """Its value in a result; None: it was not recorded."""
+    changes: Changes
+    """What two runs that differ in it may differ in. What a profile or a device makes of the arithmetic is compared by
+    the checks of that."""
+    fix: str = ""
+    """What to do about a difference; empty where it is a property of the framework or mode that is being compared."""
+    _: KW_ONLY
+    differs: Differs = Differs.NEVER
+    compare: Comparator | None = None
+    """Its own rule, where values may differ as asked for, or by rounding; None: they must be equal."""
+    depends_on: Changes = Changes.NOTHING
+    """The checks that change these must be equal for `compare` to expect equal values."""
+
+
+def workload_check(
+    name: str,
+    read: Callable[[RunResult], Any] | None = None,
+    *,
+    off: str | None = None,
+    differs: Differs = Differs.NEVER,
+) -> FairnessCheck:
+    """The check of a field of the workload, which says itself what it changes.
+
+    Args:
+        name: of the field, and of the option that sets it.
+        read: where what was used is recorded; default: what was asked for.
+        off: its value where it is off, as results from before it was there have it too.
+        differs: as in FairnessCheck.
+    """
+    asked = read or values.of_workload(name)
+    return FairnessCheck(
+        (lambda result: asked(result) or off) if off else asked,
+        WORKLOAD_SETTINGS[name].changes,
+        f"use the same --{name.replace('_', '-')}",
+        differs=differs,
+    )
+
+
+UP_TO_FIRST_GRADIENT = Changes.FIRST_LOSS | Changes.FIRST_GRADIENT
+UP_TO_SECOND_LOSS = UP_TO_FIRST_GRADIENT | Changes.SECOND_LOSS
+"""What the first steps depend on; later losses and evaluations depend on more."""
+
+CHECKS: dict[str, FairnessCheck] = {
+    "status": FairnessCheck(lambda r: r.status, Changes.LEARNING, "compare runs that completed"),
+    # What is trained.
+    "data": FairnessCheck(
+        lambda r: r.store_sha256, Changes.BATCHES | Changes.FIRST_LOSS, "train on the same prepared store"
+    ),
+    "skipped images": FairnessCheck(lambda r: r.skipped_images, Changes.LEARNING, "train on the same prepared store"),
+    "evaluated samples": FairnessCheck(
+        lambda r: r.evaluations[-1].count if r.evaluations else None,
+        Changes.LAST_EVALUATION,
+        "evaluate every validation sample exactly once",
+    ),
+    "sample order": FairnessCheck(
+        lambda r: r.sample_order_sha256,
+        Changes.BATCHES | Changes.FIRST_LOSS,
+        "use the same --seed, --global-batch-size and number of steps",
+        differs=Differs.SEEDS | Differs.GLOBAL_BATCH,
+    ),
+    "augmentation": workload_check("augment"),
+    "model": workload_check("model", lambda r: r.model),
+    "source of the model": FairnessCheck(
+        lambda r: r.settings.get("model_source", "of dpcompare") if r.settings else None,
+        Changes.FIRST_LOSS,
+        "use the same version of the model's file",
+    ),
+    "image size": workload_check("image_size", lambda r: r.image_size),
+    "initial weights": FairnessCheck(
+        lambda r: r.weights_sha256,
+        Changes.FIRST_LOSS,
+        "use the same --model, --weights and --seed",
+        differs=Differs.SEEDS,
+    ),
+    "steps trained": FairnessCheck(
+        lambda r: values.until_target(r) or len(r.train_loss),
+        Changes.BATCHES | Changes.LATER_LOSSES | Changes.LAST_EVALUATION,
+        "use the same --epochs or --steps, --target-accuracy and --stop-at-target",
+        differs=Differs.GLOBAL_BATCH,
+    ),
+    # How it is trained.
+    "global batch size": workload_check(
+        "global_batch_size", lambda r: r.global_batch_size, differs=Differs.GLOBAL_BATCH
+    ),
+    "batch per replica": FairnessCheck(
+        lambda r: r.global_batch_size / r.num_replicas,
+        Changes.NORMALISATION,  # with the two that it is made of
+        "use equal numbers of replicas",
+        differs=Differs.SPLIT_BATCH,
+    ),
+    "replicas": FairnessCheck(
+        lambda r: r.num_replicas,
+        Changes.FIRST_LOSS | Changes.NORMALISATION,
+        "use equal numbers of replicas: --nodes, --devices-per-node, --stages",
+        differs=Differs.DEVICES,
+    ),
+    "micro-batches per step": workload_check("accumulate"),
+    "updates": FairnessCheck(
+        lambda r: r.settings.get("updates", "synchronous") if r.settings else None,
+        Changes.FIRST_LOSS,
+        "compare modes that train synchronously, or throughput alone with --subject updates",
+    ),
+    "BatchNorm scope": workload_check("batchnorm"),
+    "BatchNorm momentum": workload_check("batchnorm_momentum"),
+    "BatchNorm epsilon": FairnessCheck(
+        values.of_settings("batchnorm_epsilon"), Changes.FIRST_LOSS, "use the same release of dpcompare"
+    ),
+    "BatchNorm recomputation": workload_check("batchnorm_recompute", off="none"),
+    "optimizer": workload_check("optimizer", values.of_settings("optimizer")),
+    "learning rate": workload_check("learning_rate"),
+    "schedule": workload_check("schedule"),
+    "learning-rate warm-up": workload_check("lr_warmup_steps"),
+    "learning-rate scaling": workload_check("scale_lr"),
+    "weight decay": workload_check("weight_decay", off="none"),
+    "gradient clipping": workload_check("clip_norm", off="none"),
+    "weight average": workload_check("weight_average", off="none"),
+    "label smoothing": workload_check("label_smoothing", off="none"),
+    "regularization": workload_check("regularization"),
+    "dropout": FairnessCheck(
+        values.of_settings("dropout"), Changes.BATCHES | Changes.FIRST_LOSS, "use the same rate in all frameworks"
+    ),
+    "stochastic depth": FairnessCheck(
+        values.of_settings("stochastic_depth"),
+        Changes.BATCHES | Changes.FIRST_LOSS,
+        "use the same rate in all frameworks",
+    ),
+    # What that made of it: a setting that was asked for and not obeyed shows here.
+    "batches": FairnessCheck(
+        values.computed("batch_digests"),
+        Changes.LEARNING,
+        "the training step must receive the same rows; `dpcompare verify` finds what differs",
+        compare=Agreement(agree=same_batches),
+        depends_on=Changes.BATCHES,
+    ),
+    "optimizer steps": FairnessCheck(
+        values.counted("optimizer_steps"), Changes.LEARNING, "every step must update the weights", compare=as_asked
+    ),
+    "images computed": FairnessCheck(
+        values.counted("images"),
+        Changes.LEARNING,
+        "every sample must enter the loss, as often as is claimed",
+        compare=as_asked,
+    ),
+    "first loss": FairnessCheck(
+        values.loss_of_step(1),
+        Changes.LEARNING,
+        "the same first batch must give the same loss; `dpcompare verify` finds where they part",
+        compare=Agreement(agree=ByRounding(TOLERANCES["first loss"])),
+        depends_on=Changes.FIRST_LOSS,
+    ),
+    "first gradient norm": FairnessCheck(
+        values.computed("first_gradient_norm"),
+        Changes.LEARNING,
+        "backward pass and sum over replicas must agree; `dpcompare verify` finds where they part",
+        compare=Agreement(agree=ByRounding(TOLERANCES["first gradient norm"], least=0.0), applies_to=on_cpu),
+        depends_on=UP_TO_FIRST_GRADIENT,
+    ),
+    "second loss": FairnessCheck(
+        values.loss_of_step(2),
+        Changes.LEARNING,
+        "the first updates must agree; `dpcompare verify` finds where they part",
+        compare=Agreement(agree=ByRounding(TOLERANCES["second loss"]), applies_to=on_cpu),
+        depends_on=UP_TO_SECOND_LOSS,
+    ),
+    "first evaluation loss": FairnessCheck(
+        values.computed("first_evaluation_loss"),
+        Changes.LEARNING,
+        "evaluations and running statistics must agree; `dpcompare verify` finds where they part",
+        compare=Agreement(agree=ByRounding(TOLERANCES["first evaluation loss"]), applies_to=on_cpu),
+        depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS,
+    ),
+    "later losses": FairnessCheck(
+        values.later_losses,
+        Changes.LEARNING,
+        "the updates must agree; `dpcompare verify` finds where they part",
+        compare=Agreement(agree=ByRounding(TOLERANCES["later losses"]), applies_to=in_float64),
+        depends_on=UP_TO_SECOND_LOSS | Changes.LATER_LOSSES,  # a schedule ends with the steps that are trained
+    ),
+    "evaluation loss": FairnessCheck(
+        values.evaluation_loss,
+        Changes.LEARNING,
+        "the last evaluations must agree; `dpcompare verify` finds where they part",
+        compare=Agreement(agree=ByRounding(TOLERANCES["evaluation loss"]), applies_to=in_few_steps_of_float64),
+        depends_on=UP_TO_SECOND_LOSS | Changes.EVALUATIONS | Changes.LAST_EVALUATION,
+    ),
+    # With which arithmetic.
+    "precision": workload_check("precision", lambda r: r.precision),
+    "TF32": FairnessCheck(
+        values.of_settings("tf32"), Changes.LEARNING, "use the same --profile, and --tune tf32 for all or none"
+    ),
+    "convolution algorithms": FairnessCheck(
+        values.of_settings("convolution_algorithms"), Changes.SPEED, "leave TF_CUDNN_USE_AUTOTUNE alone"
+    ),
+    "profile": workload_check("profile", lambda r: r.profile),
+    "tuning": FairnessCheck(
+        lambda r: "found by autotune" if r.config.get("autotuned") else r.config.get("tune") or "the profile's own",
+        Changes.SPEED,
+        "use the same --tune, or --autotune for all",
+    ),
+    "emulation": FairnessCheck(
+        lambda r: "several replicas on one GPU" if r.config["cluster"].get("shared") else r.emulated,
+        Changes.SPEED,
+        "use GPUs, one for each replica: on the CPU, or with --share-gpu, the mode is only emulated",
+        differs=Differs.EMULATION,
+        compare=no_shared_gpu,
+    ),
+    # On what, and how it is measured.
+    "device type": FairnessCheck(lambda r: r.device_type, Changes.SPEED, "use the same --device"),
+    "devices": FairnessCheck(
+        lambda r: len(r.device_names),
+        Changes.SPEED,
+        "use equal numbers of devices: --nodes, --devices-per-node",
+        differs=Differs.DEVICES,
+    ),
+    "device names": FairnessCheck(
+        lambda r: values.kinds_of_devices(r.device_names), Changes.SPEED, "use the same kind of devices"
+    ),
+    "GPU settings": FairnessCheck(
+        values.gpu_settings,
+        Changes.SPEED,
+        "set the same power limit, clocks, ECC and MIG on all GPUs (nvidia-smi -q), and have nvidia-ml-py, "
+        "which reads them, in every environment",
+    ),
+    "links between GPUs": FairnessCheck(
+        values.gpu_links,
+        Changes.SPEED,
+        "choose GPUs that are connected in the same way: --gpus",
+        differs=Differs.DEVICES,
+    ),
+    "cores": FairnessCheck(values.of_settings("cores"), Changes.SPEED, "use the same number of cores"),
+    "allocator": FairnessCheck(values.of_settings("allocator"), Changes.SPEED, "use the same release of dpcompare"),
+    "environment variables": FairnessCheck(
+        values.environment,
+        Changes.LEARNING,
+        "unset them, or set the same for both; what only one framework reads can only be unset",
+    ),
+    "input threads per replica": FairnessCheck(
+        values.of_settings("input_threads"), Changes.SPEED, "use the same --input-threads"
+    ),
+    "steps per window of the clock": FairnessCheck(
+        values.of_settings("steps_per_window"), Changes.SPEED, "use the same --steps-per-window"
+    ),
+    "evaluations": FairnessCheck(
+        lambda r: f"every {n} steps" if (n := r.config.get("evaluate_every")) else "after every epoch",
+        Changes.SPEED,
+        "use the same --evaluate-every",
+        differs=Differs.CLUSTERS,
+    ),
+    "checkpoints": FairnessCheck(
+        lambda r: (
+            ("every step" if n == 1 else f"every {n} steps") if (n := r.config.get("checkpoint_every")) else "none"
+        ),
+        Changes.SPEED,
+        "use the same --checkpoint-every",
+    ),
+    "profiled steps": FairnessCheck(
+        lambda r: r.config.get("profile_steps") or "none", Changes.SPEED, "use the same --profile-steps, or none"
+    ),
+    "clock": FairnessCheck(
+        lambda r: r.clock_problem or "its seconds add up",
+        Changes.SPEED,
+        "run it again: its seconds must add up on two clocks",
+        compare=no_clock_problem,
+    ),
+    "warm-up steps": workload_check("warmup_steps"),
+    "measured steps": FairnessCheck(
+        values.measured_steps, Changes.SPEED, "use the same --steps or --epochs", differs=Differs.GLOBAL_BATCH
+    ),
+    "versions that differ between nodes": FairnessCheck(
+        lambda r: r.differing_versions or "none", Changes.SPEED, "install the same versions on every node"
+    ),
+    "dpcompare": FairnessCheck(
+        lambda r: major_minor(r.dpcompare_version),
+        Changes.BATCHES | Changes.LEARNING,
+        "use the same MAJOR.MINOR version of dpcompare",
+    ),
+    "engine": FairnessCheck(
+        lambda r: r.config.get("placement", {}).get("engine", "local"),
+        Changes.SPEED,
+        "use the same --engine",
+        differs=Differs.CLUSTERS,
+    ),
+    "link": FairnessCheck(
+        lambda r: r.config.get("placement", {}).get("link") or "not limited",
+        Changes.SPEED,
+        "use the same --link",
+        differs=Differs.CLUSTERS,
+    ),
+    # What the comparison is about: shown, and never a reason.
+    "stages": FairnessCheck(lambda r: r.config.get("stages", 1), Changes.SPEED),
+    "pipeline schedule": FairnessCheck(lambda r: r.config.get("pipeline_schedule") or "none", Changes.SPEED),
+    "launcher": FairnessCheck(lambda r: r.config.get("launcher") or "the mode's own", Changes.SPEED),
+    "framework": FairnessCheck(lambda r: r.framework, Changes.SPEED),
+    "mode": FairnessCheck(lambda r: r.mode, Changes.SPEED),
+    "nodes": FairnessCheck(lambda r: r.num_nodes, Changes.SPEED),
+    "processes": FairnessCheck(lambda r: r.num_processes, Changes.SPEED),
+    "gradient sync": FairnessCheck(
+        lambda r: r.config.get("sync_gradients", True), Changes.FIRST_GRADIENT, "compare runs that sync gradients"
+    ),
+    "input": FairnessCheck(
+        lambda r: "one batch, on its devices" if r.config.get("reuse_batch") else "read for every step",
+        Changes.LEARNING,
+        "compare runs that read their batches: no reuse_batch",
+    ),
+    "collective": FairnessCheck(lambda r: r.collective, Changes.SPEED),
+    **{
+        name: FairnessCheck(values.of_settings_or_none(name.lower().replace(" ", "_")), Changes.SPEED)
+        for name in (
+            *("memory layout", "compilation", "optimizer kernels", "BatchNorm kernels", "gradient buckets"),
+            *("depthwise convolution", "donation", "scheduler"),
+        )
+    },
+    # XLA's counter cannot be reset; so GPU memory is not compared between JAX and the others.
+    "GPU memory counted": FairnessCheck(
+        lambda r: r.settings.get("peak_memory_counted", "in the measured steps"), Changes.NOTHING
+    ),
+    # A process per device has a thread at least, which can be more threads than cores: a price of the mode.
+    "threads in all": FairnessCheck(lambda r: r.threads_per_process * r.num_processes, Changes.SPEED),
+    # A process with GPUs of several NUMA nodes cannot be bound to one: a price of the mode.
+    "bound to cores near the GPUs": FairnessCheck(
+        lambda r: sum(len(node.bound_to_cores) for node in r.nodes) or "no process", Changes.SPEED
+    ),
+    "versions": FairnessCheck(lambda r: r.versions, Changes.SPEED),
+}
+
+
+def names_that_change(what: Changes) -> frozenset[str]:
+    """The checks that change any of these."""
+    return frozenset(name for name, check in CHECKS.items() if check.changes & what)
+
+
+def names_that_differ(between: Differs) -> frozenset[str]:
+    """The checks that differ by nature between any of these."""
+    return frozenset(name for name, check in CHECKS.items() if check.differs & between)
+
+
+_ONLY_SPEED = Changes.SPEED | Changes.STEP_TIME
+
+
+def changes_only_speed(name: str) -> bool:
+    """Whether a check that differs leaves what is learned as it is, but for rounding."""
+    return not CHECKS[name].changes & ~_ONLY_SPEED
