@@ -17,9 +17,10 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
+from dpcompare.data.decode import _decode
 from dpcompare.data.folders import find_images
 from dpcompare.data.image_files import FORMATS
-from dpcompare.data.prepare import _decode, prepare
+from dpcompare.data.prepare import prepare
 from dpcompare.data.sources import EncodedImage
 from dpcompare.data.store import MANIFEST, open_store
 from dpcompare.errors import RequestError

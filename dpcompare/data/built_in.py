@@ -7,8 +7,10 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
+from dpcompare.data.decode import DECODER, RESIZE_RULE, resize
 from dpcompare.data.order import epoch_order
-from dpcompare.data.sources import VALIDATION_SHARE, ImageArrays
+from dpcompare.data.sources import VALIDATION_SHARE, ImageArrays, Progress, Source
+from dpcompare.data.store import Store, StoreWriter
 
 
 def digits() -> ImageArrays:
@@ -68,3 +70,29 @@ BUILT_IN: dict[str, Callable[[int], ImageArrays]] = {
     "synthetic-mini": lambda largest_batch: synthetic_mini(),
 }
 """Name -> the dataset for runs whose global batches have at most that many images; only `synthetic` depends on it."""
+
+
+class BuiltIn(Source):
+    """A dataset that comes with dpcompare."""
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        return name in BUILT_IN
+
+    @property
+    def title(self) -> str:
+        return f"synthetic-{self.num_train()}" if self.name == "synthetic" else self.name
+
+    def num_train(self) -> int:
+        if self.name == "synthetic":  # not made to be counted
+            return num_synthetic(self.largest_batch)
+        return len(BUILT_IN[self.name](self.largest_batch).splits["train"][1])
+
+    def write(self, writer: StoreWriter, num_processes: int, progress: Progress) -> Store:
+        dataset = BUILT_IN[self.name](self.largest_batch)
+        for split, (images, _) in dataset.splits.items():
+            pixels = writer.images(split, len(images))
+            for row, image in enumerate(images):
+                pixels[row] = resize(image, writer.side)
+        labels = {split: labels for split, (_, labels) in dataset.splits.items()}
+        return writer.finish(labels, source=self.name, classes=dataset.classes, resize=RESIZE_RULE, decoder=DECODER)

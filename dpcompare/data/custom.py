@@ -6,8 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from dpcompare.data.decode import DECODER, RESIZE_RULE, resize
+from dpcompare.data.names import is_custom_dataset
 from dpcompare.data.order import epoch_order
-from dpcompare.data.sources import VALIDATION_SHARE
+from dpcompare.data.sources import VALIDATION_SHARE, Progress, Source
+from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 from dpcompare.system.import_path import find_object
 
@@ -91,3 +98,48 @@ def _split(parts: Mapping[str, Any], lengths: Mapping[str, int]) -> dict[str, tu
     order = [int(index) for index in epoch_order(0, 0, length)]
     held_out = round(length * VALIDATION_SHARE)
     return {"train": (undivided, sorted(order[held_out:])), "validation": (undivided, sorted(order[:held_out]))}
+
+
+class Custom(Source):
+    """A dataset that a user's code gives, which may give something else each time."""
+
+    has_stamps = False
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        return is_custom_dataset(name)
+
+    def num_train(self) -> int:
+        return len(custom_dataset(self.name).splits["train"][1])
+
+    def write(self, writer: StoreWriter, num_processes: int, progress: Progress) -> Store:
+        dataset = custom_dataset(self.name)
+        total = sum(len(indices) for _, indices in dataset.splits.values())
+        labels: dict[str, npt.NDArray[np.int32]] = {}
+        done = 0
+        for split, (samples, indices) in dataset.splits.items():
+            pixels = writer.images(split, len(indices))
+            labels[split] = np.zeros(len(indices), np.int32)
+            for row, index in enumerate(indices):
+                try:
+                    pixels[row], labels[split][row] = _item(samples[index], writer.side, len(dataset.class_names))
+                except Exception as error:  # whatever a user's dataset does
+                    raise RequestError(
+                        f"dataset: item {index} of {self.name!r} ({split}) cannot be taken ({type(error).__name__}: "
+                        f"{error}); expected (image of Pillow or array of uint8, (height, width, 3); class index)"
+                    ) from None
+                done += 1
+                progress(done, total)
+        return writer.finish(labels, source=self.name, classes=dataset.class_names, resize=RESIZE_RULE, decoder=DECODER)
+
+
+def _item(sample: Any, side: int, num_classes: int) -> tuple[npt.NDArray[np.uint8], int]:
+    """The resized image and the class index of a sample.
+
+    Raises:
+        ValueError: there is no such class; or whatever the sample makes Pillow raise.
+    """
+    image, label = sample
+    if not 0 <= int(label) < num_classes:
+        raise ValueError(f"class index {label} of {num_classes} classes")
+    return resize(image if isinstance(image, Image.Image) else Image.fromarray(image), side), int(label)

@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from dpcompare.data.built_in import BUILT_IN
+from dpcompare.data.decode import FileSource
 from dpcompare.data.image_files import FORMAT_OF, is_inside
 from dpcompare.data.order import epoch_order
 from dpcompare.data.sources import TRAIN_NAMES, VALIDATION_NAMES, VALIDATION_SHARE, ImageFiles, ImageList
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
+from dpcompare.system.files import expanded
 from dpcompare.system.words import counted
 
 LAYOUTS = (
@@ -279,3 +281,22 @@ def _listed(file: Path) -> tuple[list[str], list[int]]:
 def _is_in_a_folder_of(root: Path, path: Path) -> bool:
     """Whether a path is that of a file in a folder below another, by its name alone."""
     return path.is_relative_to(root) and ".." not in path.parts and len(path.relative_to(root).parts) > 1
+
+
+class Folder(FileSource):
+    """A folder of images by its path: whatever no other source takes."""
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        return True
+
+    @property
+    def title(self) -> str:
+        return Path(self.place).name
+
+    @property
+    def place(self) -> str:
+        return str(expanded(self.name).resolve())
+
+    def files(self) -> ImageFiles:
+        return find_images(expanded(self.name), follow_links=self.follow_links)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dpcompare.data.decode import FileSource
 from dpcompare.data.image_files import is_inside
-from dpcompare.data.names import HUGGING_FACE
+from dpcompare.data.names import HUGGING_FACE, is_hugging_face
 from dpcompare.data.order import epoch_order
 from dpcompare.data.sources import (
     TRAIN_NAMES,
@@ -270,3 +271,18 @@ def _notes(train: str, validation: str, left_out: Sequence[str]) -> Iterator[str
 def _fingerprints(splits: Mapping[str, Any], names: Sequence[str]) -> str:
     """The library's own hashes of what the splits were made from; it documents them, and has no other name for them."""
     return ", ".join(f"{name} {splits[name]._fingerprint}" for name in dict.fromkeys(names))
+
+
+class HuggingFace(FileSource):
+    """A dataset that the library `datasets` loads, as hf:NAME."""
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        return is_hugging_face(name)
+
+    @property
+    def title(self) -> str:
+        return Path(self.name).name
+
+    def files(self) -> ImageFiles:
+        return find_hugging_face(self.name, follow_links=self.follow_links)

@@ -1,21 +1,74 @@
-"""What a source of images gives: files or arrays, split by split."""
+"""A source of images: how it is named, how many it has, and how it writes them into a store."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 
 TRAIN_NAMES = ("train", "training")
 VALIDATION_NAMES = ("validation", "val", "valid", "test")
 VALIDATION_SHARE = 0.2
 """Share of each class held out where a source has no validation split."""
+
+
+Progress = Callable[[int, int], None]
+"""Called with (images done, images in all)."""
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """A dataset that is to be prepared. A class for each way to name one; `dpcompare.data.prepare` lists them."""
+
+    name: str
+    """As it was asked for."""
+    _: KW_ONLY
+    skip_corrupt: bool = False
+    """Leave out, and list in the manifest, images that cannot be decoded."""
+    follow_links: bool = False
+    """Whether links in a folder of images may lead out of it."""
+    largest_batch: int = 1
+    """Images of the largest global batch of the runs that it is for, by which `synthetic` is sized."""
+    has_stamps = True
+    """Whether `stamps` tells a changed dataset from an unchanged one; otherwise every command prepares it again."""
+
+    @classmethod
+    @abstractmethod
+    def takes(cls, name: str) -> bool:
+        """Whether this class is for datasets of such a name; of several, the first of the list is."""
+
+    @abstractmethod
+    def num_train(self) -> int:
+        """Images of the training split, counted without preparing them; those that are corrupt are included.
+
+        Raises:
+            RequestError: it is not a dataset.
+        """
+
+    @abstractmethod
+    def write(self, writer: StoreWriter, num_processes: int, progress: Progress) -> Store:
+        """Write every image.
+
+        Raises:
+            RequestError: it is not a dataset, or an image cannot be decoded.
+        """
+
+    @property
+    def title(self) -> str:
+        """What the cached store is called after."""
+        return self.name
+
+    def stamps(self) -> Iterator[str]:
+        """Text that changes with the images, where the title does not; see `has_stamps`."""
+        return iter(())
 
 
 @dataclass(frozen=True)

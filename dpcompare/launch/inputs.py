@@ -12,10 +12,12 @@ from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
-from dpcompare.data.built_in import BUILT_IN, num_synthetic
-from dpcompare.data.custom import custom_dataset
-from dpcompare.data.names import CROP, is_custom_dataset, is_hugging_face
-from dpcompare.data.prepare import DECODER, RESIZE_RULE, Progress, image_files, margin_of, prepare
+from dpcompare.data.decode import DECODER, RESIZE_RULE
+from dpcompare.data.folders import Folder
+from dpcompare.data.names import CROP
+from dpcompare.data.prepare import margin_of, prepare_source, source_of
+from dpcompare.data.sources import Progress
+from dpcompare.data.sources import Source as ImageSource
 from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
 from dpcompare.models.sealed import is_whole, sha256_of
@@ -84,7 +86,7 @@ def restored(config: RunConfig, *, largest_batch: int) -> RunConfig:
     inputs = config.inputs
     if inputs is None or (is_store(inputs.store) and is_whole(inputs.weights)):
         return config
-    _custom_store.cache_clear()
+    _store_by_content.cache_clear()
     again = prepare_inputs(config.model_copy(update={"inputs": None}), largest_batch=largest_batch).inputs
     if again != inputs:
         changed = "dataset" if again is None or again.store_sha256 != inputs.store_sha256 else "weights"
@@ -195,54 +197,44 @@ def num_training_images(config: RunConfig) -> int:
     """Images of the training split, counted without preparing them; those that turn out to be corrupt are included."""
     if config.inputs is not None:
         return config.inputs.num_train
-    name = config.workload.dataset
-    if name == "synthetic":  # not made to be counted
-        return num_synthetic(config.workload.global_batch_size)
-    if name in BUILT_IN:
-        return len(BUILT_IN[name](config.workload.global_batch_size).splits["train"][1])
-    if is_custom_dataset(name):
-        return len(custom_dataset(name).splits["train"][1])
-    path = expanded(name)
-    if is_store(path):
-        return open_store(path.resolve()).manifest.splits["train"].count
-    return len(image_files(_source(name), follow_links=config.workload.follow_links).splits["train"])
+    if (path := _named_store(config.workload)) is not None:
+        return open_store(path).manifest.splits["train"].count
+    return _source(config.workload, config.workload.global_batch_size).num_train()
 
 
-def _source(name: str) -> str | Path:
-    """As `prepare` takes it."""
-    return name if name in BUILT_IN or is_hugging_face(name) else expanded(name)
+def _source(workload: Workload, largest_batch: int) -> ImageSource:
+    return source_of(
+        workload.dataset,
+        skip_corrupt=workload.skip_corrupt,
+        follow_links=workload.follow_links,
+        largest_batch=largest_batch,
+    )
 
 
 def _store(workload: Workload, largest_batch: int, progress: Progress | None) -> Store:
-    if is_custom_dataset(workload.dataset):
-        return _custom_store(workload.dataset, workload.image_size, _margin(workload), progress)
     if (path := _named_store(workload)) is not None:
         store = open_store(path, verify=True)
         _require_fitting(store, workload)
         return store
-    cached = cache_dir() / "stores" / _store_key(workload, largest_batch)
+    source = _source(workload, largest_batch)
+    if not source.has_stamps:
+        return _store_by_content(source, workload.image_size, _margin(workload), progress)
+    cached = cache_dir() / "stores" / _store_key(source, workload)
     if (found := _sound_store(cached)) is not None:
         return found
     with in_turn(_lock_of(cached)):
         if (found := _sound_store(cached)) is not None:  # another command has just prepared it
             return found
         with unfinished(cached.parent) as temporary:
-            prepared = prepare(
-                _source(workload.dataset),
-                temporary / "store",
-                workload.image_size,
-                margin=_margin(workload),
-                skip_corrupt=workload.skip_corrupt,
-                follow_links=workload.follow_links,
-                largest_batch=largest_batch,
-                progress=progress,
+            prepared = prepare_source(
+                source, temporary / "store", workload.image_size, margin=_margin(workload), progress=progress
             )
             return _kept(prepared, cached)
 
 
 def _named_store(workload: Workload) -> Path | None:
     """The prepared store that a workload names; None where its data is still to be prepared."""
-    if workload.dataset in BUILT_IN or is_custom_dataset(workload.dataset):
+    if not isinstance(_source(workload, 1), Folder):
         return None
     path = expanded(workload.dataset).resolve()
     return path if is_store(path) else None
@@ -265,11 +257,12 @@ def _require_fitting(store: Store, workload: Workload) -> None:
 
 
 @cache
-def _custom_store(name: str, image_size: int, margin: int, progress: Progress | None) -> Store:
-    """Prepared again by every command, since a user's code may give something else each time; kept by its content."""
+def _store_by_content(source: ImageSource, image_size: int, margin: int, progress: Progress | None) -> Store:
+    """Prepared again by every command, and kept by its content."""
     with unfinished(cache_dir() / "stores") as temporary:
-        prepared = prepare(name, temporary / "store", image_size, margin=margin, progress=progress)
-        cached = cache_dir() / "stores" / f"{name.replace(':', '.')}-{image_size}px-{prepared.manifest.sha256[:16]}"
+        prepared = prepare_source(source, temporary / "store", image_size, margin=margin, progress=progress)
+        title = source.title.replace(":", ".")
+        cached = cache_dir() / "stores" / f"{title}-{image_size}px-{prepared.manifest.sha256[:16]}"
         with in_turn(_lock_of(cached)):
             return _sound_store(cached) or _kept(prepared, cached)
 
@@ -304,21 +297,13 @@ def _kept(prepared: Store, path: Path) -> Store:
     return open_store(path)
 
 
-def _store_key(workload: Workload, largest_batch: int) -> str:
-    """Name of the cached store: changes with the files, the size and whatever else decides the pixels."""
+def _store_key(source: ImageSource, workload: Workload) -> str:
+    """Name of the cached store: changes with the images, the size and whatever else decides the pixels."""
     digest = hashlib.sha256(f"{FORMAT}|{RESIZE_RULE}|{DECODER}|{workload.skip_corrupt}".encode())
     if workload.follow_links:
         digest.update(b"|follow links")
     if margin := _margin(workload):
         digest.update(f"|margin {margin}".encode())
-    name = workload.dataset
-    if name == "synthetic":
-        name = f"synthetic-{num_synthetic(largest_batch)}"
-    elif name not in BUILT_IN:
-        source = _source(name)
-        whole = str(source.resolve() if isinstance(source, Path) else source)
-        name = Path(whole).name
-        digest.update(whole.encode())
-        for stamp in image_files(source, follow_links=workload.follow_links).stamps():
-            digest.update(stamp.encode("utf-8", "surrogateescape"))
-    return f"{name[:LONGEST_NAME]}-{workload.image_size}px-{digest.hexdigest()[:16]}"
+    for stamp in source.stamps():
+        digest.update(stamp.encode("utf-8", "surrogateescape"))
+    return f"{source.title[:LONGEST_NAME]}-{workload.image_size}px-{digest.hexdigest()[:16]}"

@@ -16,7 +16,7 @@ from dpcompare.backends.availability import require_compiler, require_devices, r
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import RunConfig
 from dpcompare.config.validation import require_one_line
-from dpcompare.data.prepare import Progress
+from dpcompare.data.sources import Progress
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine

@@ -12,7 +12,7 @@ from PIL import Image
 
 from dpcompare.config.workload import Workload
 from dpcompare.data.names import is_custom_dataset
-from dpcompare.data.prepare import image_files, prepare
+from dpcompare.data.prepare import prepare, source_of
 from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import num_training_images
@@ -86,7 +86,7 @@ def test_what_the_store_is_of_is_recorded_and_compared(saved, split_of):
     assert inputs(dataset=name, steps=6) == before
     assert num_training_images(config(dataset=name, steps=6)) == before.num_train == 16
     manifest = open_store(before.store).manifest
-    assert manifest.revision == image_files(name).revision
+    assert manifest.revision == source_of(name).files().revision
     assert manifest.revision.startswith("fingerprints train ")
     saved(train=split_of(8, 7), test=split_of(3, 2))
     after = inputs(dataset=name, steps=6)
@@ -107,7 +107,7 @@ def test_what_the_store_is_of_is_recorded_and_compared(saved, split_of):
 )
 def test_which_splits_are_taken_is_told(saved, split_of, splits, chosen, counts, note):
     name = saved(**{split: split_of(12, 8) if split in ("train", "all") else split_of(3, 2) for split in splits})
-    found = image_files(name + chosen)
+    found = source_of(name + chosen).files()
     assert (len(found.splits["train"]), len(found.splits["validation"])) == counts
     assert next(iter(found.notes())).startswith(note)
     files = [[str(file) for file, _ in found.splits[part]] for part in ("train", "validation")]
@@ -116,19 +116,19 @@ def test_which_splits_are_taken_is_told(saved, split_of, splits, chosen, counts,
 
 def test_a_folder_of_the_librarys_formats(datasets, photos, split_of, tmp_path):
     """`imagefolder`, whose images are files, and Parquet with two configs, which has their bytes."""
-    assert [len(part) for part in image_files(f"hf:{photos}").splits.values()] == [16, 4]
-    assert image_files(f"hf:{photos}").classes == ("cat", "dog")
+    assert [len(part) for part in source_of(f"hf:{photos}").files().splits.values()] == [16, 4]
+    assert source_of(f"hf:{photos}").files().classes == ("cat", "dog")
     folder = tmp_path / "parquet"
     for name, count in (("small", 3), ("large", 8)):
         split_of(count, count).to_parquet(folder / name / "train.parquet")
     yaml = [{"config_name": name, "data_files": f"{name}/*.parquet"} for name in ("small", "large")]
     (folder / "README.md").write_text(f"---\nconfigs: {json.dumps(yaml)}\n---\n")
-    assert sum(map(len, image_files(f"hf:{folder}:small").splits.values())) == 6
-    assert sum(map(len, image_files(f"hf:{folder}:large").splits.values())) == 16
+    assert sum(map(len, source_of(f"hf:{folder}:small").files().splits.values())) == 6
+    assert sum(map(len, source_of(f"hf:{folder}:large").files().splits.values())) == 16
     with pytest.raises(RequestError, match=r"cannot be loaded .*'tiny' not found. Available: \['small', 'large'\]"):
-        image_files(f"hf:{folder}:tiny")
+        source_of(f"hf:{folder}:tiny").files()
     with pytest.raises(RequestError, match=r"cannot be loaded .*Config name is missing.*\['small', 'large'\]"):
-        image_files(f"hf:{folder}")
+        source_of(f"hf:{folder}").files()
 
 
 def test_a_dataset_of_the_hub_is_known_by_its_commit(datasets, photos, tmp_path):
@@ -141,7 +141,7 @@ def test_a_dataset_of_the_hub_is_known_by_its_commit(datasets, photos, tmp_path)
     shutil.copytree(built.cache_dir, cached)
     info = json.loads((cached / "dataset_info.json").read_text())
     (cached / "dataset_info.json").write_text(json.dumps(info | {"config_name": "default"}))
-    found = image_files("hf:somebody/pets")
+    found = source_of("hf:somebody/pets").files()
     assert found.revision == f"commit {commit}"
     assert (found.classes, len(found.splits["train"])) == (("cat", "dog"), 16)
 
@@ -152,12 +152,12 @@ def test_columns_are_found_or_asked_for(datasets, saved, split_of):
     with pytest.raises(
         RequestError, match=r"expected image=COLUMN with one of the columns .* Image: image, mask; such"
     ):
-        image_files(name)
+        source_of(name).files()
     with pytest.raises(RequestError, match=r"ClassLabel: label, coarse; such as hf:\S+saved,image=mask,label=label"):
-        image_files(f"{name},image=mask")
+        source_of(f"{name},image=mask").files()
     with pytest.raises(RequestError, match=r"received .*label=mask', expected label=COLUMN with one of"):
-        image_files(f"{name},image=mask,label=mask")
-    assert image_files(f"{name},image=mask,label=coarse").classes == ("animal", "plant")
+        source_of(f"{name},image=mask,label=mask").files()
+    assert source_of(f"{name},image=mask,label=coarse").files().classes == ("animal", "plant")
 
 
 def test_an_image_that_cannot_be_decoded_is_named_or_skipped(datasets, saved, split_of, tmp_path):
@@ -181,32 +181,32 @@ def test_an_image_that_cannot_be_decoded_is_named_or_skipped(datasets, saved, sp
 )
 def test_what_lacks_a_column_is_refused(saved, split_of, columns, message):
     with pytest.raises(RequestError, match=message):
-        image_files(saved(train=split_of(3, 2).select_columns(columns)))
+        source_of(saved(train=split_of(3, 2).select_columns(columns))).files()
 
 
 def test_other_datasets_that_cannot_be_used_are_refused(datasets, saved, split_of):
     hidden = split_of(3, 2).map(lambda row: {"label": -1})
     name = saved(train=split_of(12, 8), test=hidden)
     with pytest.raises(RequestError, match=r"5 of 5 images of split 'test' .* have no label; choose another split"):
-        image_files(name)
-    assert len(image_files(f"{name},validation=train").splits["validation"]) == 4
+        source_of(name).files()
+    assert len(source_of(f"{name},validation=train").files().splits["validation"]) == 4
     with pytest.raises(RequestError, match="asks for train=fold, which is no split; expected one of train, test"):
-        image_files(f"{name},train=fold")
+        source_of(f"{name},train=fold").files()
     with pytest.raises(RequestError, match="names the config 'plain', but `save_to_disk` wrote"):
-        image_files(f"{name}:plain")
+        source_of(f"{name}:plain").files()
     with pytest.raises(RequestError, match="the splits a, b, of which none is called train; choose one, such as hf:"):
-        image_files(saved(a=hidden, b=hidden))
+        source_of(saved(a=hidden, b=hidden)).files()
     with pytest.raises(RequestError, match=r"cannot be loaded \(ConnectionError: .*; expected hf:NAME"):
-        image_files("hf:nobody/has-written-this")
+        source_of("hf:nobody/has-written-this").files()
     other = split_of(3, 2).cast_column("label", datasets.ClassLabel(names=["dog", "cat"]))
     with pytest.raises(RequestError, match="differ in their column 'image' or 'label'; expected both in both"):
-        image_files(saved(train=split_of(12, 8), test=other))
+        source_of(saved(train=split_of(12, 8), test=other)).files()
 
 
 @pytest.mark.parametrize("name", ["hf:", "hf:x,label", "hf:x,colour=red", "hf:x,label="])
 def test_wrong_names_are_refused(name):
     with pytest.raises(RequestError, match=r"dataset: received .*, expected hf:NAME\[:CONFIG\]\[,image=COLUMN\]"):
-        image_files(name)
+        source_of(name).files()
 
 
 def test_without_the_library_its_extra_is_named(monkeypatch, tmp_path):

@@ -12,8 +12,9 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
+from dpcompare.data.decode import resize
 from dpcompare.data.folders import find_images
-from dpcompare.data.prepare import prepare, resize
+from dpcompare.data.prepare import prepare
 from dpcompare.data.store import folder_held, sweep
 from dpcompare.errors import RequestError
 from dpcompare.system.processes import is_alive
