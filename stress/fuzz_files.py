@@ -25,7 +25,7 @@ from dpcompare.data.sources import EncodedImage
 from dpcompare.data.store import MANIFEST, open_store
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm, Study
-from dpcompare.launch.engines import hosts, kubernetes, slurm_script
+from dpcompare.launch.engines import kubernetes, node_commands, slurm_script
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.shell_script import shell_script
 from dpcompare.models.initial_weights import initial_weights
@@ -181,7 +181,7 @@ def _planned(config: RunConfig, run_dir: Path) -> None:
     elif engine == "kubernetes":
         kubernetes.manifests(config, run_dir.name)
     elif engine == "hosts":
-        hosts.commands(config, run_dir)
+        node_commands(config, run_dir)
 
 
 def _checkpoint(folder: Path) -> Reader:

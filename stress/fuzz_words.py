@@ -170,11 +170,15 @@ def _slurm(folder: Path) -> Reader:
             placement={"engine": "slurm"},
         )
         with _programs_say(content):
-            for ask in (lambda: slurm.partition_of(None), lambda: slurm.check(placed), lambda: slurm_job.state_of("7")):
+            for ask in (
+                lambda: slurm.partition_of(None),
+                lambda: slurm.Slurm().check(placed),
+                lambda: slurm_job.state_of("7"),
+            ):
                 with suppress(RequestError):
                     ask()
             with patch.dict(os.environ, job):
-                for ask in (lambda: slurm.check(placed), lambda: slurm.node_identity(placed, None)):
+                for ask in (lambda: slurm.Slurm().check(placed), lambda: slurm.Slurm().node_identity(placed, None)):
                     with suppress(RequestError):
                         ask()
 

@@ -9,9 +9,8 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli.option_values import interpreters, listed
-from dpcompare.cli.options import RunOptions, values_of
+from dpcompare.cli.options import RunOptions, placement_values, values_of
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.engines import ENGINES
 from dpcompare.config.gpu_defaults import gpu_defaults
 from dpcompare.config.modes import DEFAULT_REPLICAS, FRAMEWORKS, MODES
 from dpcompare.config.placement import Placement
@@ -64,7 +63,7 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     if options.mode is None:
         modes = ", ".join(mode for framework, mode in MODES if framework == options.framework)
         raise RequestError(f"--mode is required: {modes or 'one of those that `dpcompare modes` lists'}")
-    placement = Placement(**values_of(Placement, options))
+    placement = Placement(**placement_values(options))
     options = _with_defaults_of_mode(options, placement)
     cluster = _cluster(placement, options)
     workload = Workload(**_workload_values(options, cluster, beside))
@@ -83,9 +82,9 @@ def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOpti
     changes: dict[str, Any] = {}
     if not mode.multi_device and options.devices_per_node is None and options.gpus is None:
         changes["devices_per_node"] = 1  # the baseline is one device, however many are visible
-    if options.device == "auto" and mode.default_device is not None and ENGINES[placement.engine].simulated:
+    if options.device == "auto" and mode.default_device is not None and placement.row.simulated:
         changes["device"] = mode.default_device
-    simulates_cpus = ENGINES[placement.engine].simulated and mode.default_device is None and options.device != "tpu"
+    simulates_cpus = placement.row.simulated and mode.default_device is None and options.device != "tpu"
     if mode.multi_device and simulates_cpus and not _names_devices(options) and not _on_gpus(options):
         changes["nodes"], changes["devices_per_node"] = mode.default_topology(DEFAULT_REPLICAS)
     if options.stages is None and mode.default_stages > 1:
@@ -133,7 +132,7 @@ def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[Run
 
 def _cluster(placement: Placement, options: RunOptions) -> Cluster:
 
-    is_simulated = ENGINES[placement.engine].simulated
+    is_simulated = placement.row.simulated
     if options.stages is not None and options.devices_per_node is None and not (is_simulated and _on_gpus(options)):
         options = options.changed(devices_per_node=options.stages)  # one replica per node
     if not is_simulated:
@@ -176,17 +175,17 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
             "--devices-per-node"
         )
     device = options.device
-    if device == "auto" and placement.engine in ("slurm", "kubernetes"):
+    if device == "auto" and placement.row.is_elsewhere:
         raise RequestError(
             f"--device: received auto with engine {placement.engine}, whose nodes are elsewhere; expected cpu or gpu"
         )
     if device == "auto":
         device = "gpu" if installed_gpus() else "cpu"
     cores = options.cores_per_node
-    if cores is None and placement.engine == "slurm":
-        from dpcompare.launch.engines.slurm import cores_per_node
+    if cores is None:
+        from dpcompare.launch.engines import load_engine
 
-        cores = cores_per_node(placement.partition)
+        cores = load_engine(placement.engine).cores_per_node(placement.options)
     num_nodes = options.nodes
     if num_nodes is None:
         num_nodes = len(placement.hosts) or 1

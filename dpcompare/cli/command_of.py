@@ -9,6 +9,7 @@ from typing import Any
 from dpcompare.cli.option_table import OptionRow
 from dpcompare.cli.options import OPTIONS
 from dpcompare.cli.output import hint
+from dpcompare.config.engines import ENGINES
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import RunFields
@@ -71,9 +72,13 @@ def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
         yield "cores_per_node", [str(cluster.nodes[0].num_cores)]
     if config.python != sys.executable:
         yield "python", [f"{config.framework}={config.python}"]
-    parts: dict[type[Config], Config] = {Placement: config.placement, Workload: config.workload, RunFields: config}
+    placement = config.placement
+    parts: dict[type[Config], Config] = {Workload: config.workload, RunFields: config, Placement: placement}
+    parts[type(placement.options)] = placement.options
+    if placement.engine not in ENGINES:
+        yield "engine_option", [f"{name}={value}" for name, value in placement.options]
     for row in OPTIONS:
-        if row.part is None:
+        if row.part not in parts:
             continue
         value = getattr(parts[row.part], row.name)
         if value is None:

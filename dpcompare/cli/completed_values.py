@@ -12,7 +12,6 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import FRAMEWORKS, MODES
 from dpcompare.experiments import STUDY_FILE
 from dpcompare.results.run_dir import CONFIG_FILE
@@ -31,8 +30,10 @@ def frameworks(context: click.Context, parameter: click.Parameter, typed: str) -
 
 
 def engines(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
-    """Those of the table."""
-    return starting_with(typed, ENGINES)
+    """Those of the table, and of other packages."""
+    from dpcompare.config.engines import engine_names
+
+    return starting_with(typed, engine_names())
 
 
 def modes(context: click.Context, parameter: click.Parameter, typed: str) -> Items:

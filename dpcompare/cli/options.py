@@ -10,14 +10,14 @@ import dataclasses
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from click.core import ParameterSource
 
 from dpcompare.cli import completed_values
 from dpcompare.cli.config_file import read_config_file
-from dpcompare.cli.option_table import Command, Typed, add_options, option, rows_of, rows_of_fields
+from dpcompare.cli.option_table import Command, Typed, add_options, flag_of, option, rows_of, rows_of_fields
 from dpcompare.cli.option_values import (
     Precisions,
     WarmupSteps,
@@ -26,11 +26,13 @@ from dpcompare.cli.option_values import (
     parse_steps,
     parse_tuning,
 )
+from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
 from dpcompare.config.placement import Placement
 from dpcompare.config.run_fields import RunFields
 from dpcompare.config.setting import CLUSTERS, MODE
 from dpcompare.config.validation import Config
 from dpcompare.config.workload import Precision, Workload
+from dpcompare.errors import RequestError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +95,14 @@ class RunOptions:
         resumable=True,
         help="Put several replicas of ddp, fabric or accelerate on one GPU, over gloo: emulated, never ranked.",
     )
+    engine_option: tuple[str, ...] = option(
+        flags=("-o", "--engine-option"),
+        multiple=True,
+        metavar="NAME=VALUE",
+        group=CLUSTERS,
+        resumable=True,
+        help="An option of the engine, such as partition=gpu; also of an engine of another package.",
+    )
     python: tuple[str, ...] = option(
         multiple=True,
         metavar="FRAMEWORK=PATH",
@@ -140,17 +150,18 @@ TYPED: Mapping[str, Typed] = {
 }
 """Field -> how it is typed and completed, where its type does not say so."""
 
-OPTIONS = (
-    *rows_of(RunOptions),
-    *(row for part in (Workload, RunFields, Placement) for row in rows_of_fields(part, TYPED)),
-)
+_ENGINE_OPTIONS = tuple(row.options for row in ENGINES.values() if row.options is not EngineOptions)
+
+_PARTS: tuple[type[Config], ...] = (Workload, RunFields, Placement, *_ENGINE_OPTIONS)
+
+OPTIONS = (*rows_of(RunOptions), *(row for part in _PARTS for row in rows_of_fields(part, TYPED)))
 
 
 def values_of(part: type[Config], options: RunOptions, given: Container[str] | None = None) -> dict[str, Any]:
     """Field -> value of a part of the config.
 
     Args:
-        part: Workload, RunFields or Placement.
+        part: Workload, RunFields, Placement, or the options of an engine.
         options: as they were given.
         given: names of the options to take; default: all that have a value.
 
@@ -163,6 +174,37 @@ def values_of(part: type[Config], options: RunOptions, given: Container[str] | N
         if row.part is part and value is not None and (given is None or row.name in given):
             values[row.name] = row.parse(value) if row.parse else value
     return values
+
+
+def placement_values(options: RunOptions, given: Container[str] | None = None) -> dict[str, Any]:
+    """What Placement takes: the engine and its options, those of `-o NAME=VALUE` included.
+
+    Args:
+        options: as they were given.
+        given: as for `values_of`.
+
+    Raises:
+        RequestError: a value cannot be parsed, or is given twice.
+    """
+    values = values_of(Placement, options, given)
+    for part in _ENGINE_OPTIONS:
+        of_engine = values_of(part, options, given)
+        values |= of_engine if given else {name: value for name, value in of_engine.items() if value}
+    for text in options.engine_option:
+        name, separator, value = text.partition("=")
+        name = name.replace("-", "_")
+        if not separator or not name or not value:
+            raise RequestError(f"-o: received {text!r}, expected NAME=VALUE such as partition=gpu")
+        if name == "engine" or name in values:
+            raise RequestError(f"-o: received {text!r}, but {flag_of(name)} was given too; expected one of them")
+        values[name] = _of_type(value, engine_row(values.get("engine", "local")).options, name)
+    return values
+
+
+def _of_type(text: str, options: type[EngineOptions], name: str) -> Any:
+    """What was typed, as a field of this name takes it: pydantic reads all but lists from text."""
+    field = options.model_fields.get(name)
+    return tuple(listed(text)) if field and get_origin(field.annotation) is tuple else text
 
 
 def is_given(context: click.Context, name: str) -> bool:

@@ -14,11 +14,13 @@ from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.options import run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.cli.remembered import as_remembered
+from dpcompare.config.engines import ENGINES
 from dpcompare.errors import RequestError
 from dpcompare.system.words import counted
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
+    from dpcompare.launch.engines import Planned
     from dpcompare.launch.plan import NodeProcess
 
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["text", "json", "sh", "slurm", "kubernetes"]),
+    type=click.Choice(["text", "json", *(row.plan_format for row in ENGINES.values() if row.plan_format)]),
     default="text",
     show_default=True,
     help="sh: a bash script that does the same when it is run. slurm: what --engine slurm would submit. kubernetes: "
@@ -68,20 +70,22 @@ def plan(
 
     from dpcompare.config.validation import require_one_line
     from dpcompare.launch import plan as planning
-    from dpcompare.launch.engines import kubernetes
+    from dpcompare.launch.engines import load_engine
     from dpcompare.launch.run import default_run_dir
     from dpcompare.launch.shell_script import shell_script
     from dpcompare.system.ports import free_ports
 
+    engine = None if config.placement.engine == "local" else load_engine(config.placement.engine)
     run_dir = options.run_dir
-    if run_dir is None and config.placement.engine == "kubernetes":
-        run_dir = Path("runs") / kubernetes.job_name(config)
+    if run_dir is None and engine and (name := engine.run_name(config)):
+        run_dir = Path("runs") / name
     run_dir = (run_dir or default_run_dir(config)).resolve()
     require_one_line(run_dir, "--run-dir")
     if predicted and not (as_json or output_format == "json"):
         click.echo(predicted["sentence"], err=output_format != "text")
-    if config.placement.engine != "local" or output_format in ("slurm", "kubernetes"):
-        _print_elsewhere(config, run_dir, "json" if as_json else output_format, predicted)
+    _require_format(output_format, config.placement.engine)
+    if engine:
+        _print_planned(engine.planned(config, run_dir), config, run_dir, as_json or output_format == "json", predicted)
         return
     node_processes = planning.plan(config, run_dir, planning.Endpoints(free_ports(planning.num_ports(config))))
     if as_json or output_format == "json":
@@ -110,29 +114,24 @@ def _predicted(config: RunConfig, study: Path) -> dict[str, Any]:
     return {"images_per_second": speed.model_dump(), "sentence": sentence}
 
 
-def _print_elsewhere(config: RunConfig, run_dir: Path, output_format: str, predicted: dict[str, Any] | None) -> None:
-    """What an engine would start; addresses and ports are only known there."""
-    from dpcompare.launch.engines import hosts, kubernetes, slurm_script
+def _require_format(output_format: str, engine: str) -> None:
+    """Refuse the format of another engine."""
+    owner = next((name for name, row in ENGINES.items() if row.plan_format == output_format), engine)
+    if owner != engine:
+        raise RequestError(f"--format {output_format}: received with engine {engine}, expected --engine {owner}")
 
-    engine = config.placement.engine
-    needed = {"sh": "local", "slurm": "slurm", "kubernetes": "kubernetes"}.get(output_format, engine)
-    if engine != needed:
-        raise RequestError(f"--format {output_format}: received with engine {engine}, expected --engine {needed}")
-    if engine == "kubernetes":
-        print_json(kubernetes.manifests(config, run_dir.name))
-        return
-    script = slurm_script.job_script(config, run_dir) if engine == "slurm" else None
-    names = config.placement.hosts or tuple(f"node {node.rank}" for node in config.cluster.nodes)
-    commands = dict(zip(names, hosts.commands(config, run_dir), strict=True))
-    if output_format == "json":
-        plan: dict[str, Any] = {"job_script": script} if script else {"commands": commands}
-        plan |= {"predicted": predicted} if predicted else {}
-        print_json({"run_dir": str(run_dir), **plan, "config": config.model_dump(mode="json")})
-    elif script:
-        click.echo(script, nl=False)
+
+def _print_planned(
+    planned: Planned, config: RunConfig, run_dir: Path, as_json: bool, predicted: dict[str, Any] | None
+) -> None:
+    """What an engine would start."""
+    if not as_json:
+        click.echo(planned.text, nl=False)
+    elif planned.is_whole:
+        print_json(dict(planned.fields))
     else:
-        for host, command in commands.items():
-            click.echo(f"# on {host}\n{command}")
+        further = {"predicted": predicted} if predicted else {}
+        print_json({"run_dir": str(run_dir), **planned.fields, **further, "config": config.model_dump(mode="json")})
 
 
 def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> None:

@@ -8,9 +8,8 @@ from typing import Any
 
 from dpcompare.cli.build_config import cluster_of_machines
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
-from dpcompare.cli.options import OPTIONS, RunOptions, values_of
+from dpcompare.cli.options import OPTIONS, RunOptions, placement_values, values_of
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
@@ -102,8 +101,7 @@ def _kept_tuning(
 
 def _changed_placement(placement: Placement, options: RunOptions, given: Set[str]) -> Placement:
     """What was given; the rest is kept if the engine is."""
-
-    values = values_of(Placement, options, given)
+    values = placement_values(options, given)
     kept = {} if values.get("engine", placement.engine) != placement.engine else placement.model_dump()
     return Placement(**kept | values)
 
@@ -111,7 +109,7 @@ def _changed_placement(placement: Placement, options: RunOptions, given: Set[str
 def _changed_cluster(cluster: Cluster, placement: Placement, options: RunOptions, given: Set[str]) -> Cluster:
     if not given & _OF_THE_CLUSTER:
         return cluster
-    if ENGINES[placement.engine].simulated:
+    if placement.row.simulated:
         return _changed_simulated_nodes(cluster, options, given)
     kept = {
         "nodes": len(placement.hosts) or cluster.num_nodes,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dpcompare.config.engines import ENGINES
 from dpcompare.config.modes import MODES
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run_fields import RunFields
@@ -177,16 +176,10 @@ def _launcher(config: RunFields) -> Iterator[str]:
 
 def _placement(config: RunFields) -> Iterator[str]:
     placement, cluster = config.placement, config.cluster
-    if placement.hosts and len(placement.hosts) != cluster.num_nodes:
-        yield f"hosts: received {len(placement.hosts)} for {counted(cluster.num_nodes, 'node')}; expected one per node"
-    if placement.ssh and is_custom(config.workload.model):
-        yield (
-            "ssh: received with a custom model, which is found from the current directory; run the printed commands "
-            "in that directory of each host instead"
-        )
+    yield from placement.options.problems(cluster, config.workload)
     if config.isolate and placement.engine != "local":
         yield f"isolate: received with engine {placement.engine}; expected engine local"
-    if ENGINES[placement.engine].simulated != cluster.simulated:
+    if placement.row.simulated != cluster.simulated:
         yield "cluster: received simulated nodes for other machines, or the reverse; see Cluster.of_machines"
 
 

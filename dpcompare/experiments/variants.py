@@ -8,7 +8,6 @@ from typing import Literal
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
@@ -172,12 +171,11 @@ def _on_one_device(config: RunConfig) -> RunConfig:
     cluster, (node, *_) = config.cluster, config.cluster.nodes
     cores = max(1, node.num_cores // len(node.devices))
     alone = node.model_copy(update={"devices": node.devices[:1], "num_cores": cores})
-    hosts = config.placement.hosts[:1]
     return _changed(
         config,
         workload={"global_batch_size": config.workload.global_batch_size // config.topology.num_replicas},
         cluster=Cluster(device_type=cluster.device_type, nodes=(alone,), simulated=cluster.simulated),
-        placement=Placement(**config.placement.model_dump() | {"hosts": hosts}),
+        placement=config.placement.on_first_node(),
     )
 
 

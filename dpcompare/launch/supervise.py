@@ -51,7 +51,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
     rendezvous = Rendezvous.open(run_dir, config.cluster.num_nodes)
     tail = EventTail(run_dir, range(config.topology.num_processes))
     watch = NodesWatch(
-        rendezvous, deadlines, may_queue=engine.MAY_QUEUE, processes_per_node=config.topology.processes_per_node
+        rendezvous, deadlines, may_queue=engine.may_queue, processes_per_node=config.topology.processes_per_node
     )
     with signals_held() as signals, rendezvous.beating() as check_beat, ExitStack() as nodes:
         try:

@@ -586,7 +586,7 @@ def test_ssh_that_is_refused_on_one_host_ends_the_run_at_once(tmp_path, monkeypa
     config = RunConfig(framework="torch", mode="ddp", cluster=cluster, placement=placement)
     rendezvous = Rendezvous.open(tmp_path, 2)
     watch = NodesWatch(rendezvous, Deadlines(start=600, progress=600), may_queue=False, processes_per_node=1)
-    with hosts.started(config, tmp_path, rendezvous, lambda line: None) as poll_exit:
+    with hosts.Hosts().started(config, tmp_path, rendezvous, lambda line: None) as poll_exit:
         deadline = time.monotonic() + 20
         while poll_exit() is None:
             assert time.monotonic() < deadline

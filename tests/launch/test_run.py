@@ -320,7 +320,7 @@ def placed_on_hosts(monkeypatch, engine):
 
 def test_a_run_directory_that_vanishes_under_nodes_elsewhere_is_the_cause(tmp_path, monkeypatch):
     class Removing:
-        MAY_QUEUE = False
+        may_queue = False
 
         @contextmanager
         def started(self, config, run_dir, rendezvous, report):
@@ -335,7 +335,7 @@ def test_a_run_directory_that_vanishes_under_nodes_elsewhere_is_the_cause(tmp_pa
 @pytest.mark.parametrize("is_written", [True, False], ids=["result written", "no result"])
 def test_a_disk_that_is_full_here_is_the_cause_and_no_interruption(tmp_path, monkeypatch, is_written):
     class Idle:
-        MAY_QUEUE = False
+        may_queue = False
 
         @contextmanager
         def started(self, config, run_dir, rendezvous, report):
@@ -361,7 +361,7 @@ def test_nodes_hear_of_a_launcher_whose_output_is_held_up(tmp_path, monkeypatch)
     beats = []
 
     class HeldUp:
-        MAY_QUEUE = False
+        may_queue = False
 
         @contextmanager
         def started(self, config, run_dir, rendezvous, report):
@@ -384,7 +384,7 @@ def test_the_result_is_written_before_an_engine_cleans_up(tmp_path, monkeypatch)
     there = []
 
     class SlowEngine:
-        MAY_QUEUE = False
+        may_queue = False
 
         @contextmanager
         def started(self, config, run_dir, rendezvous, report):

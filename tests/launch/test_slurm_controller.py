@@ -38,7 +38,7 @@ def test_the_end_of_a_run_does_not_wait_for_a_controller_that_is_away(tmp_path, 
     for name in ("scontrol", "scancel"):
         commands(name, "exec sleep 60")
     said, began = [], time.monotonic()
-    with slurm.started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), said.append) as poll_exit:
+    with slurm.Slurm().started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), said.append) as poll_exit:
         assert [poll_exit() for _ in range(20)] == [None] * 20
         assert time.monotonic() - began < 5
     assert time.monotonic() - began < 10
@@ -51,7 +51,7 @@ def test_another_ctrl_c_does_not_keep_a_job_from_being_cancelled(tmp_path, comma
     second = f"[ -e {tmp_path}/sent ] || kill -INT {os.getpid()}; touch {tmp_path}/sent"
     commands("scontrol", f"{second}; sleep 0.2; echo JobState=RUNNING")
     commands("scancel", f'echo "$@" >> {tmp_path}/cancelled')
-    job = slurm.started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), print)
+    job = slurm.Slurm().started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), print)
     with pytest.raises(KeyboardInterrupt), signals_held(), job:
         raise KeyboardInterrupt
     assert (tmp_path / "cancelled").read_text().splitlines()[0] == "7"
@@ -76,7 +76,7 @@ def test_who_has_ended_a_job_is_waited_for_while_it_completes(tmp_path, commands
     # The next state at each look, and the last one from then on.
     commands("scontrol", f"head -n 1 {told}; [ $(wc -l < {told}) = 1 ] || sed -i 1d {told}")
     commands("scancel", ":")
-    with slurm.started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), lambda line: None) as poll_exit:
+    with slurm.Slurm().started(CONFIG, tmp_path, Rendezvous.open(tmp_path, 2), lambda line: None) as poll_exit:
         while (ended := poll_exit()) is None:
             pass
     assert ended.why.startswith(f"Slurm job 7 {why}\n")

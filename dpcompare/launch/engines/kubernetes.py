@@ -6,6 +6,7 @@ a TrainJob of Kubeflow Trainer v2; the others, for which not every release of it
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -16,14 +17,15 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from dpcompare.config.engines import KubernetesOptions
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.launch.engines import Engine, Planned, options_of
 from dpcompare.launch.engines.hosts import exited
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.signals import signals_held
 
-MAY_QUEUE = True
 INDEX = "JOB_COMPLETION_INDEX"
 """Set by Kubernetes in every pod of an Indexed Job, of which a TrainJob is made too."""
 POD_IP = "DPCOMPARE_POD_IP"
@@ -36,28 +38,6 @@ PREPARE_SECONDS = 600
 """How long the other pods wait for pod 0 to prepare the run."""
 
 Manifest = dict[str, Any]
-
-
-def check(config: RunConfig) -> None:
-    if os.environ.get(INDEX) != "0":
-        raise RequestError(
-            "--engine kubernetes: this is not pod 0 of a job; print what to submit with `dpcompare plan --format "
-            "kubernetes`, and hand it to `kubectl apply -f -`"
-        )
-
-
-@contextmanager
-def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[None]:
-    """Start the node of this pod; Kubernetes starts the others."""
-    argv = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
-    with signals_held(), exited(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)):
-        yield None
-
-
-def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
-    if INDEX not in os.environ or POD_IP not in os.environ:
-        raise RequestError("this is no pod of a run; expected the manifests of `dpcompare plan --format kubernetes`")
-    return int(os.environ[INDEX]), os.environ[POD_IP]
 
 
 def job_name(config: RunConfig) -> str:
@@ -122,7 +102,7 @@ def _resources(config: RunConfig) -> Manifest:
 
 def _volumes(config: RunConfig, name: str) -> list[Manifest]:
     return [
-        {"name": "shared", "persistentVolumeClaim": {"claimName": config.placement.volume_claim}},
+        {"name": "shared", "persistentVolumeClaim": {"claimName": options_of(config, KubernetesOptions).volume_claim}},
         {"name": "config", "configMap": {"name": name}},
         # NCCL puts its buffers there, and a pod's own has 64 MiB.
         {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
@@ -144,7 +124,7 @@ def _train_job(config: RunConfig, name: str) -> Manifest:
         "spec": {
             "runtimeRef": {"name": "torch-distributed"},
             "trainer": {
-                "image": config.placement.image,
+                "image": options_of(config, KubernetesOptions).image,
                 "command": _command(name),
                 "env": _environment(),
                 "numNodes": config.cluster.num_nodes,
@@ -164,7 +144,7 @@ def _indexed_job(config: RunConfig, name: str) -> Manifest:
     nodes = config.cluster.num_nodes
     container = {
         "name": "node",
-        "image": config.placement.image,
+        "image": options_of(config, KubernetesOptions).image,
         "command": _command(name),
         "env": _environment(),
         "resources": _resources(config),
@@ -183,3 +163,37 @@ def _indexed_job(config: RunConfig, name: str) -> Manifest:
             "template": {"spec": pods},
         },
     }
+
+
+class Kubernetes(Engine):
+    """One pod per node, from manifests that `plan` prints."""
+
+    may_queue = True
+
+    def check(self, config: RunConfig) -> None:
+        if os.environ.get(INDEX) != "0":
+            raise RequestError(
+                "--engine kubernetes: this is not pod 0 of a job; print what to submit with `dpcompare plan --format "
+                "kubernetes`, and hand it to `kubectl apply -f -`"
+            )
+
+    @contextmanager
+    def started(self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[None]:
+        """Start the node of this pod; Kubernetes starts the others."""
+        argv = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
+        with signals_held(), exited(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)):
+            yield None
+
+    def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+        if INDEX not in os.environ or POD_IP not in os.environ:
+            raise RequestError(
+                "this is no pod of a run; expected the manifests of `dpcompare plan --format kubernetes`"
+            )
+        return int(os.environ[INDEX]), os.environ[POD_IP]
+
+    def run_name(self, config: RunConfig) -> str | None:
+        return job_name(config)
+
+    def planned(self, config: RunConfig, run_dir: Path) -> Planned:
+        submitted = manifests(config, run_dir.name)
+        return Planned(text=json.dumps(submitted, indent=2) + "\n", fields=submitted, is_whole=True)

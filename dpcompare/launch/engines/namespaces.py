@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dpcompare.config.placement import link_bytes_per_second
+from dpcompare.config.engines import link_bytes_per_second
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import NodesEnded, PollExit
+from dpcompare.launch.engines import Engine, NodesEnded, PollExit
 from dpcompare.launch.engines.hosts import exited
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
@@ -24,7 +24,6 @@ from dpcompare.system.network_namespace import Network, isolated
 from dpcompare.system.processes import die_with_parent
 from dpcompare.system.signals import signals_held
 
-MAY_QUEUE = False
 LATE_SECONDS = 0.5e-3
 """By which the timers of a busy kernel may be late; what a link does not send meanwhile, its bucket lets it send after.
 The bucket holds that and one packet, and no more, since a real link does not make up for a pause."""
@@ -37,35 +36,6 @@ QUEUE_SECONDS, QUEUE_BYTES, LONGEST_QUEUE_BYTES = 50e-3, 256 * 1024, 1024**3
 """How much may wait at the limit before packets are dropped: so long, and so many bytes more; tc takes 32 bits."""
 COMMAND_SECONDS = 30.0
 _MOST_NODES = 200
-
-
-def check(config: RunConfig) -> None:
-    if missing := [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]:
-        raise RequestError(
-            f"--engine namespaces: {', '.join(missing)} not found; install iproute2 and util-linux, or use --engine "
-            "local"
-        )
-    if os.geteuid() != 0:
-        raise RequestError("--engine namespaces: links between network namespaces need root; use --engine local")
-    if config.cluster.num_nodes > _MOST_NODES:
-        raise RequestError(f"--nodes: received {config.cluster.num_nodes}, expected at most {_MOST_NODES} namespaces")
-
-
-@contextmanager
-def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
-    with signals_held(), ExitStack() as stack:
-        hosts = stack.enter_context(linked_hosts(config.cluster.num_nodes, config.placement.link))
-        processes = []
-        for rank, host in enumerate(hosts):
-            processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))
-
-        def poll_exit() -> NodesEnded | None:
-            statuses = [process.poll() for process in processes]
-            if None in statuses:
-                return None
-            return NodesEnded(why=f"the nodes have ended with {', '.join(map(str, statuses))}")
-
-        yield poll_exit
 
 
 @contextmanager
@@ -100,12 +70,6 @@ def _limits(rate: str) -> tuple[str, str]:
     bucket = round(packet * (1 + HEADERS)) + late
     queue = min(QUEUE_BYTES + round(QUEUE_SECONDS * bytes_per_second), LONGEST_QUEUE_BYTES)
     return size, f"tbf rate {rate} burst {bucket}b limit {queue}b"
-
-
-def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
-    if node_rank is None:
-        raise RequestError("--node-rank: received none; expected that of the namespace that this process is in")
-    return node_rank, address(node_rank)
 
 
 def address(rank: int) -> str:
@@ -144,3 +108,41 @@ def _in(network: Network, command: str) -> None:
     done = run_command(argv, seconds=COMMAND_SECONDS)
     if done.returncode:
         raise RequestError(f"--engine namespaces: `{command}` says: {done.stderr.strip()}")
+
+
+class Namespaces(Engine):
+    """Every simulated node in a network of its own."""
+
+    def check(self, config: RunConfig) -> None:
+        if missing := [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]:
+            raise RequestError(
+                f"--engine namespaces: {', '.join(missing)} not found; install iproute2 and util-linux, or use "
+                "--engine local"
+            )
+        if os.geteuid() != 0:
+            raise RequestError("--engine namespaces: links between network namespaces need root; use --engine local")
+        if config.cluster.num_nodes > _MOST_NODES:
+            raise RequestError(
+                f"--nodes: received {config.cluster.num_nodes}, expected at most {_MOST_NODES} namespaces"
+            )
+
+    @contextmanager
+    def started(self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
+        with signals_held(), ExitStack() as stack:
+            hosts = stack.enter_context(linked_hosts(config.cluster.num_nodes, config.placement.link))
+            processes = []
+            for rank, host in enumerate(hosts):
+                processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))
+
+            def poll_exit() -> NodesEnded | None:
+                statuses = [process.poll() for process in processes]
+                if None in statuses:
+                    return None
+                return NodesEnded(why=f"the nodes have ended with {', '.join(map(str, statuses))}")
+
+            yield poll_exit
+
+    def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+        if node_rank is None:
+            raise RequestError("--node-rank: received none; expected that of the namespace that this process is in")
+        return node_rank, address(node_rank)

@@ -12,9 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpcompare.config.engines import EngineOptions, SlurmOptions
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.launch.engines import NodesEnded, PollExit, slurm_job
+from dpcompare.launch.engines import Engine, NodesEnded, Planned, PollExit, options_of, slurm_job
 from dpcompare.launch.engines.slurm_script import OF_AN_OUTER_JOB, job_script, srun_command
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
@@ -25,7 +26,6 @@ from dpcompare.system.files import no_link
 from dpcompare.system.processes import kill_groups, wait_for_exit
 from dpcompare.system.signals import signals_held
 
-MAY_QUEUE = True
 COMMAND_SECONDS = 120.0
 """How long Slurm may take to answer; its commands give up before, where its controller is away."""
 SUBMIT_SECONDS = 900.0
@@ -100,42 +100,6 @@ def _of_job(variable: str, pattern: str) -> str:
     return value
 
 
-def check(config: RunConfig) -> None:
-    num_nodes, cores = config.cluster.num_nodes, config.cluster.nodes[0].num_cores
-    if "SLURM_JOB_ID" in os.environ:
-        allocated, name = int(_of_job("SLURM_JOB_NUM_NODES", r"\d+")), "this allocation"
-    else:
-        partition = partition_of(config.placement.partition)
-        allocated, name = partition.num_nodes, f"partition {partition.name}"
-    if num_nodes > allocated:
-        raise RequestError(f"--nodes: received {num_nodes}, but {name} has {allocated}; expected at most as many")
-    if cores > (most := cores_per_node(config.placement.partition)):
-        raise RequestError(
-            f"--cores-per-node: received {cores}, but nodes of {name} have {most}; expected at most as many"
-        )
-
-
-@contextmanager
-def started(config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
-    if "SLURM_JOB_ID" in os.environ:
-        with _step(config, run_dir, rendezvous) as poll_exit:
-            yield poll_exit
-        return
-    job = ""
-    try:
-        with signals_held():  # or a job might be submitted whose id nobody knows
-            script = job_script(config, run_dir, rendezvous.attempt.id)
-            submitted = _slurm("sbatch", "--parsable", text=script, interruptible=False, seconds=SUBMIT_SECONDS)
-            job = submitted.strip().split(";")[0]
-        report(f"Slurm job {job} was submitted")
-        yield slurm_job.followed(job, run_dir, report)
-        # Its nodes have ended: it does by itself, unless they did not all.
-        slurm_job.ended_within(job, slurm_job.CANCEL_SECONDS)
-    finally:
-        if job:
-            slurm_job.cancel(job, report)
-
-
 @contextmanager
 def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[PollExit]:
     """A step of the allocation that this process is in."""
@@ -164,16 +128,6 @@ def _step(config: RunConfig, run_dir: Path, rendezvous: Rendezvous) -> Iterator[
                     kill_groups([step])
 
 
-def node_identity(config: RunConfig, node_rank: int | None) -> tuple[int, str]:
-    if "SLURM_NODEID" not in os.environ:
-        raise RequestError("this is no step of a Slurm job; expected `dpcompare run --engine slurm` to start it")
-    name = os.environ.get("SLURMD_NODENAME", "")
-    described = slurm_job.fields(_slurm("scontrol", "--oneliner", "show", "node", name))
-    if "NodeAddr" not in described:
-        raise RequestError(f"--engine slurm: scontrol tells no NodeAddr of node {name!r}; expected its address")
-    return int(_of_job("SLURM_NODEID", r"\d+")), local_address(described["NodeAddr"])
-
-
 def _slurm(*command: str, text: str | None = None, interruptible: bool = True, seconds: float = COMMAND_SECONDS) -> str:
     """What a command of Slurm's prints.
 
@@ -195,3 +149,60 @@ def _slurm(*command: str, text: str | None = None, interruptible: bool = True, s
             f"{shlex.join(command)} says: {answer.stderr.strip()}"
         )
     return answer.stdout
+
+
+class Slurm(Engine):
+    """One job, or a step of the allocation that dpcompare is started in."""
+
+    may_queue = True
+
+    def check(self, config: RunConfig) -> None:
+        num_nodes, cores = config.cluster.num_nodes, config.cluster.nodes[0].num_cores
+        if "SLURM_JOB_ID" in os.environ:
+            allocated, name = int(_of_job("SLURM_JOB_NUM_NODES", r"\d+")), "this allocation"
+        else:
+            partition = partition_of(options_of(config, SlurmOptions).partition)
+            allocated, name = partition.num_nodes, f"partition {partition.name}"
+        if num_nodes > allocated:
+            raise RequestError(f"--nodes: received {num_nodes}, but {name} has {allocated}; expected at most as many")
+        if cores > (most := cores_per_node(options_of(config, SlurmOptions).partition)):
+            raise RequestError(
+                f"--cores-per-node: received {cores}, but nodes of {name} have {most}; expected at most as many"
+            )
+
+    @contextmanager
+    def started(self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[PollExit]:
+        if "SLURM_JOB_ID" in os.environ:
+            with _step(config, run_dir, rendezvous) as poll_exit:
+                yield poll_exit
+            return
+        job = ""
+        try:
+            with signals_held():  # or a job might be submitted whose id nobody knows
+                script = job_script(config, run_dir, rendezvous.attempt.id)
+                submitted = _slurm("sbatch", "--parsable", text=script, interruptible=False, seconds=SUBMIT_SECONDS)
+                job = submitted.strip().split(";")[0]
+            report(f"Slurm job {job} was submitted")
+            yield slurm_job.followed(job, run_dir, report)
+            # Its nodes have ended: it does by itself, unless they did not all.
+            slurm_job.ended_within(job, slurm_job.CANCEL_SECONDS)
+        finally:
+            if job:
+                slurm_job.cancel(job, report)
+
+    def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
+        if "SLURM_NODEID" not in os.environ:
+            raise RequestError("this is no step of a Slurm job; expected `dpcompare run --engine slurm` to start it")
+        name = os.environ.get("SLURMD_NODENAME", "")
+        described = slurm_job.fields(_slurm("scontrol", "--oneliner", "show", "node", name))
+        if "NodeAddr" not in described:
+            raise RequestError(f"--engine slurm: scontrol tells no NodeAddr of node {name!r}; expected its address")
+        return int(_of_job("SLURM_NODEID", r"\d+")), local_address(described["NodeAddr"])
+
+    def cores_per_node(self, options: EngineOptions) -> int | None:
+        assert isinstance(options, SlurmOptions)
+        return cores_per_node(options.partition)
+
+    def planned(self, config: RunConfig, run_dir: Path) -> Planned:
+        script = job_script(config, run_dir)
+        return Planned(text=script, fields={"job_script": script})

@@ -6,8 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+from dpcompare.config.engines import SlurmOptions
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
+from dpcompare.launch.engines import options_of
 from dpcompare.results.run_dir import slurm_log_path
 
 
@@ -34,8 +36,8 @@ def _gpu_options(config: RunConfig) -> list[str]:
     cluster = config.cluster
     if cluster.device_type != "gpu":
         return []
-    if config.placement.gres:
-        return [f"--gres={config.placement.gres}:{cluster.devices_per_node}"]
+    if gres := options_of(config, SlurmOptions).gres:
+        return [f"--gres={gres}:{cluster.devices_per_node}"]
     return [f"--gpus-per-node={cluster.devices_per_node}"]
 
 
@@ -51,7 +53,7 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
     """
     if "\\" in str(run_dir):
         raise RequestError(f"--run-dir: received {str(run_dir)!r}; expected no backslash in it, which sbatch drops")
-    cluster, placement = config.cluster, config.placement
+    cluster, asked = config.cluster, options_of(config, SlurmOptions)
     options = [
         f"--job-name=dpcompare-{config.framework}-{config.mode}",
         f"--nodes={cluster.num_nodes}",
@@ -62,10 +64,10 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
         "--no-requeue",  # the process that started the run decides whether it is restarted
     ]
     options += _gpu_options(config)
-    for name, value in (("partition", placement.partition), ("time", placement.time), ("account", placement.account)):
+    for name, value in (("partition", asked.partition), ("time", asked.time), ("account", asked.account)):
         if value:
             options.append(f"--{name}={value}")
-    lines = "\n".join(f"#SBATCH {_quoted(option)}" for option in [*options, *placement.sbatch])
+    lines = "\n".join(f"#SBATCH {_quoted(option)}" for option in [*options, *asked.sbatch])
     forget = f"unset {' '.join(OF_AN_OUTER_JOB)}\n" if cluster.device_type == "gpu" else ""
     return f"#!/bin/bash\n{lines}\n{forget}exec {shlex.join(srun_command(config, run_dir, attempt))}\n"
 
