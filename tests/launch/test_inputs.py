@@ -270,7 +270,7 @@ def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch
         images.write(b"damaged")
     code = (
         "import tests.launch.test_inputs as t; from unittest import mock; import dpcompare.launch.inputs as i\n"
-        "with mock.patch.object(i, 'prepare', wraps=i.prepare) as prepared:\n"
+        "with mock.patch.object(i, 'prepare_source', wraps=i.prepare_source) as prepared:\n"
         "    print(t.inputs(dataset='synthetic-mini', warmup_steps=1).store_sha256, prepared.call_count)"
     )
     commands = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(3)]

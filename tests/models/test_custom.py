@@ -10,10 +10,10 @@ import pytest
 
 from dpcompare.backends.custom_model import tensor_shapes
 from dpcompare.data.custom import custom_dataset
-from dpcompare.data.prepare import prepare
+from dpcompare.data.prepare import prepare, source_of
 from dpcompare.errors import RequestError
 from dpcompare.experiments.checks import _relative
-from dpcompare.launch.inputs import _custom_store
+from dpcompare.launch.inputs import _store_by_content
 from dpcompare.models.architectures import custom_weights
 from dpcompare.models.custom import CustomModel, custom_model
 from dpcompare.system.import_path import is_custom
@@ -117,11 +117,11 @@ def test_a_dataset_that_is_none_is_named(elsewhere, name, says):
 
 def test_a_damaged_cache_of_ones_own_data_is_made_again(elsewhere):
     (elsewhere / "mine.py").write_text(MINE)
-    prepared = _custom_store.__wrapped__  # by another command each time
-    store = prepared("mine:good", 8, 0, None)
+    prepared = _store_by_content.__wrapped__  # by another command each time
+    store = prepared(source_of("mine:good"), 8, 0, None)
     np.save(store.path / "train-labels.npy", np.zeros(8, np.int32))
-    assert prepared("mine:good", 8, 0, None).path == store.path
-    assert prepared("mine:good", 8, 0, None).split("train").labels.tolist() == [1] * 8
+    assert prepared(source_of("mine:good"), 8, 0, None).path == store.path
+    assert prepared(source_of("mine:good"), 8, 0, None).split("train").labels.tolist() == [1] * 8
 
 
 def test_what_is_no_model_is_named(elsewhere):
