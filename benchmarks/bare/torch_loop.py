@@ -18,7 +18,7 @@ from torch.nn import functional
 from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, report
 from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.dp import ThreadedDataParallel
-from dpcompare.backends.torch.model import ToyCnn
+from dpcompare.models.toys.in_torch import ToyCnn
 
 VARIANTS = ["plain", "channels_last", "bfloat16", "compiled", "fabric", "accelerate"]
 """bfloat16 is channels_last too, and compiled is both: as in timm's benchmark of training."""

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dpcompare.backends.constants import BATCH_NORM_EPSILON
 from dpcompare.backends.environment import speed_variables
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.run import RunConfig
@@ -64,7 +63,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
         "compilation": "none",
         **config.tuning,
         "optimizer": {"name": workload.optimizer, **OPTIMIZERS[workload.optimizer].constants},
-        "batchnorm_epsilon": "of the model" if custom else BATCH_NORM_EPSILON,
+        "batchnorm_epsilon": "of the model" if custom else model_of(workload.model).batchnorm_epsilon,
         "model_source": source_sha256(workload.model) if custom else "of dpcompare",
         "dropout": _drop_rate(workload, "dropout"),
         "stochastic_depth": _drop_rate(workload, "stochastic depth"),

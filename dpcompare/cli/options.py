@@ -27,6 +27,7 @@ from dpcompare.cli.option_values import (
     parse_tuning,
 )
 from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
+from dpcompare.config.modes import FRAMEWORKS
 from dpcompare.config.placement import Placement
 from dpcompare.config.run_fields import RunFields
 from dpcompare.config.setting import CLUSTERS, MODE
@@ -45,7 +46,7 @@ class RunOptions:
         resumable=True,
         scope="run",
         shell_complete=completed_values.frameworks,
-        help="torch, tensorflow or jax.",
+        help=f"One of {', '.join(FRAMEWORKS)}.",
     )
     mode: str | None = option(
         flags=("--mode", "-m"),

@@ -171,6 +171,8 @@ class KubernetesOptions(EngineOptions):
 class EngineRow:
     """One row of ENGINES."""
 
+    summary: str
+    """What its nodes are, for `--help`."""
     simulated: bool
     """Whether the nodes share this machine."""
     engine: str | None = None
@@ -186,12 +188,21 @@ class EngineRow:
 
 
 ENGINES: dict[str, EngineRow] = {
-    "local": EngineRow(simulated=True, plan_format="sh"),
+    "local": EngineRow(summary="simulated nodes of this machine", simulated=True, plan_format="sh"),
     "namespaces": EngineRow(
-        simulated=True, engine="dpcompare.launch.engines.namespaces:Namespaces", options=NamespacesOptions
+        summary="simulated nodes with a network of their own",
+        simulated=True,
+        engine="dpcompare.launch.engines.namespaces:Namespaces",
+        options=NamespacesOptions,
     ),
-    "hosts": EngineRow(simulated=False, engine="dpcompare.launch.engines.hosts:Hosts", options=HostsOptions),
+    "hosts": EngineRow(
+        summary="named machines",
+        simulated=False,
+        engine="dpcompare.launch.engines.hosts:Hosts",
+        options=HostsOptions,
+    ),
     "slurm": EngineRow(
+        summary="machines of a job",
         simulated=False,
         engine="dpcompare.launch.engines.slurm:Slurm",
         options=SlurmOptions,
@@ -199,6 +210,7 @@ ENGINES: dict[str, EngineRow] = {
         plan_format="slurm",
     ),
     "kubernetes": EngineRow(
+        summary="pods, only with `plan`",
         simulated=False,
         engine="dpcompare.launch.engines.kubernetes:Kubernetes",
         options=KubernetesOptions,

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import SerializeAsAny, model_serializer, model_validator
 
-from dpcompare.config.engines import EngineOptions, EngineRow, engine_row, engines_with
+from dpcompare.config.engines import ENGINES, EngineOptions, EngineRow, engine_row, engines_with
 from dpcompare.config.setting import CLUSTERS, Changes, Option, setting, settings_of
 from dpcompare.config.validation import Config
 from dpcompare.errors import did_you_mean
@@ -24,8 +24,7 @@ class Placement(Config):
         changes=Changes.STEP_TIME,
         option=Option(
             CLUSTERS,
-            "local: simulated nodes of this machine. namespaces: each with a network of its own. hosts, slurm: "
-            "nodes that are machines; kubernetes: only with `plan`.",
+            "Who starts the nodes. " + "; ".join(f"{name}: {row.summary}" for name, row in ENGINES.items()) + ".",
             resumable=True,
         ),
     )

@@ -56,7 +56,7 @@ class Workload(Config):
     model: Annotated[str, AfterValidator(one_of("model", MODELS, or_custom=True))] = setting(
         "efficientnet-b2",
         changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
-        option=Option(TRAINING, help="efficientnet-b0 to -b7, toy-cnn, toy-bn, mlp, or package.module:NAME."),
+        option=Option(TRAINING, help=f"One of {', '.join(MODELS)}, or package.module:NAME."),
     )
     """A name of `dpcompare.models.architectures.MODELS`, or `package.module:NAME` of a custom model; see
     `dpcompare.models.custom`."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.models.architectures import Drop
+from dpcompare.models.spec import Drop
 
 DropMasks = npt.NDArray[np.float64]
 
@@ -41,9 +41,3 @@ class Regularization:
         # As an array: NumPy takes a list with an integer above 2^63 for floats.
         philox = np.random.Philox(key=np.array([self._seed, step], np.uint64), counter=[0, index, 0, 0])
         return np.random.Generator(philox).random(len(self._rates))
-
-
-def columns(drops: Sequence[Drop]) -> dict[str, slice]:
-    """Which columns of the drop masks belong to which layer."""
-    ends = np.cumsum([drop.features for drop in drops]).tolist()
-    return {drop.name: slice(end - drop.features, end) for drop, end in zip(drops, ends, strict=True)}

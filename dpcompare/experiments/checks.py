@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -15,6 +14,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
 from dpcompare.experiments.verify_groups import Contender
+from dpcompare.models.architectures import model_of
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import is_statistic
 from dpcompare.results.arrays import Arrays
@@ -196,25 +196,12 @@ def _same_tensors(a: Arrays, b: Arrays) -> bool:
     return a.keys() == b.keys() and all(a[name].shape == b[name].shape for name in a)
 
 
-def zero_gradients(names: Iterable[str]) -> set[str]:
-    """EfficientNet's tensors whose gradient is zero but for rounding.
-
-    The shift of a projection's BatchNorm goes through a convolution of 1x1 into the next BatchNorm, which takes it out
-    again. In the first stage only its last block is followed by such a convolution; the others by a padded one.
-    """
-    shifts = [name for name in names if re.fullmatch(r"blocks\.(0\.\d+\.bn2|[1-9]\.\d+\.bn3)\.bias", name)]
-    first_stage = sorted(
-        (name for name in shifts if name.startswith("blocks.0.")), key=lambda name: int(name.split(".")[2])
-    )
-    return set(shifts) - set(first_stage[:-1])
-
-
 def _gradient_of_each_tensor(a: Side, b: Side, slot: str) -> float:
     """The worst relative difference of a single tensor's gradient."""
     of_a, of_b = _slots(a, slot), _slots(b, slot)
     if not _same_tensors(of_a, of_b):
         return float("inf")
-    zero = zero_gradients(of_a)
+    zero = model_of(a.config.workload.model).zero_gradients(of_a)
     return _worst(_relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if name not in zero)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.launch.inputs import num_training_images
+from dpcompare.models.architectures import model_of
 from dpcompare.results.result import RunResult
 
 
@@ -56,7 +57,7 @@ def _guess_seconds(config: RunConfig) -> float:
     else:
         start = _START_SECONDS[config.framework]
         per_second = _IMAGES_PER_CORE_SECOND * sum(node.num_cores for node in config.cluster.nodes)
-    size = (workload.image_size / 64) ** 2 if workload.model.startswith("efficientnet") else 0.05
+    size = (workload.image_size / 64) ** 2 if model_of(workload.model).is_big else 0.05
     slower = 8.0 if workload.precision == "float64" else 1.0
     images = num_steps * workload.global_batch_size
     return start + images * size * slower / per_second

@@ -281,9 +281,6 @@ def _contender(framework: str, variant: Variant, num_replicas: int, *, alone: bo
     )
 
 
-BIG_MODELS = tuple(f"efficientnet-b{scale}" for scale in range(8))
-"""Too slow to be trained at every number of replicas; toy-bn takes their place."""
-
 BIG_MODEL_REPLICAS = {"quick": 1, "full": 2}
 """The most replicas with which a big model is trained."""
 
@@ -299,9 +296,6 @@ WIDENED = {
 }
 """Of small models: an odd size, which pads otherwise than an even one, and values that are nobody's default."""
 
-CLIP_NORMS = {"toy-bn": 0.4, "mlp": 14.0}
-"""Of small models: between the norms of their steps, so that of the gradients some are scaled and others are not."""
-
 
 def _groups(
     contenders: tuple[Contender, ...],
@@ -315,8 +309,8 @@ def _groups(
 ) -> Iterator[Group]:
     """What the modes train with this many replicas."""
     few = num_replicas <= BIG_MODEL_REPLICAS["quick" if quick else "full"]
-    trained = model if few or model not in BIG_MODELS else "toy-bn"
-    size = "tiny" if trained not in BIG_MODELS else "big, quick" if quick else "big"
+    trained = model if few or not model_of(model).is_big else "toy-bn"
+    size = "tiny" if not model_of(trained).is_big else "big, quick" if quick else "big"
     optimizers = optimizers_for(size, precision)
     if quick and num_replicas > 1:
         optimizers = optimizers[:1]  # the group with synchronized BatchNorm has Adam
@@ -329,12 +323,12 @@ def _groups(
         able = tuple(contender for contender in contenders if "batchnorm" in asked or _synchronizes(contender, device))
         yield Group(workload=_workload("toy-bn", "adam", precision, quick=quick, asked=widened), contenders=able)
         return
-    small = "toy-bn" if model in BIG_MODELS else model
+    small = "toy-bn" if model_of(model).is_big else model
     if not model_of(small).drops:
         return
     widened = {"regularization": "shared"} | asked
     singles = tuple(contender for contender in contenders if contender.mode == "single")
-    if model in BIG_MODELS and not quick:
+    if model_of(model).is_big and not quick:
         yield Group(workload=_workload(model, "adam", precision, quick=quick, asked=widened), contenders=contenders)
     elif len(singles) < len(contenders):
         yield Group(workload=_workload(small, "adam", precision, quick=quick, asked=widened), contenders=contenders)
@@ -372,7 +366,7 @@ def _workload(
         "dataset": "synthetic-mini",
         "image_size": 64,
         "global_batch_size": BATCH,
-        "steps": min(how.num_steps, 6) if quick and model in BIG_MODELS else how.num_steps,
+        "steps": min(how.num_steps, 6) if quick and model_of(model).is_big else how.num_steps,
         "warmup_steps": 0,
         "optimizer": optimizer,
         "schedule": how.schedule,
@@ -382,8 +376,8 @@ def _workload(
     }
     if is_custom(model):  # which may need its own size, and has its own BatchNorm
         fields["seed"] = WIDENED["seed"]
-    elif model not in BIG_MODELS:
-        fields |= WIDENED | {"clip_norm": CLIP_NORMS.get(model)}
+    elif not model_of(model).is_big:
+        fields |= WIDENED | {"clip_norm": model_of(model).clip_norm_of_verify}
     return Workload(**fields | (asked or {}))
 
 

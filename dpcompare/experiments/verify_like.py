@@ -14,7 +14,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.built_in import batch_of_synthetic
 from dpcompare.errors import RequestError
-from dpcompare.experiments.verify_groups import BIG_MODELS, Contender, Group, optimizers_for
+from dpcompare.experiments.verify_groups import Contender, Group, optimizers_for
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import custom_model, source_sha256
@@ -138,7 +138,7 @@ def group_like(
 
 
 def _precision(workload: Workload) -> str:
-    is_small = workload.model not in BIG_MODELS
+    is_small = not model_of(workload.model).is_big
     if is_small and workload.precision == "float32" and workload.optimizer not in optimizers_for("tiny", "float32"):
         return "float64"
     return workload.precision

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from dpcompare.models.architectures import Shape, model_of
+from dpcompare.models.architectures import model_of
+from dpcompare.models.spec import Shape
 
 FLOPS_PER_MULTIPLICATION = 2
 """Each product is added to a sum."""

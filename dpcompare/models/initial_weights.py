@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.models.architectures import MODELS, Shape
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.spec import Shape
 
 Weights = dict[str, npt.NDArray[np.float32]]
 

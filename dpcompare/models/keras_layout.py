@@ -1,13 +1,14 @@
-"""Keras's names and layouts of the models' tensors, converted to the framework-neutral ones and back."""
+"""Keras's layouts and names of tensors, converted to the framework-neutral ones and back."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
+
+from dpcompare.models.architectures import MODELS
 
 Array = npt.NDArray[Any]
 
@@ -38,38 +39,6 @@ _TENSORS = {
     "moving_variance": "running_var",
 }
 
-_OUTER_LAYERS = {
-    "stem_conv": "conv_stem",
-    "stem_bn": "bn1",
-    "top_conv": "conv_head",
-    "top_bn": "bn2",
-    "top_dropout": "dropout",
-    "predictions": "classifier",
-}
-_BLOCK_LAYERS = {
-    "expand_conv": "conv_pw",
-    "expand_bn": "bn1",
-    "dwconv": "conv_dw",
-    "bn": "bn2",
-    "se_reduce": "se.conv_reduce",
-    "se_expand": "se.conv_expand",
-    "project_conv": "conv_pwl",
-    "project_bn": "bn3",
-    "drop": "drop_path",
-}
-# The blocks of group 0 do not expand, so their names move up by one.
-_FIRST_GROUP_LAYERS = _BLOCK_LAYERS | {"bn": "bn1", "project_conv": "conv_pw", "project_bn": "bn2"}
-
-
-def neutral_layer_name(name: str) -> str:
-    """Keras's `block2a_expand_conv` is the neutral `blocks.1.0.conv_pw`; a name that it does not know stays."""
-    block = re.fullmatch(r"block(\d)([a-z])_(.+)", name)
-    if block is None:
-        return _OUTER_LAYERS.get(name, name)
-    group, index = int(block[1]) - 1, ord(block[2]) - ord("a")
-    layers = _FIRST_GROUP_LAYERS if group == 0 else _BLOCK_LAYERS
-    return f"blocks.{group}.{index}.{layers.get(block[3], block[3])}"
-
 
 def tensor_name(variable: str) -> str:
     """Keras's `gamma` is the neutral `weight`."""
@@ -77,5 +46,6 @@ def tensor_name(variable: str) -> str:
 
 
 def neutral_name(layer: str, variable: str) -> str:
-    """Keras's `stem_bn` and `gamma` are the neutral `bn1.weight`."""
-    return f"{neutral_layer_name(layer)}.{tensor_name(variable)}"
+    """Keras's `stem_bn` and `gamma` are the neutral `bn1.weight`, of whichever model knows the layer."""
+    names = (spec.keras_layer_name(layer) for spec in MODELS.values())
+    return f"{next((name for name in names if name != layer), layer)}.{tensor_name(variable)}"

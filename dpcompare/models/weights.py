@@ -17,10 +17,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from dpcompare.errors import RequestError
-from dpcompare.models.architectures import MODELS, Shape
+from dpcompare.models.architectures import MODELS
 from dpcompare.models.initial_weights import INITIALIZATION, Weights, custom_weights, initial_weights
 from dpcompare.models.keras_file import is_of_keras, read_keras_file
 from dpcompare.models.sealed import is_whole, seal, unseal
+from dpcompare.models.spec import Shape
 from dpcompare.system.files import write_synced
 
 HUB = "https://huggingface.co"

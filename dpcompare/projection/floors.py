@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.step_parts import Part
-from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.projection.cluster import interconnect_of_run
 from dpcompare.projection.collectives import Interconnect
 from dpcompare.projection.link import WITHIN_NODES, Link, link_between_nodes

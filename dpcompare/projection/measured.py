@@ -14,7 +14,7 @@ from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
-from dpcompare.models.architectures import IMAGE_CHANNELS
+from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.projection.calibration import LARGEST_ERROR, Fitted, MeasuredCell, fit
 from dpcompare.projection.cluster import cores_per_replica, interconnect_of_run, times_as_long
 from dpcompare.projection.collectives import Interconnect

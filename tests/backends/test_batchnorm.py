@@ -15,7 +15,7 @@ TRAIN = """
 import sys
 import numpy as np
 from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
-from dpcompare.config import run as run_module
+from dpcompare.config import run_fields as run_module
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
 from dpcompare.training.reader import training_reader

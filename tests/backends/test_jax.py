@@ -21,7 +21,7 @@ import json
 import jax, numpy as np
 from jax import lax
 jax.config.update("jax_enable_x64", True)
-from dpcompare.backends.jax.model import _depthwise_by_shifts
+from dpcompare.models.layers.in_jax import _depthwise_by_shifts
 
 generator = np.random.default_rng(0)
 x = generator.normal(size=(2, 7, 8, 4))  # an odd and an even side

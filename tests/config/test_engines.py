@@ -38,7 +38,7 @@ def plug_ins(monkeypatch):
     """Entry points of a package with an engine that works, and of one that does not."""
     package = types.ModuleType("cloud_engine")
     package.Cloud = Cloud
-    package.ROW = EngineRow(simulated=False, engine="cloud_engine:Cloud", options=CloudOptions)
+    package.ROW = EngineRow(summary="a cloud", simulated=False, engine="cloud_engine:Cloud", options=CloudOptions)
     package.TEXT = "no row"
     monkeypatch.setitem(sys.modules, "cloud_engine", package)
     found = [
@@ -113,4 +113,4 @@ def test_an_option_without_what_it_changes_is_refused_by_name():
         zone: str | None = None
 
     with pytest.raises(TypeError, match=r"Undeclared.zone: expected a field made by setting\(\)"):
-        EngineRow(simulated=False, options=Undeclared)
+        EngineRow(summary="a cloud", simulated=False, options=Undeclared)

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from dpcompare.data.regularization import Regularization, columns
-from dpcompare.models.architectures import MODELS, Drop
+from dpcompare.data.regularization import Regularization
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.spec import Drop, columns
 
 DROPS = (
     Drop(name="blocks.0.1.drop_path", kind="stochastic depth", rate=0.1),

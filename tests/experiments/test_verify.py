@@ -10,7 +10,7 @@ import pytest
 
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
-from dpcompare.experiments.checks import Side, zero_gradients
+from dpcompare.experiments.checks import Side
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.verify import (
     FLOOR_MULTIPLE,
@@ -352,8 +352,9 @@ def test_the_floor_of_a_gpu_is_a_column_and_a_key(on_gpus, monkeypatch):
 
 @pytest.mark.parametrize(("scale", "first_stage"), [("b0", 1), ("b2", 2), ("b5", 3)])
 def test_the_zero_gradients_of_every_efficientnet(scale, first_stage):
-    names = MODELS[f"efficientnet-{scale}"].shapes(64, 10)
-    zero = zero_gradients(names)
+    model = MODELS[f"efficientnet-{scale}"]
+    names = model.shapes(64, 10)
+    zero = model.zero_gradients(names)
     blocks = {
         name.rsplit(".", 3)[0] for name in names if name.startswith("blocks.") and name.endswith("conv_dw.weight")
     }

@@ -14,8 +14,8 @@ from dpcompare.data.prepare import prepare, source_of
 from dpcompare.errors import RequestError
 from dpcompare.experiments.checks import _relative
 from dpcompare.launch.inputs import _store_by_content
-from dpcompare.models.architectures import custom_weights
 from dpcompare.models.custom import CustomModel, custom_model
+from dpcompare.models.initial_weights import custom_weights
 from dpcompare.system.import_path import is_custom
 from tests.support.command import invoke
 

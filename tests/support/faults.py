@@ -104,7 +104,11 @@ module._aligned = other
         framework="torch",
         optimizer="sgd",
         module="torch.model",
-        inject="module.BATCH_NORM_EPSILON = 1e-5",
+        inject="""
+from dataclasses import replace
+model_of = module.model_of
+module.model_of = lambda name: replace(model_of(name), batchnorm_epsilon=1e-5)
+""",
         caught_by="evaluation logits",
         on_sheet=LOSSES,
     ),
@@ -126,7 +130,8 @@ module.RunningVariance.use_for_evaluation = unconverted
         module="torch.model",
         inject="""
 from torch import nn
-module.Conv2dSame = lambda *sizes, **options: nn.Conv2d(*sizes, **options, padding=1)
+from dpcompare.models.toys import in_torch
+in_torch.Conv2dSame = lambda *sizes, **options: nn.Conv2d(*sizes, **options, padding=1)
 """,
         caught_by="evaluation logits",
         on_sheet=LOSSES,
@@ -308,14 +313,16 @@ module.TorchBackend._losses = mean_of_replica
         framework="torch",
         module="torch.model",
         inject="""
+from torch import nn
 from torch.nn import functional
+from dpcompare.models.layers.in_torch import Conv2dSame
 def forward(self, images):
     height, width = (
         max((-(-side // stride) - 1) * stride + kernel - side, 0)
         for side, stride, kernel in zip(images.shape[2:], self.stride, self.kernel_size, strict=True)
     )
-    return module.nn.Conv2d.forward(self, functional.pad(images, (0, width, 0, height)))
-module.Conv2dSame.forward = forward
+    return nn.Conv2d.forward(self, functional.pad(images, (0, width, 0, height)))
+Conv2dSame.forward = forward
 """,
         caught_by="evaluation logits",
         on_sheet=LOSSES,
@@ -582,7 +589,11 @@ module.TorchBackend._losses = of_half
     "BatchNorm's epsilon, in JAX": Fault(
         framework="jax",
         module="jax.model",
-        inject="module.BATCH_NORM_EPSILON = 1e-5",
+        inject="""
+from dataclasses import replace
+model_of = module.model_of
+module.model_of = lambda name: replace(model_of(name), batchnorm_epsilon=1e-5)
+""",
         caught_by="evaluation logits",
         on_sheet=LOSSES,
     ),
@@ -607,11 +618,12 @@ module.Layers.batch_norm = unbiased
         framework="jax",
         module="jax.model",
         inject="""
-jnp, exact = module.jnp, module._depthwise_by_shifts
+from dpcompare.models.layers import in_jax
+jnp, exact = module.jnp, in_jax._depthwise_by_shifts
 def shifted(x, weight, stride):
     missing = jnp.pad(x, ((0, 0), (1, 0), (1, 0), (0, 0)))[:, :-1, :-1]
     return exact(missing, weight, stride)
-module._depthwise_by_shifts = shifted
+in_jax._depthwise_by_shifts = shifted
 """,
         caught_by="evaluation logits",
         on_sheet=LOSSES,
@@ -675,9 +687,10 @@ module.JaxBackend._gradients = mean_of_replica
         workload={"regularization": "shared", "batchnorm": "sync"},
         module="jax.model",
         inject="""
+from jax import lax
 def moments(self, x):
     own = x.mean((0, 1, 2)), x.var((0, 1, 2))
-    return own if self._axis_name is None else module.lax.pmean(own, self._axis_name)
+    return own if self._axis_name is None else lax.pmean(own, self._axis_name)
 module.Layers._moments = moments
 """,
         caught_by="training logits",

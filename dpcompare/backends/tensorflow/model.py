@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 
-from dpcompare.backends.constants import BATCH_NORM_EPSILON
 from dpcompare.config.workload import Workload
-from dpcompare.data.regularization import columns
 from dpcompare.errors import RequestError
-from dpcompare.models.architectures import IMAGE_CHANNELS, MODELS, Drop
+from dpcompare.models.architectures import CUSTOM, family_of, model_of
 from dpcompare.models.custom import custom_model
 from dpcompare.models.keras_layout import (
     AS_IT_IS,
@@ -20,24 +18,19 @@ from dpcompare.models.keras_layout import (
     DENSE,
     DEPTHWISE,
     Layout,
-    neutral_layer_name,
     tensor_name,
 )
+from dpcompare.models.spec import ModelSpec, columns
 from dpcompare.system.import_path import is_custom
 
 
 def build_model(workload: Workload, num_classes: int) -> keras.Model:
     """A model of static input shape that takes normalised pixels and returns logits."""
-    shape = (workload.image_size, workload.image_size, IMAGE_CHANNELS)
-    if is_custom(workload.model):
-        return _custom(workload.model, workload.image_size, num_classes, synchronized=workload.batchnorm == "sync")
-    if workload.model == "toy-cnn":
-        return _toy_cnn(shape, num_classes)
-    if workload.model == "mlp":
-        return _aligned(_mlp(shape, num_classes), workload)
-    if workload.model == "toy-bn":
-        return _aligned(_toy_bn(shape, num_classes), workload)
-    return _aligned(_efficientnet(workload, shape, num_classes), workload)
+    name = workload.model
+    if is_custom(name):
+        return _custom(name, workload.image_size, num_classes, synchronized=workload.batchnorm == "sync")
+    model = family_of(name, "tensorflow").build(name, workload.image_size, num_classes)
+    return _aligned(model, workload)
 
 
 def _custom(name: str, image_size: int, num_classes: int, *, synchronized: bool = False) -> keras.Model:
@@ -53,13 +46,14 @@ def _custom(name: str, image_size: int, num_classes: int, *, synchronized: bool 
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.synchronized = synchronized
-    model.has_neutral_names = True
+    model.neutral_layer_name = CUSTOM.keras_layer_name
     return model
 
 
 def layer_name(model: keras.Model, layer: keras.layers.Layer) -> str:
-    """The framework-neutral name of a layer: in a custom model, its name as it is."""
-    return layer.name if getattr(model, "has_neutral_names", False) else neutral_layer_name(layer.name)
+    """The framework-neutral name of a layer."""
+    name: str = model.neutral_layer_name(layer.name)
+    return name
 
 
 def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tuple[int, ...]]:
@@ -86,14 +80,16 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
 
 def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
     """The same model with the constants of BatchNorm and the regularization that all frameworks share."""
+    spec = model_of(workload.model)
     for layer in model.layers:
         if isinstance(layer, keras.layers.BatchNormalization):
-            layer.epsilon, layer.momentum = BATCH_NORM_EPSILON, workload.batchnorm_momentum
+            layer.epsilon, layer.momentum = spec.batchnorm_epsilon, workload.batchnorm_momentum
             layer.synchronized = workload.batchnorm == "sync"
         if isinstance(layer, keras.layers.Dropout):  # dropout and stochastic depth alike: Keras would draw itself
             layer.rate = 0.0
-    drops = MODELS[workload.model].drops
-    return _with_shared_drops(model, drops) if workload.regularization == "shared" else model
+    model = _with_shared_drops(model, spec) if workload.regularization == "shared" else model
+    model.neutral_layer_name = spec.keras_layer_name
+    return model
 
 
 class SharedDrop(keras.layers.Layer):
@@ -110,16 +106,16 @@ class SharedDrop(keras.layers.Layer):
         return features * keras.ops.reshape(masks, (-1, *masks.shape[1:], *[1] * (len(features.shape) - 2)))
 
 
-def _with_shared_drops(model: keras.Model, drops: Sequence[Drop]) -> keras.Model:
+def _with_shared_drops(model: keras.Model, spec: ModelSpec) -> keras.Model:
     """The same layers in a model of two inputs, pixels and drop masks, without the dropout that Keras would draw."""
-    mask_columns = columns(drops)
+    mask_columns = columns(spec.drops)
     images = keras.Input(model.inputs[0].shape[1:])
-    drop_masks = keras.Input((sum(drop.features for drop in drops),), name="drop_masks")
+    drop_masks = keras.Input((sum(drop.features for drop in spec.drops),), name="drop_masks")
 
     def call(layer: keras.layers.Layer, *arguments: Any, **options: Any) -> Any:
         if not isinstance(layer, keras.layers.Dropout):
             return layer(*arguments, **options)
-        return SharedDrop(mask_columns[neutral_layer_name(layer.name)], name=layer.name)(arguments[0], drop_masks)
+        return SharedDrop(mask_columns[spec.keras_layer_name(layer.name)], name=layer.name)(arguments[0], drop_masks)
 
     # clone_model walks through a model of the same inputs as the new one, so the drop masks pass through here as well.
     passing = keras.Model([*model.inputs, drop_masks], [*model.outputs, drop_masks])
@@ -127,58 +123,6 @@ def _with_shared_drops(model: keras.Model, drops: Sequence[Drop]) -> keras.Model
         passing, input_tensors=[images, drop_masks], clone_function=lambda layer: layer, call_function=call
     )
     return keras.Model([images, drop_masks], rebuilt.outputs[0])
-
-
-def _efficientnet(workload: Workload, shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    scale = workload.model.removeprefix("efficientnet-")
-    build = getattr(keras.applications, f"EfficientNet{scale.upper()}")
-    # A static shape: with (None, None, 3) the padding is wrong at odd feature sizes.
-    complete = build(weights=None, input_shape=shape, classes=num_classes, classifier_activation=None)
-    # From behind its rescaling and normalisation: pixels are normalised on the host, once for all frameworks.
-    return keras.Model(complete.get_layer("normalization").output, complete.output)
-
-
-def _toy_cnn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input(shape),
-            layers.Conv2D(6, 5, activation="relu", name="conv1"),
-            layers.MaxPooling2D(2),
-            layers.Conv2D(16, 5, activation="relu", name="conv2"),
-            layers.MaxPooling2D(2),
-            layers.Flatten(),
-            layers.Dense(120, activation="relu", name="fc1"),
-            layers.Dense(84, activation="relu", name="fc2"),
-            layers.Dense(num_classes, name="fc3"),
-        ]
-    )
-
-
-def _toy_bn(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    layers = keras.layers
-    images = keras.Input(shape)
-    x = layers.Conv2D(8, 3, strides=2, padding="same", use_bias=False, name="conv_stem")(images)
-    x = layers.ReLU()(layers.BatchNormalization(name="bn1")(x))
-    x = layers.DepthwiseConv2D(3, strides=2, padding="same", use_bias=False, name="conv_dw")(x)
-    x = layers.ReLU()(layers.BatchNormalization(name="bn2")(x))
-    branch = layers.BatchNormalization(name="bn3")(layers.Conv2D(8, 1, use_bias=False, name="conv_pwl")(x))
-    x = layers.Add()([x, layers.Dropout(0.2, noise_shape=(None, 1, 1, 1), name="drop_path")(branch)])
-    x = layers.Dropout(0.25, name="dropout")(layers.GlobalAveragePooling2D()(x))
-    return keras.Model(images, layers.Dense(num_classes, name="classifier")(x))
-
-
-def _mlp(shape: tuple[int, int, int], num_classes: int) -> keras.Model:
-    layers = keras.layers
-    return keras.Sequential(
-        [
-            keras.Input(shape),
-            layers.Flatten(),
-            layers.Dense(512, activation="relu", name="fc1"),
-            layers.Dropout(0.5, name="dropout"),
-            layers.Dense(num_classes, name="fc2"),
-        ]
-    )
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.ddp import DistributedDataParallel
-from dpcompare.backends.torch.model import Layer, layers_of
+from dpcompare.backends.torch.model import layers_of
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.architectures import MODELS
+from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.state import TrainingState
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}

@@ -8,7 +8,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from dpcompare.backends.torch.model import Layer, layers_of
+from dpcompare.backends.torch.model import layers_of
+from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.partition import seconds_of
 
 

@@ -1,0 +1,135 @@
+"""Layers as pure functions of tensors, in the framework-neutral layouts, which the models in JAX are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from dpcompare.models.spec import ModelSpec, columns
+
+Tensors = Mapping[str, jax.Array]
+Padding = str | Sequence[tuple[int, int]]
+"""`SAME` as TensorFlow has it, `VALID`, or pixels before and after each of height and width."""
+
+
+class Layers:
+    """The layers of a model by name, in one pass; what they make is kept."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        tensors: Tensors,
+        drop_masks: jax.Array | None,
+        *,
+        batchnorm_momentum: float,
+        bfloat16: bool,
+        training: bool,
+        axis_name: str | None,
+        depthwise_as_shifts: bool,
+    ) -> None:
+        """As the model has them in one pass.
+
+        Args:
+            spec: of the model.
+            tensors: by their names, running statistics included.
+            drop_masks: what regularization multiplies features by; None: all features stay as they are.
+            batchnorm_momentum: what a step keeps of running statistics.
+            bfloat16: whether products are computed in it, and not in the type of the tensors.
+            training: whether BatchNorm normalises by the batch.
+            axis_name: of the replicas that it normalises with; None: this one alone.
+            depthwise_as_shifts: whether depthwise convolutions are sums of shifted products.
+        """
+        self._tensors = tensors
+        self._drop_masks = drop_masks
+        self._training = training
+        self._axis_name = axis_name
+        self._depthwise_as_shifts = depthwise_as_shifts
+        self._columns = columns(spec.drops)
+        self._kept, self._epsilon = batchnorm_momentum, spec.batchnorm_epsilon
+        self._dtype = jnp.bfloat16 if bfloat16 else next(iter(tensors.values())).dtype
+        self.made: dict[str, jax.Array] = {}
+        """Layer -> its features, and running statistic -> its value after this pass."""
+
+    def convolution(self, name: str, x: jax.Array, *, stride: int = 1, padding: Padding = "SAME") -> jax.Array:
+        """Of (rows, height, width, channels); depthwise where each filter has one channel of several."""
+        x, weight = x.astype(self._dtype), self._tensor(f"{name}.weight")
+        num_channels = x.shape[-1]
+        depthwise = weight.shape[1] == 1 and num_channels > 1
+        if depthwise and self._depthwise_as_shifts:
+            x = _depthwise_by_shifts(x, weight, stride)
+        else:
+            x = lax.conv_general_dilated(
+                x,
+                weight,
+                (stride, stride),
+                padding,
+                dimension_numbers=("NHWC", "OIHW", "NHWC"),
+                feature_group_count=num_channels if depthwise else 1,
+            )
+        if f"{name}.bias" in self._tensors:
+            x = x + self._tensor(f"{name}.bias")
+        return self._keep(name, x)
+
+    def dense(self, name: str, x: jax.Array) -> jax.Array:
+        product = x.astype(self._dtype) @ self._tensor(f"{name}.weight").T
+        return self._keep(name, product + self._tensor(f"{name}.bias"))
+
+    def batch_norm(self, name: str, features: jax.Array) -> jax.Array:
+        """By the batch of this replica, or of all on the axis; the running variance takes the biased one."""
+        scale, shift, mean, variance = (
+            self._tensors[f"{name}.{tensor}"] for tensor in ("weight", "bias", "running_mean", "running_var")
+        )
+        x = features.astype(scale.dtype)  # in bfloat16, statistics still are float32
+        if self._training:
+            running = {"running_mean": mean, "running_var": variance}
+            mean, variance = self._moments(x)
+            for tensor, of_batch in (("running_mean", mean), ("running_var", variance)):
+                moved = running[tensor] * self._kept + lax.stop_gradient(of_batch) * (1 - self._kept)
+                self.made[f"{name}.{tensor}"] = moved
+        assert self._epsilon is not None
+        factor = scale * lax.rsqrt(variance + self._epsilon)
+        return self._keep(name, (x * factor + (shift - mean * factor)).astype(features.dtype))
+
+    def _moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        axes = (0, 1, 2)
+        if self._axis_name is None:
+            mean = x.mean(axes)
+            return mean, jnp.square(x - mean).mean(axes)
+        # The formula of the other frameworks: one exchange of sums and of sums of squares.
+        mean, mean_of_squares = lax.pmean((x.mean(axes), jnp.square(x).mean(axes)), self._axis_name)
+        return mean, mean_of_squares - jnp.square(mean)
+
+    def drop(self, name: str, x: jax.Array) -> jax.Array:
+        """Dropout or stochastic depth, by drop masks drawn on the host: (rows, features of all such layers)."""
+        if self._drop_masks is None or name not in self._columns:
+            return x
+        masks = self._drop_masks[:, self._columns[name]].astype(x.dtype)
+        return x * masks.reshape(len(masks), *[1] * (x.ndim - 2), -1)
+
+    def _tensor(self, name: str) -> jax.Array:
+        return self._tensors[name].astype(self._dtype)
+
+    def _keep(self, name: str, features: jax.Array) -> jax.Array:
+        self.made[name] = features
+        return features
+
+
+def _depthwise_by_shifts(x: jax.Array, weight: jax.Array, stride: int) -> jax.Array:
+    """The same sum tap by tap, which XLA fuses into one pass; with TensorFlow's "same" padding."""
+    size = weight.shape[2]
+    rows, height, width, channels = x.shape
+    tall, wide = -(-height // stride), -(-width // stride)
+    missing = (max((out - 1) * stride + size - side, 0) for out, side in ((tall, height), (wide, width)))
+    x = jnp.pad(x, ((0, 0), *((each // 2, each - each // 2) for each in missing), (0, 0)))
+    total = jnp.zeros((), x.dtype)
+    for i, j in np.ndindex(size, size):
+        last = (rows, i + (tall - 1) * stride + 1, j + (wide - 1) * stride + 1, channels)
+        total = total + lax.slice(x, (0, i, j, 0), last, (1, stride, stride, 1)) * weight[:, 0, i, j]
+    return total
+
+
+Forward = Callable[[Layers, jax.Array], jax.Array]

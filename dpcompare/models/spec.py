@@ -1,0 +1,87 @@
+"""What all frameworks share of a model: names and shapes of its tensors, and what verification must know of it.
+
+Tensor names are those of timm's checkpoints, layouts are (out, in, height, width) for convolutions and (out, in) for
+dense layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+Shape = tuple[int, ...]
+
+IMAGE_CHANNELS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """A place in a model where regularization drops features of a sample in training."""
+
+    name: str
+    """Its layer: `blocks.1.1.drop_path`, or `dropout` before the classifier."""
+    kind: Literal["dropout", "stochastic depth"]
+    rate: float
+    """Probability that a feature, or with stochastic depth the whole branch, is dropped."""
+    features: int = 1
+    """Independent draws per sample: 1 drops all features of the sample together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """One row of MODELS. Its layers are in `dpcompare.models.<family>`, in a module for each framework."""
+
+    family: str
+    """The folder of dpcompare.models that has it; empty of a custom model."""
+    min_image_size: int
+    """Smallest image side in pixels that the layers accept."""
+    native_image_size: int | None = None
+    """Image side in pixels that it was designed for; None: no particular one."""
+    is_big: bool = False
+    """Whether it is too slow to be verified at every number of replicas; toy-bn takes its place there."""
+    batchnorm_stride: int | None = None
+    """Pixels per position of the smallest feature map that is batch-normalised; None without BatchNorm."""
+    batchnorm_epsilon: float | None = None
+    """Added to a variance before its root; None without BatchNorm, and of a custom model, which sets it itself."""
+    shapes: Callable[[int, int], dict[str, Shape]]
+    """(image_size, num_classes) -> name -> shape of every tensor, in the order of the layers."""
+    layers: tuple[tuple[str, ...], ...]
+    """What it can be cut between: by the prefixes of the names of their tensors, in the order of the layers."""
+    drops: tuple[Drop, ...] = ()
+    """Where regularization acts, in the order of the layers; only `regularization="shared"` does."""
+    published: str | None = None
+    """timm's name of published ImageNet weights."""
+    sides: Callable[[int], dict[str, tuple[int, int]]] = lambda image_size: {}
+    """image_size -> layer -> the sides of the square features that enter it and that leave it, 1 where they are flat;
+    what a layer costs follows from these and its shapes, see `dpcompare.models.costs`. Empty: not known."""
+    keras_layer_name: Callable[[str], str] = lambda name: name
+    """Keras's name of a layer -> its name here."""
+    zero_gradients: Callable[[Iterable[str]], set[str]] = lambda names: set()
+    """Names of tensors -> those whose gradient is zero but for rounding, which no check may divide by."""
+    clip_norm_of_verify: float | None = None
+    """Between the norms of its first steps in `verify`, so that some gradients are scaled and others are not."""
+
+
+def batch_norm(prefix: str, channels: int) -> Iterator[tuple[str, Shape]]:
+    """The tensors of a BatchNorm."""
+    for tensor in ("weight", "bias", "running_mean", "running_var"):
+        yield f"{prefix}.{tensor}", (channels,)
+
+
+def biased(prefix: str, weight_shape: Shape) -> Iterator[tuple[str, Shape]]:
+    """The tensors of a layer of products with a bias."""
+    yield f"{prefix}.weight", weight_shape
+    yield f"{prefix}.bias", weight_shape[:1]
+
+
+def halved(side: int, stride: int) -> int:
+    """The side of features behind a padded convolution."""
+    return -(-side // stride)
+
+
+def columns(drops: Sequence[Drop]) -> dict[str, slice]:
+    """Which columns of the drop masks belong to which layer."""
+    ends = accumulate(drop.features for drop in drops)
+    return {drop.name: slice(end - drop.features, end) for drop, end in zip(drops, ends, strict=True)}
