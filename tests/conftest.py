@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.experiments.verify_groups import plan_groups
 from dpcompare.launch.local import launch
 from dpcompare.system.devices import installed_gpus, visible_gpus

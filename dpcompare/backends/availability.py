@@ -12,7 +12,8 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command

@@ -31,6 +31,9 @@ class Counted(NamedTuple):
 class Backend(ABC):
     """One framework's way of training on several devices; it reads no clock and writes no result.
 
+    A backend writes the eleven abstract methods. The others have a default, which for what is only looked at means that
+    it is not known: the fairness sheet says so.
+
     Order of use, the same in every process:
 
     1. `setup`, after which the ranks and counts below hold. A process with `is_server` then only waits for `teardown`.
@@ -135,24 +138,25 @@ class Backend(ABC):
     def read(self, handles: Sequence[Any]) -> npt.NDArray[np.float64]:
         """The values of several handles at once: one row per handle."""
 
-    @abstractmethod
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]] | None:
         """images, labels, weights and any drop masks of this process's rows, read back from its devices.
 
-        In the layout of a HostBatch. Of processes that have the same rows, only one returns them.
+        In the layout of a HostBatch. Of processes that have the same rows, only one returns them. None: that is not
+        known.
         """
+        return None
 
-    @abstractmethod
     def first_gradient_squares(self) -> float | None:
         """This process's share of the sum of squares of the synchronized gradient, after the first step.
 
         From what the optimizer remembers, so it is the gradient that was used for the update. The shares of all
-        processes add up to the whole; None where it remembers nothing.
+        processes add up to the whole; None: that is not known.
         """
+        return None
 
-    @abstractmethod
     def counted(self) -> Counted:
         """What this process has counted by itself; waits for the device."""
+        return Counted(optimizer_steps=None, images=None)
 
     @abstractmethod
     def synchronize(self, *, drain: bool = False) -> None:
@@ -168,8 +172,7 @@ class Backend(ABC):
         """
         return None
 
-    @abstractmethod
-    def reset_peak_memory(self) -> None:
+    def reset_peak_memory(self) -> None:  # noqa: B027  # not every device counts it
         """Forget how much device memory was held up to now; a device that is the host has nothing to forget."""
 
     @abstractmethod
@@ -192,9 +195,13 @@ class Backend(ABC):
     def teardown(self) -> None:
         """Leave the other processes in good order."""
 
-    @abstractmethod
     def profile(self, path: Path) -> AbstractContextManager[None]:
-        """Write what happens inside as a trace in Chrome's format, which its viewer and Perfetto's open."""
+        """Write what happens inside as a trace in Chrome's format, which its viewer and Perfetto's open.
+
+        Raises:
+            RequestError: this backend keeps no traces.
+        """
+        raise RequestError(f"--profile-steps: received with {type(self).__name__}, which keeps no traces; leave it out")
 
     def describe(self) -> Description:
         """What a result says of this process's training; a subclass adds what it knows."""

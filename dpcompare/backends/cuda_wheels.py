@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel
 
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 

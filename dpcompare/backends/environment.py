@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.system.secrets import is_secret
 
 PREFIXES = (
@@ -58,12 +59,6 @@ OF_TERRAFORM = (
     "TF_PLUGIN_CACHE_", "TF_REGISTRY_", "TF_STATE_", "TF_TOKEN_", "TF_VAR_", "TF_WORKSPACE",
 )  # fmt: skip
 """Beginnings of names that Terraform reads, which has TensorFlow's prefix."""
-OF_FRAMEWORKS = {
-    "torch": ("PYTORCH_", "TORCH"),
-    "tensorflow": ("TF_", "XLA_FLAGS"),
-    "jax": ("JAX_", "XLA_"),
-}
-"""Beginnings of the names that a framework reads and not every other does."""
 
 
 def speed_variables(environ: Mapping[str, str] = os.environ, *, threads: int) -> dict[str, str]:
@@ -97,6 +92,6 @@ def _set_by_user(environ: Mapping[str, str]) -> list[str]:
 
 def acting_on(framework: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Those that a framework reads: one that slows down TensorFlow alone is not the same for torch beside it."""
-    of_some = tuple(start for starts in OF_FRAMEWORKS.values() for start in starts)
-    own = OF_FRAMEWORKS[framework]
+    of_some = tuple(start for row in FRAMEWORKS.values() for start in row.variables)
+    own = FRAMEWORKS[framework].variables
     return {name: value for name, value in variables.items() if name.startswith(own) or not name.startswith(of_some)}

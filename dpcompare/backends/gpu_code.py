@@ -8,23 +8,10 @@ import subprocess
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 
-# Runs in the interpreter of a framework, and imports it: nothing else tells. JAX has no such list: XLA compiles every
-# step for the GPU that it finds.
-_ASK = {
-    # Some releases of torch let `get_arch_list` name none where CUDA cannot be initialised.
-    "torch": """
-import json, torch
-flags = getattr(torch._C, "_cuda_getArchFlags", str)() or ""
-print(json.dumps(torch.cuda.get_arch_list() or flags.split()))
-""",
-    "tensorflow": """
-import json, tensorflow
-print(json.dumps(list(tensorflow.sysconfig.get_build_info().get("cuda_compute_capabilities", []))))
-""",
-}
 IMPORT_SECONDS = 120.0
 
 
@@ -36,10 +23,10 @@ def compiled_for(framework: str, python: str) -> list[str] | None:
     Raises:
         RequestError: the interpreter, or the framework in it, cannot be used.
     """
-    if framework not in _ASK:
+    if (program := FRAMEWORKS[framework].print_gpu_code) is None:
         return None
     try:
-        answer = run_command([python, "-P", "-c", _ASK[framework]], seconds=IMPORT_SECONDS)
+        answer = run_command([python, "-P", "-c", program], seconds=IMPORT_SECONDS)
         answer.check_returncode()
         return [str(name) for name in json.loads(answer.stdout)]
     except (OSError, ValueError, subprocess.SubprocessError) as error:

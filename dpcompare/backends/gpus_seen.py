@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import subprocess
 
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 
-# Runs in the interpreter of a framework, and imports it. Those that find none say why on stderr.
-_ASK = {
-    "torch": "import torch; print(torch.cuda.device_count())",
-    "tensorflow": "import tensorflow; print(len(tensorflow.config.list_physical_devices('GPU')))",
-    # Only to count them it would reserve three quarters of their memory, and fail where others hold it.
-    "jax": """
-import os
-os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-import jax
-print(sum(device.platform == "gpu" for device in jax.devices()))
-""",
-}
 START_SECONDS = 120.0
 
 
@@ -29,7 +18,7 @@ def gpus_seen(framework: str, python: str) -> tuple[int, str]:
         RequestError: the interpreter, or the framework in it, cannot be used.
     """
     try:
-        answer = run_command([python, "-P", "-c", _ASK[framework]], seconds=START_SECONDS)
+        answer = run_command([python, "-P", "-c", FRAMEWORKS[framework].count_gpus], seconds=START_SECONDS)
         answer.check_returncode()
         return int(answer.stdout), " ".join(answer.stderr.split())[-300:]
     except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -11,8 +11,9 @@ from click.core import ParameterSource
 from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.options import RunOptions, placement_values, values_of
 from dpcompare.config.cluster import Cluster
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.gpu_defaults import gpu_defaults
-from dpcompare.config.modes import DEFAULT_REPLICAS, FRAMEWORKS, MODES
+from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import RunFields

@@ -12,7 +12,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES
 from dpcompare.experiments import STUDY_FILE
 from dpcompare.results.run_dir import CONFIG_FILE
 

@@ -83,7 +83,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     from dpcompare.backends.availability import require_framework
     from dpcompare.cli.waiting import Waiting
     from dpcompare.config.cluster import Cluster
-    from dpcompare.config.modes import FRAMEWORKS
+    from dpcompare.config.frameworks import FRAMEWORKS
     from dpcompare.config.run import RunConfig
     from dpcompare.config.workload import Workload
     from dpcompare.errors import RequestError, RunFailedError

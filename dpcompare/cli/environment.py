@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli.commands import LazyGroup
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.errors import did_you_mean
 
 PREFIX = "DPCOMPARE_"

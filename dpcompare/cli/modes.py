@@ -16,7 +16,8 @@ from dpcompare.cli.output import print_json, print_sentence
 def modes(python: tuple[str, ...], as_json: bool) -> None:
     """List every mode and whether it is usable here, or why not."""
     from dpcompare.backends.availability import require_mode
-    from dpcompare.config.modes import FRAMEWORKS, MODES
+    from dpcompare.config.frameworks import FRAMEWORKS
+    from dpcompare.config.modes import MODES
     from dpcompare.config.tuning import tuning_options
     from dpcompare.errors import RequestError
     from dpcompare.system.devices import installed_gpus, visible_gpus

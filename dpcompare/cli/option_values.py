@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.errors import RequestError
 
 

@@ -27,7 +27,7 @@ from dpcompare.cli.option_values import (
     parse_tuning,
 )
 from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.placement import Placement
 from dpcompare.config.run_fields import RunFields
 from dpcompare.config.setting import CLUSTERS, MODE

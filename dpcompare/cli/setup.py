@@ -9,7 +9,8 @@ import click
 
 from dpcompare.cli.option_values import listed
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json
-from dpcompare.config.modes import FRAMEWORKS, frameworks_by_default
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import frameworks_by_default
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:

@@ -224,7 +224,7 @@ def _like(
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:
     """The asked frameworks that are installed; says which are not."""
     from dpcompare.backends.availability import require_framework
-    from dpcompare.config.modes import FRAMEWORKS
+    from dpcompare.config.frameworks import FRAMEWORKS
     from dpcompare.errors import did_you_mean
 
     usable = []

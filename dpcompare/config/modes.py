@@ -1,4 +1,4 @@
-"""The table of frameworks and modes: what each is and can do, as data."""
+"""The table of modes: what each is and can do, as data."""
 
 from __future__ import annotations
 
@@ -8,42 +8,6 @@ from typing import Any, Literal
 
 DEFAULT_REPLICAS = 2
 """Of a mode of several devices where they are simulated, and nothing was asked for: one would exchange nothing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """Of an environment, in GB, about."""
-
-    download: float
-    on_disk: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Framework:
-    """One row of FRAMEWORKS."""
-
-    packages: tuple[str, ...]
-    """Import names that must be installed; the extra of dpcompare has the framework's name."""
-    extras: Mapping[Literal["cpu", "gpu"], tuple[str, ...]]
-    """Device type -> the extras of dpcompare that `setup` installs for all of its modes."""
-    sizes: Mapping[Literal["cpu", "gpu"], Sizes]
-    """Device type -> of such an environment."""
-    extras_of_cuda: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Major version of CUDA -> the extras that `setup` installs in place of those for GPUs where the driver runs it."""
-    wheels_of_cuda: Mapping[int, str] = field(default_factory=dict)
-    """Major version of CUDA -> what `pip install` takes for wheels of it, where the usual ones are for a newer CUDA."""
-    least_versions: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Package -> the first version that has what is used of it, where older ones lack a name that is not looked up
-    before processes start."""
-    cuda_distributions: tuple[str, ...] = ()
-    """Distributions one of which an environment needs for GPUs; none where the framework's wheel brings its own."""
-    devices_variable: str = ""
-    """Variable by which a user tells the framework how many devices it has on the CPU, where there is one."""
-    takes_system_cudnn: bool = False
-    """Whether cuDNN as the system brings it does in their place."""
-    gpu_start_seconds: float
-    """How long the first step may take on GPUs where nothing was asked for: what hangs there, as collectives between
-    GPUs that cannot reach each other do, is to be named soon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,39 +79,6 @@ class Mode:
     def is_pipeline(self) -> bool:
         """Whether the stages of each replica are in several processes, which pass micro-batches on."""
         return self.stage_placement == "over processes"
-
-
-TORCH_EXTRAS = ("torch", "fabric", "accelerate")
-TORCH_SIZES = Sizes(download=3, on_disk=7)  # the wheel for GPUs runs on CPUs too
-
-FRAMEWORKS: dict[str, Framework] = {
-    "torch": Framework(
-        packages=("torch", "timm"),
-        extras={"cpu": TORCH_EXTRAS, "gpu": TORCH_EXTRAS},
-        sizes={"cpu": TORCH_SIZES, "gpu": TORCH_SIZES},
-        wheels_of_cuda={12: "--upgrade torch torchvision --index-url https://download.pytorch.org/whl/cu126"},
-        gpu_start_seconds=300,
-    ),
-    "tensorflow": Framework(
-        packages=("tensorflow", "keras"),
-        extras={"cpu": ("tensorflow",), "gpu": ("tensorflow-cuda",)},
-        sizes={"cpu": Sizes(download=1, on_disk=3), "gpu": Sizes(download=3, on_disk=7)},
-        cuda_distributions=("nvidia-cudnn-cu12",),
-        takes_system_cudnn=True,
-        gpu_start_seconds=1800,  # on a GPU newer than itself it compiles every kernel in the first step
-    ),
-    "jax": Framework(
-        packages=("jax", "jaxlib"),
-        extras={"cpu": ("jax",), "gpu": ("jax-cuda",)},
-        sizes={"cpu": Sizes(download=0.2, on_disk=1), "gpu": Sizes(download=3, on_disk=7)},
-        extras_of_cuda={13: ("jax-cuda13",)},  # the distributions that torch's wheels bring too
-        wheels_of_cuda={12: "'jax[cuda12]'"},
-        least_versions={"jax": (0, 8)},  # jax.shard_map, and a heartbeat of jax.distributed that can be set
-        cuda_distributions=("jax-cuda12-plugin", "jax-cuda13-plugin"),
-        devices_variable="JAX_NUM_CPU_DEVICES",
-        gpu_start_seconds=900,  # XLA compiles each step as a whole
-    ),
-}
 
 
 def _under_torchrun(**fields: Any) -> Mode:

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS, MODES, Mode
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES, Mode
 from dpcompare.config.placement import Placement
 from dpcompare.config.setting import (
     CLUSTERS,

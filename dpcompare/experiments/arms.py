@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from dpcompare.backends.availability import require_compiler, require_framework, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.cluster import topology_in_words
-from dpcompare.config.modes import DEFAULT_REPLICAS, FRAMEWORKS, MODES
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.launch.inputs import num_training_images
@@ -41,8 +42,7 @@ def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | N
     return total, "from earlier rounds" if everything_known else "a rough guess until every arm has run once"
 
 
-# Seconds until the first step and images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
-_START_SECONDS = {"torch": 8.0, "tensorflow": 20.0, "jax": 30.0}
+# Images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
 _IMAGES_PER_CORE_SECOND = 50.0
 # Of a GPU only guessed: some 300 images/s at 260 px, and kernels that are chosen or compiled first.
 _GPU_START_SECONDS = 60.0
@@ -55,7 +55,7 @@ def _guess_seconds(config: RunConfig) -> float:
     if config.cluster.device_type == "gpu":
         start, per_second = _GPU_START_SECONDS, _IMAGES_PER_GPU_SECOND * config.topology.num_replicas
     else:
-        start = _START_SECONDS[config.framework]
+        start = FRAMEWORKS[config.framework].cpu_start_seconds
         per_second = _IMAGES_PER_CORE_SECOND * sum(node.num_cores for node in config.cluster.nodes)
     size = (workload.image_size / 64) ** 2 if model_of(workload.model).is_big else 0.05
     slower = 8.0 if workload.precision == "float64" else 1.0

@@ -72,7 +72,7 @@ def computed(name: str) -> Callable[[RunResult], Any]:
 
     def value(result: RunResult) -> Any:
         figure = getattr(result.computed, name, None)
-        return NOT_KNOWN if figure is None else figure
+        return NOT_KNOWN if figure is None or figure == {} else figure
 
     return value
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.backends.availability import require_framework
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.built_in import batch_of_synthetic
@@ -159,12 +159,9 @@ def _counterpart(config: RunConfig, workload: Workload, interpreters: Mapping[st
     num_replicas, num_nodes = config.topology.num_replicas, config.cluster.num_nodes
     if num_replicas == 1:
         mode, num_nodes = "single", 1
-    elif framework == "torch":
-        mode = "ddp"
-    elif framework == "jax":
-        mode = "spmd" if num_nodes == 1 else "multiprocess"
     else:
-        mode = "mirrored" if num_nodes == 1 else "multiworker"
+        on_one_node, on_several = FRAMEWORKS[framework].usual_modes
+        mode = on_one_node if num_nodes == 1 else on_several
     return Contender(
         framework=framework,
         mode=mode,

@@ -23,7 +23,8 @@ from dpcompare.backends.environment import speed_variables, withheld_variables
 from dpcompare.backends.gpu_code import Code, code_for, compiled_for
 from dpcompare.backends.gpus_seen import gpus_seen
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS, MODES, frameworks_by_default, modes_of_each_framework
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES, frameworks_by_default, modes_of_each_framework
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
@@ -36,14 +37,8 @@ from dpcompare.system.words import counted
 
 Status = Literal["ok", "note", "problem"]
 
-TESTED = {
-    "torch": ("2.14", "2.15"),
-    "timm": ("1.0",),
-    "tensorflow": ("2.21",),
-    "keras": ("3.15",),
-    "jax": ("0.10",),
-    "jaxlib": ("0.10",),
-    "python": ("3.11",),
+TESTED = {"python": ("3.11",)} | {
+    name: versions for row in FRAMEWORKS.values() for name, versions in row.tested_versions.items()
 }
 """MAJOR.MINOR of what the figures of the documentation were made with."""
 

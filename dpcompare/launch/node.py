@@ -20,7 +20,7 @@ from pathlib import Path
 from dpcompare._version import __version__
 from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import load_engine

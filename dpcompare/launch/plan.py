@@ -11,6 +11,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.config.cluster import Node
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.system.ports import LOOPBACK
@@ -25,23 +26,8 @@ KEPT_MEMORY = {
 operation and come back page by page. EfficientNet-B2 on 2 CPU cores: multiworker 1.08 and 1.14, mirrored 1.02 times as
 fast."""
 
-INHERITED_TO_DROP = (
-    AGENT_PID,
-    "GROUP_RANK",
-    "JAX_COORDINATOR_ADDRESS",
-    "JAX_CUDA_VISIBLE_DEVICES",
-    "JAX_LOCAL_DEVICE_IDS",
-    "JAX_NUM_PROCESSES",
-    "JAX_PARTITION_INDEX",
-    "JAX_PROCESS_ID",
-    "JAX_SLICE_INDEX",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "TF_CONFIG",
-    "WORLD_SIZE",
+INHERITED_TO_DROP = tuple(
+    sorted([AGENT_PID, *(name for row in FRAMEWORKS.values() for name in row.rendezvous_variables)])
 )
 """Variables of an outer launcher, which would make our processes believe they belong to its cluster."""
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from dpcompare._version import __version__
 from dpcompare.backends.availability import missing_packages
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
-from dpcompare.config.modes import FRAMEWORKS, Sizes
+from dpcompare.config.frameworks import FRAMEWORKS, Sizes
 from dpcompare.errors import RequestError
 from dpcompare.system.files import expanded
 from dpcompare.system.locks import only_one

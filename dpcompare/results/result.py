@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, field_validator
 
 from dpcompare._version import __version__
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.validation import one_of
 from dpcompare.models.gradients import Gradients
 from dpcompare.results.attempts import Attempt, History, Status

@@ -26,9 +26,10 @@ class Inspection:
     def inspect(self, step: int, batches: Sequence[DeviceBatch]) -> None:
         """Look at a step that the device has finished, and at the batches that it received."""
         backend = self._backend
-        self._batch_digests[step] = combined(
-            [digest_of_rows(backend.to_host(batch), batch.global_count) for batch in batches]
-        )
+        on_host = [(backend.to_host(batch), batch.global_count) for batch in batches]
+        digests = [digest_of_rows(rows, count) for rows, count in on_host if rows is not None]
+        if len(digests) == len(batches):
+            self._batch_digests[step] = combined(digests)
         if step == 1 and self._is_defined:
             self._gradient_squares = backend.first_gradient_squares()
             evaluated = [backend.evaluate_step(replace(batch, drop_masks=None)) for batch in batches]

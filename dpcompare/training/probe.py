@@ -39,7 +39,7 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
     )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
     (first,) = backend.feed(reader.reads(order))
-    arrays |= {f"rows.{name}": array for name, array in backend.to_host(first).items()}
+    arrays |= {f"rows.{name}": array for name, array in (backend.to_host(first) or {}).items()}
     if is_custom(workload.model):
         activations = backend.activations(first)
         arrays |= {f"activation.{number:04d}.{name}": array for number, (name, array) in enumerate(activations.items())}

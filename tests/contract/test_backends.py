@@ -10,7 +10,8 @@ from dpcompare.backends import load_backend
 from dpcompare.backends.availability import missing_packages, require_devices, require_framework, require_mode
 from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, Workload, run
-from dpcompare.config.modes import FRAMEWORKS, MODES
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import MODES
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.events import EventLog, StepsTrained, read_events
 from dpcompare.results.run_dir import event_path

@@ -9,7 +9,8 @@ import pytest
 
 from dpcompare.backends.gpus_seen import gpus_seen
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS, modes_by_default
+from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.modes import modes_by_default
 from dpcompare.launch import doctor as diagnosis
 from dpcompare.launch.doctor import judge_versions
 from tests.conftest import NVIDIA_SMI

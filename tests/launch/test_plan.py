@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.modes import FRAMEWORKS
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload

@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from dpcompare.backends.base import Backend
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
@@ -13,6 +14,7 @@ from dpcompare.data.batches import BatchReader
 from dpcompare.data.digest import combined, digest_of_rows
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
+from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.events import Evaluated, EventLog, Ready, StepsTrained, read_events
 from dpcompare.results.result import StepSeconds
@@ -340,3 +342,26 @@ def test_a_run_that_goes_on_has_no_figures_of_the_first_step(tmp_path, monkeypat
     _, trained, _ = train(tmp_path, steps=8, learning_rate=0.01, backend_class=Resumed)
     assert list(trained.computed.batch_digests) == [6, 8]
     assert trained.computed.first_gradient_squares is trained.computed.first_evaluation_loss_sum is None
+
+
+class Bare(Backend):
+    """A backend that writes what must be written, and leaves what is only looked at to its defaults."""
+
+    packages = ("numpy",)
+
+
+for required in sorted(Backend.__abstractmethods__):
+    setattr(Bare, required, getattr(NumpyBackend, required))
+Bare._to_device, Bare._forward = NumpyBackend._to_device, NumpyBackend._forward
+Bare.__abstractmethods__ = frozenset()
+
+
+def test_a_backend_of_eleven_methods_trains_and_what_it_does_not_tell_is_not_known(tmp_path):
+    assert len(Backend.__abstractmethods__) == 11
+    _, trained, events = train(tmp_path, steps=3, backend_class=Bare)
+    assert len(series(events, "losses")) == 3
+    found = trained.computed
+    assert (found.optimizer_steps, found.images, found.first_gradient_squares) == (None, None, None)
+    assert found.batch_digests == {}
+    with pytest.raises(RequestError, match="--profile-steps: received with Bare, which keeps no traces"):
+        train(tmp_path / "traced", steps=3, backend_class=Bare, settings={"profile_steps": (2, 3)})

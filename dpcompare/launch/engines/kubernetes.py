@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dpcompare.config.engines import KubernetesOptions
+from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, Planned, options_of
@@ -72,7 +73,8 @@ def manifests(config: RunConfig, name: str) -> Manifest:
         "metadata": {"name": name},
         "data": {"config.json": config.model_dump_json(indent=2)},
     }
-    job = _train_job(config, name) if config.framework == "torch" else _indexed_job(config, name)
+    has_train_job = FRAMEWORKS[config.framework].has_train_job
+    job = _train_job(config, name) if has_train_job else _indexed_job(config, name)
     return {"apiVersion": "v1", "kind": "List", "items": [settings, job]}
 
 
