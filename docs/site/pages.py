@@ -16,6 +16,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from docs.site.options import option_reference
+from docs.site.reference import reference
 
 ROOT = Path(__file__).parents[2]
 README = PurePosixPath("README.md")
@@ -28,8 +29,9 @@ LANGUAGES = {".py": "python", ".sh": "bash", ".toml": "toml", ".yaml": "yaml"}
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the option reference, the README, and everything outside docs/ that a page links to."""
+    """Add the references, the README, and everything outside docs/ that a page links to."""
     files.append(File.generated(config, "options.md", content=option_reference()))
+    files.append(File.generated(config, "reference.md", content=reference()))
     waiting = [README, *(DOCS / file.src_uri for file in files.documentation_pages())]
     added = set()
     while waiting:

@@ -13,8 +13,15 @@ import click
 import pytest
 
 from docs.site.options import option_reference
+from docs.site.reference import reference
 from dpcompare.cli import cli
+from dpcompare.cli.commands import LazyGroup
 from dpcompare.cli.option_groups import OPTION_GROUPS
+from dpcompare.config.engines import ENGINES
+from dpcompare.experiments.fairness_checks import CHECKS
+from dpcompare.experiments.figures import FIGURES
+from dpcompare.models.architectures import MODELS
+from dpcompare.results.result import RunResult
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,11 +109,21 @@ def options_of(command, name="dpcompare"):
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
             yield name, option
-    for part, under in getattr(command, "commands", {}).items():
+    under_it = command.all_commands() if isinstance(command, LazyGroup) else getattr(command, "commands", {})
+    for part, under in under_it.items():
         yield from options_of(under, f"{name} {part}")
 
 
+def test_the_reference_has_every_row_of_the_tables():
+    text = reference()
+    named = [*CHECKS, *(f"<code>{name}</code>" for name in (*FIGURES, *RunResult.model_fields, *MODELS, *ENGINES))]
+    assert [name for name in named if f"| {name} |" not in text] == []
+    tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("| ")]
+    assert all(line.count(" | ") == table[0].count(" | ") for table in tables for line in table)
+
+
 def test_the_reference_has_every_option_of_every_command():
+    assert len(list(options_of(cli))) > 300
     rows = rows_of_reference()
     for name, option in options_of(cli):
         (cells,) = [
