@@ -24,7 +24,7 @@ from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.gradient_times import GradientTimes
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_masks
-from dpcompare.backends.torch.optimizer import SLOTS, Adam, Sgd, build_optimizer, load_slots
+from dpcompare.backends.torch.optimizer import SLOTS, Kernel, build_optimizer, load_slots
 from dpcompare.backends.torch.pixels import look_up
 from dpcompare.backends.torch.side_stream import SideStream
 from dpcompare.backends.torch.update import RuledUpdates
@@ -118,7 +118,7 @@ class TorchBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
         return read_weights(self.inputs.weights)
 
-    def build_optimizer(self) -> Sgd | Adam:
+    def build_optimizer(self) -> Kernel:
         """The optimizer of the model as it is replicated."""
         return build_optimizer(self.workload.optimizer, self.model.parameters(), self.optimizer_kernels)
 

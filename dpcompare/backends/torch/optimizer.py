@@ -12,19 +12,26 @@ from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, 
 from dpcompare.models.state import AVERAGE
 
 
-class Sgd(torch.optim.SGD):
-    """SGD by torch's formula, which the other frameworks follow."""
+class Kernel(torch.optim.Optimizer):
+    """What each of them adds to torch's interface."""
+
+    slots: ClassVar[Mapping[str, str]]
+    """torch's names of what it remembers of a parameter -> those of checkpoints."""
+
+    def continue_after(self, steps_taken: int) -> None:
+        """Make its next step that after so many steps, of which it has the memory."""
+
+
+class Sgd(Kernel, torch.optim.SGD):
+    """SGD by torch's formula, which the other frameworks follow and which does not depend on the step."""
 
     slots: ClassVar[Mapping[str, str]] = {"momentum_buffer": "momentum"}
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], **kernels: bool) -> None:
         super().__init__(parameters, momentum=SGD_MOMENTUM, **kernels)
 
-    def continue_after(self, steps_taken: int) -> None:
-        """Its formula does not depend on the step."""
 
-
-class Adam(torch.optim.Adam):
+class Adam(Kernel, torch.optim.Adam):
     """Adam with TensorFlow's epsilon, which is added before the bias correction ("epsilon hat").
 
     Kingma and Ba 2015, section 2, last paragraph: update = lr_t * m / (sqrt(v) + epsilon_hat) with
@@ -46,7 +53,6 @@ class Adam(torch.optim.Adam):
         super().step(closure)
 
     def continue_after(self, steps_taken: int) -> None:
-        """Correct the bias of what it remembers as of that many steps."""
         self.steps_taken = steps_taken
         for parameter, memory in self.state.items():
             # The fused kernels read the count on the device of the parameter, the others on the host.
@@ -54,7 +60,7 @@ class Adam(torch.optim.Adam):
             memory["step"] = torch.tensor(float(steps_taken), device=device)
 
 
-KERNELS: dict[str, type[Sgd] | type[Adam]] = {"sgd": Sgd, "adam": Adam}
+KERNELS: dict[str, type[Kernel]] = {"sgd": Sgd, "adam": Adam}
 require_all_kernels({name: tuple(kernel.slots.values()) for name, kernel in KERNELS.items()}, "torch")
 
 SLOTS = {torch_name: name for kernel in KERNELS.values() for torch_name, name in kernel.slots.items()} | {
@@ -63,7 +69,7 @@ SLOTS = {torch_name: name for kernel in KERNELS.values() for torch_name, name in
 """torch's names of what an optimizer remembers -> those of checkpoints."""
 
 
-def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels: str) -> Sgd | Adam:
+def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels: str) -> Kernel:
     """An optimizer whose learning rate is set before every step.
 
     Args:
@@ -77,7 +83,7 @@ def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels
 
 
 def load_slots(
-    optimizer: Sgd | Adam,
+    optimizer: Kernel,
     parameters: Mapping[str, torch.nn.Parameter],
     slots: Mapping[str, npt.NDArray[Any]],
     steps_taken: int,

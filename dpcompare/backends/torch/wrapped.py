@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dpcompare.backends.torch.ddp import DistributedDataParallel
-from dpcompare.backends.torch.optimizer import Adam, Sgd
+from dpcompare.backends.torch.optimizer import Kernel
 
 
 class WrappedDistributedDataParallel(DistributedDataParallel):
@@ -20,7 +20,7 @@ class WrappedDistributedDataParallel(DistributedDataParallel):
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """The wrapper's optimizer, whose step takes the place of this one's."""
 
-    def build_optimizer(self) -> Sgd | Adam:
+    def build_optimizer(self) -> Kernel:
         optimizer = super().build_optimizer()
         self._wrapped = self.wrap_optimizer(optimizer)
         return optimizer

@@ -1,0 +1,1 @@
+"""NumPy as a framework: one replica on the host."""
