@@ -107,7 +107,7 @@ def tuning_options(
     """The settings that a mode has on a type of device, with a workload or, without one, with any."""
     return {
         name: setting
-        for name, setting in SETTINGS[framework].items()
+        for name, setting in SETTINGS.get(framework, {}).items()
         if (setting.modes is None or mode in setting.modes)
         and setting.values_on(device_type)
         and (workload is None or _takes_effect(setting, workload))
