@@ -23,8 +23,8 @@ from typing import Any
 
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, run
+from dpcompare.results.clock import RemarkKind
 from dpcompare.results.events import Event, Started, StepsTrained
-from dpcompare.results.remarks import RemarkKind
 from stress.clock_faults import HALF_SPEED, LATE_TIMER
 from stress.injection import injected, interpreter_with
 

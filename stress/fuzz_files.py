@@ -33,8 +33,8 @@ from dpcompare.models.weights import fit, read_source
 from dpcompare.results.checkpoint import decode, encode
 from dpcompare.results.events import read_events
 from dpcompare.results.history import result_so_far
-from dpcompare.results.progress import RunState
 from dpcompare.results.run_dir import event_path
+from dpcompare.results.series import RunState
 from stress.fuzz_mutations import (
     Mutation,
     mutated_header,

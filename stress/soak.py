@@ -37,7 +37,7 @@ from dpcompare.results.events import CheckpointSaved, Event, Started, StepsTrain
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from dpcompare.system.processes import is_alive
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 from stress.trials import num_processes, ports_listening, shared_memory, temporary_files
 
 STEPS = 30

@@ -23,7 +23,7 @@ from typing import Any
 from dpcompare.config.modes import MODES
 from dpcompare.results.events import EventTail, Started
 from dpcompare.results.run_dir import LOGS_DIR, checkpoint_paths
-from dpcompare.system.locks import in_turn
+from dpcompare.system.cache import in_turn
 from stress.injection import write_sitecustomize
 
 LONGEST = 90.0

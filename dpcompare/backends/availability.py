@@ -17,7 +17,7 @@ from dpcompare.config.modes import MODES
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 
 def missing_packages(framework: str, python: str = sys.executable) -> list[str]:

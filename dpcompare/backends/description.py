@@ -14,7 +14,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import source_sha256
 from dpcompare.models.gradients import Gradients
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 
 @dataclass(frozen=True, kw_only=True)

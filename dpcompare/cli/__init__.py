@@ -20,7 +20,7 @@ from dpcompare.cli.environment import blame_variable, unread_variables
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.signals import terminated_as_interrupted
-from dpcompare.system.standard_streams import give_up_stdout, keep_stderr_from_failing
+from dpcompare.system.terminal_text import give_up_stdout, keep_stderr_from_failing
 
 
 @click.group(

@@ -16,7 +16,7 @@ from dpcompare.cli.option_table import option
 from dpcompare.cli.option_values import Number, interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.errors import RequestError
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 if TYPE_CHECKING:
     from dpcompare.experiments.arms import ArmRequest

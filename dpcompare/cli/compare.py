@@ -21,8 +21,7 @@ from dpcompare.cli.option_values import interpreters, parse_percentage, parse_se
 from dpcompare.cli.options import RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.system.terminal_text import in_one_line
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, in_one_line
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison

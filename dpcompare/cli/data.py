@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from dpcompare.cli.output import print_json
-from dpcompare.system.terminal_text import printable
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, printable
 
 
 @click.group()

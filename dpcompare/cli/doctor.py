@@ -12,8 +12,7 @@ import click
 
 from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
-from dpcompare.system.terminal_text import printable
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, printable
 
 WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps": 40, "warmup_steps": 5}
 """Steps of some milliseconds, so that a round takes seconds."""

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dpcompare.system.standard_streams import give_up_stdout
-from dpcompare.system.terminal_text import printable, printable_lines
+from dpcompare.system.terminal_text import give_up_stdout, printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

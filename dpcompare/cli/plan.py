@@ -16,7 +16,7 @@ from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.cli.remembered import as_remembered
 from dpcompare.config.engines import ENGINES
 from dpcompare.errors import RequestError
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig

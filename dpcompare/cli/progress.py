@@ -24,12 +24,11 @@ from dpcompare.experiments.study_runs import Watcher, finished_run
 from dpcompare.launch.outcome import expendable
 from dpcompare.launch.remembered import remembered_first_step
 from dpcompare.results.events import Event, EventTail, Ready, Started, StepsTrained
-from dpcompare.results.progress import RunState
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE, event_path
-from dpcompare.system.locks import is_held
-from dpcompare.system.terminal_text import in_one_line, printable
-from dpcompare.system.words import counted
+from dpcompare.results.series import RunState
+from dpcompare.system.cache import is_held
+from dpcompare.system.terminal_text import counted, in_one_line, printable
 
 SECONDS_BETWEEN_LINES = 5.0
 

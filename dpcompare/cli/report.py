@@ -11,11 +11,11 @@ import click
 from dpcompare.cli import completed_values
 from dpcompare.cli.output import EXIT_NEGATIVE, hint, print_sentence, stdout_console
 from dpcompare.cli.written_files import json_file, plots_dir, writable, write
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import ArmRow, Comparison
-    from dpcompare.results.evaluation import Evaluation
+    from dpcompare.results.computed import Evaluation
     from dpcompare.results.result import RunResult, StepSeconds
 
 MOST_OF_A_KIND = 2

@@ -13,7 +13,7 @@ from dpcompare.cli.options import OPTIONS, is_given
 from dpcompare.cli.output import hint
 from dpcompare.config.modes import MODES
 from dpcompare.errors import RequestError
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig

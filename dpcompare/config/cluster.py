@@ -12,7 +12,7 @@ from dpcompare.config.modes import DEFAULT_REPLICAS
 from dpcompare.config.validation import Config
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, gpu_model, installed_gpus, visible_gpus
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 DeviceType = Literal["cpu", "gpu", "tpu"]
 

@@ -18,8 +18,8 @@ from dpcompare.config.setting import CLUSTERS, Changes, Option, setting, setting
 from dpcompare.config.validation import Config, raise_problems
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.system.import_path import is_custom
-from dpcompare.system.words import counted
+from dpcompare.system.python_environment import is_custom
+from dpcompare.system.terminal_text import counted
 
 PLUG_INS = "dpcompare.engines"
 """The group of entry points."""

@@ -10,8 +10,8 @@ from dpcompare.config.run_fields import RunFields
 from dpcompare.config.tuning import problems_of
 from dpcompare.errors import did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
-from dpcompare.system.import_path import is_custom
-from dpcompare.system.words import counted
+from dpcompare.system.python_environment import is_custom
+from dpcompare.system.terminal_text import counted
 
 
 def problems_of_run(config: RunFields) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from dpcompare.errors import RequestError, did_you_mean
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 
 def one_of(what: str, known: Iterable[str], *, or_custom: bool = False) -> Callable[[str], str]:

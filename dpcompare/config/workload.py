@@ -12,8 +12,8 @@ from dpcompare.config.validation import Config, one_of, raise_problems
 from dpcompare.data.epochs import steps_per_epoch
 from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset
 from dpcompare.models.architectures import MODELS, model_of
-from dpcompare.system.import_path import is_custom
-from dpcompare.system.words import counted
+from dpcompare.system.python_environment import is_custom
+from dpcompare.system.terminal_text import counted
 
 Precision = Literal["float32", "bfloat16", "float64"]
 Profile = Literal["strict", "native"]

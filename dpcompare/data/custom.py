@@ -16,7 +16,7 @@ from dpcompare.data.order import epoch_order
 from dpcompare.data.sources import VALIDATION_SHARE, Progress, Source
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
-from dpcompare.system.import_path import find_object
+from dpcompare.system.python_environment import find_object
 
 UNDIVIDED = ""
 """The name of the one part of a dataset that brings no splits."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 
 class Duplicates(BaseModel):

@@ -23,7 +23,7 @@ from dpcompare.data.sources import TRAIN_NAMES, VALIDATION_NAMES, VALIDATION_SHA
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 from dpcompare.system.files import expanded
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 LAYOUTS = (
     "expected one folder of images per class (CLASS/*.jpg), the same below train/ and validation/, the original "

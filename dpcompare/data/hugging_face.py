@@ -26,9 +26,9 @@ from dpcompare.data.sources import (
     ImageList,
 )
 from dpcompare.errors import RequestError
-from dpcompare.system.extras import import_extra
 from dpcompare.system.files import expanded
-from dpcompare.system.words import counted
+from dpcompare.system.python_environment import import_extra
+from dpcompare.system.terminal_text import counted
 
 FORM = "hf:NAME[:CONFIG][,image=COLUMN][,label=COLUMN][,train=SPLIT][,validation=SPLIT]"
 CHOICES = ("image", "label", "train", "validation")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 CROP = "crop"
 AUGMENTATIONS = ("flip", "brightness", "contrast", CROP)

@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dpcompare.data.duplicates import Duplicates, SplitContent, find_duplicates
 from dpcompare.errors import RequestError
 from dpcompare.system.files import sync
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 MANIFEST = "manifest.json"
 FORMAT = 2

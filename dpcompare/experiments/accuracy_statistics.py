@@ -17,7 +17,7 @@ from dpcompare.experiments.statistics import (
     confidence,
     holm,
 )
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 DEFAULT_MARGIN = 1.0
 """Points of accuracy within which two arms count as equally accurate."""

@@ -29,7 +29,7 @@ from dpcompare.experiments.statistics import (
     paired_ratio,
 )
 from dpcompare.experiments.time_to_accuracy import accuracy_curve, target_row, time_to_accuracy
-from dpcompare.results.remarks import Remark
+from dpcompare.results.clock import Remark
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import printable
 

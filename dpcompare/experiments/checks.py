@@ -17,7 +17,7 @@ from dpcompare.experiments.verify_groups import Contender
 from dpcompare.models.architectures import model_of
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import is_statistic
-from dpcompare.results.arrays import Arrays
+from dpcompare.results.predictions import Arrays
 from dpcompare.results.result import RunResult
 from dpcompare.training.reader import training_reader
 

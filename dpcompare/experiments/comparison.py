@@ -11,7 +11,7 @@ from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
 from dpcompare.experiments.fairness_values import NOT_KNOWN
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import Claim, Outcome
-from dpcompare.results.remarks import Remark, RemarkKind
+from dpcompare.results.clock import Remark, RemarkKind
 
 
 class _Shown(BaseModel):

@@ -12,9 +12,8 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 
 from dpcompare.experiments.statistics import jitter
-from dpcompare.results.evaluation import Evaluation
+from dpcompare.results.computed import Evaluation, TrainingCost
 from dpcompare.results.result import RunResult, StepSeconds
-from dpcompare.results.target import TrainingCost
 
 MIB = 1024 * 1024
 

@@ -19,7 +19,7 @@ from dpcompare.experiments.accuracy_statistics import (
 )
 from dpcompare.experiments.collection import ArmRuns, is_exploratory
 from dpcompare.experiments.comparison import Learning, LearningRow, SpreadRow
-from dpcompare.system.words import counted, joined
+from dpcompare.system.terminal_text import counted, joined
 
 SheetOf = Callable[[ArmRuns, ArmRuns], fairness.Sheet]
 """The fairness sheet of two arms."""

@@ -10,8 +10,7 @@ import numpy as np
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmPredictions, PredictionAgreement, PredictionRows
 from dpcompare.results.predictions import Integers, Predictions
-from dpcompare.system.terminal_text import printable
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, printable
 
 
 def confusion(labels: Integers, predicted: Integers, num_classes: int) -> Integers:

@@ -9,7 +9,7 @@ from dpcompare.experiments.collection import ArmRuns, rounds_of_seeds
 from dpcompare.experiments.comparison import Scaling
 from dpcompare.experiments.fairness_checks import Differs, names_that_differ
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 OF_SCALING = names_that_differ(Differs.DEVICES | Differs.SPLIT_BATCH | Differs.EMULATION)
 """Checks in which a baseline of one device differs by its nature."""

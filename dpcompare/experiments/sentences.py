@@ -9,8 +9,7 @@ from pathlib import Path
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow
 from dpcompare.results.result import RunResult
-from dpcompare.system.terminal_text import printable
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, printable
 
 
 def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from dpcompare.results.steadiness import JITTER_SCALE
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 FALSE_CLAIMS = 0.05
 """How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""

@@ -20,9 +20,9 @@ from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.inputs import with_seed
+from dpcompare.system.cache import LOCK_FILE, only_one
 from dpcompare.system.files import require_files_of_its_own
 from dpcompare.system.json_files import read_document, write_document
-from dpcompare.system.locks import LOCK_FILE, only_one
 
 LONGEST_FOLDER = 80
 RUNS_DIR = "runs"

@@ -14,9 +14,9 @@ from dpcompare.experiments.comparison import AccuracyPoint, TargetRow, TimeClaim
 from dpcompare.experiments.fairness_checks import Differs, names_that_change, names_that_differ
 from dpcompare.experiments.learning import SheetOf
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
+from dpcompare.results.computed import TrainingCost
 from dpcompare.results.result import RunResult
-from dpcompare.results.target import TrainingCost
-from dpcompare.system.words import counted, joined
+from dpcompare.system.terminal_text import counted, joined
 
 
 def target_row(arm: ArmRuns) -> TargetRow | None:

@@ -15,7 +15,7 @@ from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import model_of
 from dpcompare.system.devices import installed_gpus, visible_gpus
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 BATCH = 16
 """Images per step of everything that is verified."""

@@ -20,7 +20,7 @@ from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import custom_model, source_sha256
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 STEPS = 6
 """Of every contender; the learning rate follows the schedule of the run over so many."""

@@ -22,10 +22,10 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.launch.isolation import exposure
 from dpcompare.launch.run import resume, run
 from dpcompare.models.sealed import read_weights, seal
-from dpcompare.results import arrays
+from dpcompare.results import predictions as arrays
 from dpcompare.results.run_dir import checkpoint_paths
 from dpcompare.system.devices import MOST_USED, free_gpu_memory, gpu_memory, installed_gpus, visible_gpus
-from dpcompare.system.memory import available_memory
+from dpcompare.system.processes import available_memory
 from dpcompare.system.signals import signals_held
 
 FLOOR_SEEDS = 3

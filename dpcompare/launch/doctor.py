@@ -30,10 +30,10 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.run import run
 from dpcompare.system.commands import run_command
-from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
-from dpcompare.system.words import counted
+from dpcompare.system.signals import Deadline
+from dpcompare.system.terminal_text import counted
 
 Status = Literal["ok", "note", "problem"]
 

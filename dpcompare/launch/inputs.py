@@ -22,11 +22,10 @@ from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
 from dpcompare.models.sealed import is_whole, sha256_of
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
-from dpcompare.system.cache import cache_dir
+from dpcompare.system.cache import cache_dir, in_turn
 from dpcompare.system.files import expanded
-from dpcompare.system.import_path import is_custom
-from dpcompare.system.locks import in_turn
-from dpcompare.system.words import counted
+from dpcompare.system.python_environment import is_custom
+from dpcompare.system.terminal_text import counted
 
 LONGEST_NAME = 48
 """Characters of a dataset's name that its cached store has: a file system takes 255 bytes, of up to 4 per character."""

@@ -15,14 +15,12 @@ from dpcompare.launch.outcome import Deadlines, LaunchOutcome, Observer, Stall
 from dpcompare.launch.plan import INHERITED_TO_DROP, NodeProcess
 from dpcompare.results.clock import Seen, Watched
 from dpcompare.results.events import LAST_EVENTS, EventTail, Started, StepsTrained
-from dpcompare.results.log_size import cut_logs
-from dpcompare.results.run_dir import LOGS_DIR, node_log_path
-from dpcompare.system.deadline import Deadline
+from dpcompare.results.run_dir import LOGS_DIR, cut_logs, node_log_path
 from dpcompare.system.files import no_link
-from dpcompare.system.memory import OomWatch
 from dpcompare.system.network_namespace import isolated
 from dpcompare.system.processes import (
     PROCESS_POLL_SECONDS,
+    OomWatch,
     die_with_parent,
     is_alive,
     kill_groups,
@@ -30,7 +28,7 @@ from dpcompare.system.processes import (
     signal_group,
     wait_for_exit,
 )
-from dpcompare.system.signals import HeldSignals, signals_held
+from dpcompare.system.signals import Deadline, HeldSignals, signals_held
 
 SIGTERM_SECONDS = 3.0
 """How long a process that got SIGTERM may take to end before it is killed."""

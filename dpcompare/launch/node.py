@@ -29,13 +29,11 @@ from dpcompare.launch.outcome import Deadlines, LaunchOutcome, NodeOutcome, Repo
 from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, is_open, join, listening, read_attempt
 from dpcompare.results.run_dir import attempt_config_path
-from dpcompare.system.addresses import interface_of
-from dpcompare.system.deadline import Deadline
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
 from dpcompare.system.files import require_files_of_its_own
-from dpcompare.system.signals import signals_held, terminated_as_interrupted
-from dpcompare.system.standard_streams import keep_stderr_from_failing
-from dpcompare.system.words import counted
+from dpcompare.system.ports import interface_of
+from dpcompare.system.signals import Deadline, signals_held, terminated_as_interrupted
+from dpcompare.system.terminal_text import counted, keep_stderr_from_failing
 
 STOP_POLL_SECONDS = 1.0
 """How often a node reads whether it is to stop, through a disk that may be slow."""

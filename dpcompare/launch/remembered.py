@@ -18,8 +18,7 @@ from dpcompare.config.setting import Changes, names_that_change
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import cache_dir
-from dpcompare.system.json_files import read_document, write_document
-from dpcompare.system.quantities import Measured, Rate
+from dpcompare.system.json_files import Measured, Rate, read_document, write_document
 
 D = TypeVar("D", bound=BaseModel)
 

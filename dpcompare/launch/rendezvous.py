@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict
 
 from dpcompare._version import __version__
 from dpcompare.launch.outcome import NodeOutcome, Report
-from dpcompare.system.deadline import Deadline
 from dpcompare.system.files import no_link
 from dpcompare.system.json_files import read_document, write_document
+from dpcompare.system.signals import Deadline
 
 NODES_DIR = "nodes"
 ATTEMPT_FILE = "attempt.json"

@@ -28,6 +28,7 @@ from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.aggregate import LaunchEnd
 from dpcompare.results.attempts import Status
 from dpcompare.results.checkpoint import newest_checkpoint, training_id
+from dpcompare.results.computed import reached
 from dpcompare.results.events import Event
 from dpcompare.results.history import close_attempt, result_so_far
 from dpcompare.results.result import RunResult
@@ -38,7 +39,7 @@ from dpcompare.results.run_dir import (
     LOGS_DIR,
     RESULT_FILE,
 )
-from dpcompare.results.target import reached
+from dpcompare.system.cache import only_one
 from dpcompare.system.devices import (
     free_gpu_memory,
     gpus_without_slices,
@@ -48,10 +49,8 @@ from dpcompare.system.devices import (
     visible_gpus,
 )
 from dpcompare.system.files import require_files_of_its_own, require_writable
-from dpcompare.system.locks import only_one
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
-from dpcompare.system.standard_streams import keep_stderr_from_failing
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, keep_stderr_from_failing
 
 MOST_LOST_PORTS = 3
 

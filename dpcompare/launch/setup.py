@@ -23,8 +23,8 @@ from dpcompare.backends.availability import missing_packages
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
 from dpcompare.config.frameworks import FRAMEWORKS, Sizes
 from dpcompare.errors import RequestError
+from dpcompare.system.cache import only_one
 from dpcompare.system.files import expanded
-from dpcompare.system.locks import only_one
 from dpcompare.system.python_environment import PythonEnvironment
 
 DeviceType = Literal["cpu", "gpu"]

@@ -14,8 +14,7 @@ from dpcompare.launch.engines import NodesEnded, PollExit, load_engine
 from dpcompare.launch.outcome import Callbacks, Deadlines, LaunchOutcome, NodeOutcome, merge_outcomes
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.events import Event, EventTail, Failed, Stopped
-from dpcompare.system.deadline import Deadline
-from dpcompare.system.signals import signals_held
+from dpcompare.system.signals import Deadline, signals_held
 
 NODES_POLL_SECONDS = 0.2
 NODES_STOP_SECONDS = 20.0

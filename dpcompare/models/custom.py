@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcompare.errors import RequestError
-from dpcompare.system.import_path import find_object
+from dpcompare.system.python_environment import find_object
 
 Factory = Callable[[int, int], Any]
 """(image_size, num_classes) -> a model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from dpcompare.system.quantities import Count
+from dpcompare.system.json_files import Count
 
 MOST_POINTS = 64
 """Of the curve that is kept."""

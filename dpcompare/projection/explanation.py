@@ -18,8 +18,7 @@ from dpcompare.projection.floors import Floor, floors_of
 from dpcompare.projection.remedies import Remedy, remedies_of
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
-from dpcompare.system.terminal_text import in_one_line, printable
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, in_one_line, printable
 
 STANDS_OUT = 0.1
 """Share of a step from which on a part is spoken of."""

@@ -15,7 +15,7 @@ from dpcompare.projection.link import NETWORK_LATENCY, duration_in_words, rate_i
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
 from dpcompare.projection.request import ProjectionRequest
 from dpcompare.projection.step import Step, StepWork, band
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 MOST_NODES = 1024
 """Up to which nodes are doubled where no numbers were asked for."""

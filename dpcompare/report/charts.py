@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow
-from dpcompare.system.extras import import_extra
+from dpcompare.system.python_environment import import_extra
 
 if TYPE_CHECKING:
     import altair

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpcompare.experiments.comparison import ArmRow, Comparison
 from dpcompare.report.charts import INK, WIDTH, Plot, colour_of_arms, dash_of_arms, load_altair
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 LARGEST_NUMBER_OF_VALUES = 45
 """Of a curve, that can be pointed at."""

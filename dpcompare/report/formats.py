@@ -14,7 +14,7 @@ from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison, PredictionRows, SpreadRow
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.figures import Column as FigureColumn
-from dpcompare.results.remarks import UNSTABLE
+from dpcompare.results.clock import UNSTABLE
 from dpcompare.system.terminal_text import printable
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from dpcompare.errors import RequestError
 from dpcompare.report.trackers import PROJECT, TrackedRun, nothing_else_sent
-from dpcompare.system.extras import import_extra
+from dpcompare.system.python_environment import import_extra
 
 MOST_METRICS, MOST_PARAMETERS = 1000, 100
 """Of one request."""

@@ -17,8 +17,7 @@ from dpcompare.report.formats import columns, figure
 from dpcompare.report.plots import PART_COLOURS, make_plots
 from dpcompare.report.projection_plots import projection_plots
 from dpcompare.report.text import arms_by_value, within
-from dpcompare.system.terminal_text import printable
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted, printable
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dpcompare.projection.document import PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.measured import NO_LIMIT
 from dpcompare.report.formats import escaped, figure
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 TITLE = "Predicted, not measured"
 

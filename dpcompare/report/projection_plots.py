@@ -6,7 +6,7 @@ from typing import Any
 
 from dpcompare.projection.document import PredictedPoint, Projection, Range
 from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
-from dpcompare.system.words import counted, joined
+from dpcompare.system.terminal_text import counted, joined
 
 
 def projection_plots(projection: Projection) -> list[Plot]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpcompare.experiments.comparison import ArmRow, Comparison, Round
 from dpcompare.experiments.figures import FIGURES
-from dpcompare.system.extras import import_extra
+from dpcompare.system.python_environment import import_extra
 
 Value = str | int | float | bool | None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dpcompare.report.trackers import TrackedRun
-from dpcompare.system.extras import import_extra
+from dpcompare.system.python_environment import import_extra
 
 
 def write_to_tensorboard(runs: Iterable[TrackedRun], folder: str) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dpcompare.experiments.comparison import ArmRow, Comparison, Group, KnobRow
 from dpcompare.report.formats import Column, columns, figure
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 NARROWEST = 40
 WIDEST = 110

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dpcompare.report.trackers import PROJECT, TrackedRun, nothing_else_sent
-from dpcompare.system.extras import import_extra
+from dpcompare.system.python_environment import import_extra
 
 
 def write_to_wandb(runs: Iterable[TrackedRun], folder: str) -> None:

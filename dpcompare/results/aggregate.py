@@ -12,20 +12,16 @@ from typing import Any
 import numpy as np
 
 from dpcompare.config.run import RunConfig
-from dpcompare.results.attempts import History, Status
-from dpcompare.results.computed import Computed
-from dpcompare.results.evaluation import Evaluation
+from dpcompare.results.attempts import History, ProcessRecord, Status
+from dpcompare.results.clock import MachineLoad
+from dpcompare.results.computed import Computed, Evaluation, reached, utilization_figures
 from dpcompare.results.events import Evaluated, read_events
-from dpcompare.results.load import MachineLoad
-from dpcompare.results.process_record import ProcessRecord
 from dpcompare.results.result import NodeRecord, PeakMemory, RunResult
 from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries, series_of_trainers
-from dpcompare.results.target import reached
 from dpcompare.results.timing import clock_of, evaluation_costs, first_step_figures, joules_per_image, speed_figures
-from dpcompare.results.utilization import utilization_figures
 from dpcompare.system.json_files import read_document
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,77 @@
-"""What a run really computed, counted and measured where it happened; the fairness sheet compares it with the claim."""
+"""What a run computed: counts, evaluations, what its target took, and how busy its devices were."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from dpcompare.config.run import RunConfig
 from dpcompare.data.digest import combined
-from dpcompare.system.quantities import Count, Finite, Norm
+from dpcompare.models.costs import training_flops, values_moved
+from dpcompare.system.json_files import Count, Finite, Measured, Norm, Number, Share
+from dpcompare.system.peaks import peak_of
+
+LARGEST_MEAN, LARGEST_BATCH = 1.25, 3.0
+"""Times the loss of the median batch that the mean and the worst batch of an evaluation may have unmentioned."""
+
+
+class Evaluation(BaseModel):
+    """One pass over the validation split, every sample once."""
+
+    model_config = ConfigDict(frozen=True)
+
+    epoch: Count
+    """Epochs started when it was made, from 1."""
+    step: Count
+    """Steps trained when it was made."""
+    loss: Finite | None
+    """None where it is not finite."""
+    accuracy: Share
+    count: Number
+    median_batch_loss: Finite | None = None
+    """The median of the mean losses of its global batches, which a few samples do not move."""
+    largest_batch_loss: Finite | None = None
+
+    @property
+    def outlier(self) -> str | None:
+        """A sentence about a few samples that make much of the loss; None where there are none."""
+        mean, median, largest = self.loss, self.median_batch_loss, self.largest_batch_loss
+        if mean is None or not median or largest is None:
+            return None
+        if mean <= LARGEST_MEAN * median or largest <= LARGEST_BATCH * median:
+            return None
+        return (
+            f"the evaluation loss of {mean:.4f} comes from a few samples: {median:.4f} in the median batch, "
+            f"{largest:.4g} in the worst; BatchNorm's running statistics may not have settled yet"
+        )
+
+
+class TrainingCost(BaseModel):
+    """What all steps before an evaluation took; evaluations and checkpoints are no part of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    step: Count
+    """Steps before it."""
+    images: Count
+    """Samples trained before it; one that came again in a later epoch counts again."""
+    seconds: Measured | None
+    """Of the slowest process, the time between steps included, and the first step with what it compiles; None in a
+    run that was resumed, whose earlier attempts are not timed."""
+    joules: Measured | None
+    """Of all devices; None where a part of it was not counted."""
+
+
+def reached(evaluations: Sequence[Evaluation], target: float) -> Evaluation | None:
+    """The first evaluation at which the target was reached; None where none was."""
+    return next((evaluation for evaluation in evaluations if is_reached(evaluation.accuracy, target)), None)
+
+
+def is_reached(accuracy: float, target: float) -> bool:
+    return accuracy >= target
 
 
 class ComputedByProcess(BaseModel):
@@ -87,3 +150,40 @@ def _finite_sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     total = math.fsum(known) if all(map(math.isfinite, known)) else math.inf
     return total if len(known) == len(values) and math.isfinite(total) else None
+
+
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
+"""Of a feature, by precision."""
+
+
+def utilization_figures(
+    config: RunConfig, images_per_second: float | None, device_names: Sequence[str], *, tf32: bool
+) -> dict[str, Any]:
+    """The figures of a run; nothing without a speed, or for a custom model, of which nothing is known.
+
+    Args:
+        config: of the run, whose inputs are prepared.
+        images_per_second: of all replicas.
+        device_names: of all of its devices, as the framework reports them.
+        tf32: whether products of float32 were rounded to TF32.
+    """
+    workload = config.workload
+    if config.inputs is None or images_per_second is None:
+        return {}
+    asked = workload.model, workload.image_size, config.inputs.num_classes
+    flops, values = training_flops(*asked), values_moved(*asked)
+    if flops is None or values is None:
+        return {}
+    per_device = images_per_second / (1 if config.cluster.shared else config.topology.num_replicas * config.stages)
+    peaks = {name: peak_of(name) for name in device_names}
+    peak = next(iter(peaks.values()), None) if len(peaks) == 1 and not config.cluster.shared else None
+    kind = "tf32" if tf32 and workload.precision == "float32" else workload.precision
+    most = peak.flops.get(kind) if peak else None
+    return {
+        "flops_per_image": flops,
+        "achieved_flops": per_device * flops,
+        "achieved_bandwidth": per_device * values * BYTES[workload.precision],
+        "model_flops_utilization": per_device * flops / most if most else None,
+        "bandwidth_utilization": per_device * values * BYTES[workload.precision] / peak.bandwidth if peak else None,
+        "peak_source": f"{peak.source}: {most / 1e12:g} TFLOP/s in {kind}" if peak and most else None,
+    }

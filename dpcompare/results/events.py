@@ -18,7 +18,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from dpcompare.errors import RequestError
 from dpcompare.results.run_dir import event_path
 from dpcompare.system.files import no_link
-from dpcompare.system.quantities import Count, Duration, Measured, Number
+from dpcompare.system.json_files import Count, Duration, Measured, Number
 
 
 def _now() -> float:

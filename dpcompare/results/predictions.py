@@ -1,8 +1,4 @@
-"""Kept predictions: the class that a trained model took each validation sample for, a file per process.
-
-RUN_DIR/predictions/process-<rank>.csv has a line `index,label,prediction` per sample, by the order of the prepared
-store's validation split; classes.json has the names of the classes, in the order of their numbers.
-"""
+"""Arrays that a run keeps: its predictions, and those of a probe."""
 
 from __future__ import annotations
 
@@ -10,13 +6,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors.numpy import load_file
 
 from dpcompare.errors import RequestError
-from dpcompare.results.run_dir import PREDICTIONS_DIR
+from dpcompare.results.run_dir import PREDICTIONS_DIR, probe_path
 from dpcompare.system.files import no_link
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def load(run_dir: Path, num_processes: int) -> Arrays:
+    """The arrays of all processes of a probe; rows in the order of the global batch."""
+    parts = [load_file(probe_path(run_dir, rank)) for rank in range(num_processes)]
+    rows = [name for name in parts[0] if name.startswith(("rows.", "activation.")) or name.endswith("_logits")]
+    return parts[0] | {name: np.concatenate([part[name] for part in parts]) for name in rows}
+
 
 CLASSES_FILE = "classes.json"
 HEADER = "index,label,prediction"

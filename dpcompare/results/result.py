@@ -14,17 +14,12 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.validation import one_of
 from dpcompare.models.gradients import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
-from dpcompare.results.clock import ClockCheck, much_between_steps
-from dpcompare.results.computed import Computed
-from dpcompare.results.evaluation import Evaluation
-from dpcompare.results.load import MachineLoad
-from dpcompare.results.remarks import DISTURBANCES, Remark, RemarkKind
+from dpcompare.results.clock import DISTURBANCES, ClockCheck, MachineLoad, Remark, RemarkKind, much_between_steps
+from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
-from dpcompare.results.target import TrainingCost, reached
 from dpcompare.system.gpu_state import GpuState
-from dpcompare.system.json_files import read_document, write_document
-from dpcompare.system.quantities import Count, Finite, Measured, Number, Rate
+from dpcompare.system.json_files import Count, Finite, Measured, Number, Rate, read_document, write_document
 
 FORMAT = 2
 """Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""

@@ -1,27 +1,12 @@
-"""The run directory: the name of every file that the parts of a run share.
-
-RUN_DIR/
-    config.json                     the prepared RunConfig; rewritten where the run is resumed
-    attempt-config.json             the same, as the present attempt was started with it: what its processes read
-    events/process-<rank>.jsonl     what happened in each training process, while it happens
-    events/watch-<rank>.json        when the launcher saw some of them, by its own clock
-    process-<rank>.json             the record of each training process, when its work is done
-    checkpoints/step-<step>.safetensors
-    logs/node<n>-process<k>.log     output of a training process
-    logs/node<n>.log                output of a node process outside its training processes
-    logs/host<n>.log, slurm.log     output of what an engine starts
-    traces/process-<rank>.json      with --profile-steps
-    predictions/                    with --keep-predictions; see dpcompare.results.predictions
-    probe-<rank>.safetensors        the arrays that `verify` compares
-    nodes/<attempt>/                how nodes find each other; see dpcompare.launch.rendezvous
-    result.json                     the RunResult, when the run has ended
-    history.json                    losses and evaluations of the earlier attempts
-    attempts/<number>/              their config, events, records, logs, traces and result
-"""
+"""The names of the files of a run, and how long its logs may become."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Collection
 from pathlib import Path
+
+from dpcompare.system.files import no_link
 
 CONFIG_FILE = "config.json"
 ATTEMPT_CONFIG_FILE = "attempt-config.json"
@@ -110,3 +95,37 @@ def lines_of(log: Path) -> list[str]:
 def end_of(log: Path) -> str:
     """The last lines of a log, under its name."""
     return "\n".join([f"end of {log}:", *lines_of(log)[-LOG_LINES_SHOWN:]])
+
+
+MOST_BYTES = 50_000_000
+"""Of a log; beyond that, its middle is left out."""
+KEPT_BYTES = 10_000_000
+"""Of its beginning, and of its end."""
+
+
+LEFT_OUT = b"\n[dpcompare has left out the middle of this log, which was too long]\n"
+
+
+def cut_logs(folder: Path, nodes: Collection[int]) -> None:
+    """Leave out the middle of logs that are too long, which their processes go on writing at the end (O_APPEND).
+
+    What they write meanwhile may be lost: it is a small part of what is left out.
+
+    Args:
+        folder: of the logs.
+        nodes: whose logs they are.
+    """
+    own = tuple(f"node{node}{end}" for node in nodes for end in ("-", "."))
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(own) and entry.stat(follow_symlinks=False).st_size > MOST_BYTES:
+                _cut(entry.path)
+
+
+def _cut(path: str) -> None:
+    with open(path, "r+b", opener=no_link) as log:
+        log.seek(-KEPT_BYTES, os.SEEK_END)
+        end = log.read(KEPT_BYTES)
+        log.truncate(KEPT_BYTES)
+    with open(path, "ab", opener=no_link) as log:
+        log.write(LEFT_OUT + end)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.system.quantities import Count, Finite, Measured, Number, Rate
+from dpcompare.system.json_files import Count, Finite, Measured, Number, Rate
 
 NUM_PARTS = 10
 JITTER_SCALE = 1.4826

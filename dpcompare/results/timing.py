@@ -10,12 +10,11 @@ import numpy as np
 
 from dpcompare.config.run import RunConfig
 from dpcompare.results.clock import ClockCheck, check_clocks, fraction_between_steps
-from dpcompare.results.evaluation import Evaluation
+from dpcompare.results.computed import Evaluation, TrainingCost
 from dpcompare.results.events import read_events
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.series import ProcessSeries, series_of_trainers
 from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
-from dpcompare.results.target import TrainingCost
 
 
 def seconds_of_steps(config: RunConfig, run_dir: Path) -> dict[int, float]:

@@ -11,9 +11,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import IO
 
-from dpcompare.system.deadline import Deadline
 from dpcompare.system.processes import PROCESS_POLL_SECONDS, die_with_parent, kill_groups, signal_group
-from dpcompare.system.signals import signals_held
+from dpcompare.system.signals import Deadline, signals_held
 
 _STDERR = 2
 

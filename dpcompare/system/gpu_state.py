@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.system.devices import device_id, gpus_by_nvml
-from dpcompare.system.quantities import Count
+from dpcompare.system.json_files import Count
 
 SLOWDOWNS = {
     0x08: "hardware slowdown",

@@ -1,18 +1,60 @@
-"""A Python environment that dpcompare makes: an interpreter in a folder of its own, and what is installed for it."""
+"""Python's environments: what is installed in them, and objects by their names."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from math import inf
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.commands import run_command
 from dpcompare.system.json_files import write_document
+
+
+def import_extra(module: str, *, extra: str, needed_by: str) -> Any:
+    """A module of a package that only an extra of dpcompare brings.
+
+    Raises:
+        RequestError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        missing = error.name or module
+        raise RequestError(
+            f"{needed_by} needs {missing}, which is not installed; install the extra with: python -m pip install "
+            f"'dpcompare[{extra}]'"
+        ) from None
+
+
+def is_custom(name: str) -> bool:
+    """Whether a name is `package.module:NAME`."""
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
+
+
+def find_object(name: str, what: str) -> Any:
+    """The object of a name, found from the current directory too.
+
+    Raises:
+        RequestError: it cannot be imported; `what` it was to be, such as `model`.
+    """
+    module, _, attribute = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: a folder named torch/ there is not the framework
+    try:
+        return getattr(import_module(module), attribute)
+    except (Exception, SystemExit) as error:  # whatever a user's module does
+        raise RequestError(
+            f"{what}: {name!r} cannot be imported ({type(error).__name__}: {error}); expected package.module:NAME that "
+            "Python finds from the current directory"
+        ) from None
 
 
 class _Record(BaseModel):

@@ -1,13 +1,36 @@
-"""Signals that end a process: turned into a KeyboardInterrupt, or held back until a point where one does no harm."""
+"""Signals, and deadlines: what ends a wait."""
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+
+class Deadline:
+    """A moment some seconds after it was made or restarted."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.restart()
+
+    def restart(self) -> None:
+        """Have it `seconds` from now."""
+        self._at = time.monotonic() + self.seconds
+
+    def bring_forward(self, seconds: float) -> None:
+        """Have it at most that many seconds from now."""
+        self._at = min(self._at, time.monotonic() + seconds)
+
+    @property
+    def passed(self) -> bool:
+        """Whether the moment has come."""
+        return time.monotonic() >= self._at
+
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
 

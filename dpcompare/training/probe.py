@@ -10,11 +10,11 @@ from safetensors.numpy import save_file
 from dpcompare.backends.base import Inspectable
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Store
-from dpcompare.results.arrays import Arrays
 from dpcompare.results.events import EventLog
+from dpcompare.results.predictions import Arrays
 from dpcompare.results.run_dir import probe_path
 from dpcompare.system.files import put_in_place
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 from dpcompare.training import loop
 from dpcompare.training.reader import training_reader
 

@@ -22,16 +22,15 @@ from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.run import RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.errors import in_words
+from dpcompare.results.attempts import ProcessRecord
 from dpcompare.results.events import LAST_EVENTS, Alive, Ended, EventLog, EventTail, Failed, Started, Stopped
-from dpcompare.results.process_record import ProcessRecord
 from dpcompare.results.run_dir import attempt_config_path, log_path
 from dpcompare.system.cache import cache_dir
-from dpcompare.system.cores import CoresMeter, CoresUsed
+from dpcompare.system.cores import CoresMeter, CoresUsed, bind, near_cores
 from dpcompare.system.devices import available_cores
 from dpcompare.system.energy import meter_of
 from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
-from dpcompare.system.numa import bind, near_cores
 from dpcompare.training import loop, probe
 from dpcompare.training.predictions import keep_predictions
 from dpcompare.training.step_log import StepLog

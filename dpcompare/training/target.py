@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dpcompare.config.run import RunConfig
+from dpcompare.results.computed import is_reached
 from dpcompare.results.events import Evaluated, EventTail
-from dpcompare.results.target import is_reached
 
 SECONDS_BETWEEN_LOOKS = 0.02
 

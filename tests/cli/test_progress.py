@@ -11,8 +11,8 @@ from dpcompare.cli.progress import RunProgress, StudyProgress, StudyView
 from dpcompare.experiments.study import Study, open_study
 from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.events import Evaluated, EventLog, EventTail, Failed
-from dpcompare.results.progress import RunState
-from dpcompare.system.locks import only_one
+from dpcompare.results.series import RunState
+from dpcompare.system.cache import only_one
 from tests.experiments.test_fairness import result
 from tests.experiments.test_study import arm
 from tests.support.command import invoke

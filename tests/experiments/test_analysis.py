@@ -14,7 +14,7 @@ from dpcompare.experiments.statistics import Plan
 from dpcompare.report.formats import as_markdown, parse_condition
 from dpcompare.report.page import as_html
 from dpcompare.report.text import as_text, within
-from dpcompare.results.evaluation import Evaluation
+from dpcompare.results.computed import Evaluation
 from dpcompare.results.result import NodeRecord, StepSeconds
 from dpcompare.results.steadiness import SlowSteps
 from dpcompare.system.gpu_state import GpuReading, GpuState

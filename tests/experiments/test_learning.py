@@ -19,9 +19,8 @@ from dpcompare.report.formats import COLUMNS, as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv
 from dpcompare.report.text import as_text
-from dpcompare.results.evaluation import Evaluation
+from dpcompare.results.computed import Evaluation, TrainingCost
 from dpcompare.results.predictions import Predictions
-from dpcompare.results.target import TrainingCost
 from tests.experiments.test_accuracy_statistics import BETTER, NEARLY, SEEDS
 from tests.experiments.test_analysis import runs, single
 from tests.experiments.test_study import arm, study

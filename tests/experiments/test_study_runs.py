@@ -9,7 +9,7 @@ from dpcompare.experiments.study import Study, open_study
 from dpcompare.experiments.study_runs import Watcher, add_rounds, finished_run, run_study
 from dpcompare.report.formats import as_markdown
 from dpcompare.report.page import as_html
-from dpcompare.results.load import MachineLoad
+from dpcompare.results.clock import MachineLoad
 from dpcompare.results.result import NodeRecord
 from tests.experiments.test_fairness import result
 from tests.experiments.test_study import arm, study

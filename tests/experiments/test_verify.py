@@ -26,7 +26,7 @@ from dpcompare.experiments.verify import (
 from dpcompare.experiments.verify_groups import Group, _workload, plan_groups, usable_contenders
 from dpcompare.experiments.verify_runs import config_of, resume_side, run_side
 from dpcompare.models.architectures import MODELS
-from dpcompare.results import arrays
+from dpcompare.results import predictions as arrays
 from dpcompare.results.run_dir import CONFIG_FILE
 from tests.support.command import invoke
 from tests.support.faults import FAULTS

@@ -27,8 +27,8 @@ from dpcompare.launch.outcome import Deadlines, NodeOutcome
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, join, listening
 from dpcompare.launch.supervise import ENGINE_SECONDS, NodesWatch
 from dpcompare.results.events import EventTail, Failed, Started, StepsTrained, Stopped
-from dpcompare.system.addresses import local_address
 from dpcompare.system.network_namespace import isolated
+from dpcompare.system.ports import local_address
 from dpcompare.system.processes import is_alive
 from tests.support.command import dpcompare, invoke, start
 

@@ -16,7 +16,7 @@ from dpcompare.experiments.checks import _relative
 from dpcompare.launch.inputs import _store_by_content
 from dpcompare.models.custom import CustomModel, custom_model
 from dpcompare.models.initial_weights import custom_weights
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 from tests.support.command import invoke
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"

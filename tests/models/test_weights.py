@@ -137,7 +137,7 @@ def test_every_kind_of_keras_file_is_read_tensor_by_tensor(keras_files, name):
 def probed(weights, run_dir):
     """What torch computes with weights from a file: the arrays of a probe, evaluation logits among them."""
     from dpcompare import run
-    from dpcompare.results import arrays
+    from dpcompare.results import predictions as arrays
 
     workload = B0.model_copy(
         update={"weights": str(weights), "dataset": "synthetic-mini", "steps": 1, "warmup_steps": 0, "seed": 3}

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from dpcompare.system.quantities import MOST, Norm, Rate
+from dpcompare.system.json_files import MOST, Norm, Rate
 
 
 def test_the_norm_of_a_gradient_that_exploded_is_a_figure():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.results.load import MachineLoad
+from dpcompare.results.clock import MachineLoad
 from dpcompare.results.result import NodeRecord
 from dpcompare.system.cores import CoresUsed
 from tests.experiments.test_fairness import result

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from dpcompare.results import log_size
+from dpcompare.results import run_dir as log_size
 
 PRINTS = "import os\nfor number in range({}): os.write(1, b'%09d\\n' % number)"
 

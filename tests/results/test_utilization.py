@@ -7,7 +7,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
 from dpcompare.models.costs import training_flops, values_moved
-from dpcompare.results.utilization import utilization_figures
+from dpcompare.results.computed import utilization_figures
 from dpcompare.system.peaks import PEAKS, peak_of
 
 INPUTS = Inputs(

@@ -5,8 +5,8 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.aggregate import LaunchEnd, aggregate
+from dpcompare.results.attempts import ProcessRecord
 from dpcompare.results.events import Evaluated, EventLog
-from dpcompare.results.process_record import ProcessRecord
 from tests.support.events import trained
 
 STARTED_AT = 1000.0

@@ -13,9 +13,9 @@ from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.rendezvous import ALIVE_FILE, Rendezvous
 from dpcompare.results.events import EventLog, Failed
 from dpcompare.results.run_dir import event_path
+from dpcompare.system.cache import is_held, only_one
 from dpcompare.system.files import put_in_place, require_files_of_its_own, require_writable
 from dpcompare.system.json_files import read_document, write_document
-from dpcompare.system.locks import is_held, only_one
 from tests.support.command import invoke
 
 DOCUMENT = NodeOutcome(node_rank=0, host="here", time=1.0, status=0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.system.memory import OomWatch, available_memory, oom_kills
+from dpcompare.system.processes import OomWatch, available_memory, oom_kills
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(None, 4096), ("max", 4096), ("3000", 2000), ("9000", 4096)])
@@ -39,7 +39,7 @@ def test_kills_for_want_of_memory_are_those_of_our_control_group(tmp_path, group
 def test_a_kill_for_want_of_memory_is_forgotten_after_a_while(monkeypatch):
     now, kills = 0.0, 0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    monkeypatch.setattr("dpcompare.system.memory.oom_kills", lambda: kills)
+    monkeypatch.setattr("dpcompare.system.processes.oom_kills", lambda: kills)
     watch = OomWatch()
     kills += 1
     for now, just in ((1.0, True), (11.0, True), (22.0, False)):

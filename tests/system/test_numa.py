@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.system.numa import bind, near_cores
+from dpcompare.system.cores import bind, near_cores
 
 TWO_NODES = {0: "0-3,8-11\n", 1: "4-7,12-15\n"}
 

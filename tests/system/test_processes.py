@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpcompare.errors import RequestError
-from dpcompare.system.locks import is_held, only_one
+from dpcompare.system.cache import is_held, only_one
 from dpcompare.system.processes import die_with_parent, is_alive
 from tests.launch.test_local import launch, node, wait_until
 

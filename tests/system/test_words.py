@@ -8,7 +8,7 @@ import click
 import pytest
 
 from dpcompare.cli import cli
-from dpcompare.system.words import counted, joined
+from dpcompare.system.terminal_text import counted, joined
 
 ROOT = Path(__file__).parents[2]
 NOUNS = (

@@ -9,9 +9,9 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.results.process_record import ProcessRecord
+from dpcompare.results.attempts import ProcessRecord
 from dpcompare.results.run_dir import ATTEMPT_CONFIG_FILE, CONFIG_FILE, process_record_path
-from dpcompare.system.numa import near_cores
+from dpcompare.system.cores import near_cores
 from dpcompare.training import process
 from tests.support.numpy_backend import NumpyBackend
 from tests.support.nvml import H100, Nvml

@@ -43,7 +43,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState, is_statistic
 from dpcompare.system.cache import cache_dir
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event of a function that was compiled, or found in the cache of those that were."""

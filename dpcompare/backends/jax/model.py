@@ -17,7 +17,7 @@ from dpcompare.models.initial_weights import initial_weights
 from dpcompare.models.layers.in_jax import Forward, Layers, Tensors
 from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.models.state import is_statistic
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 
 class Apply(Protocol):

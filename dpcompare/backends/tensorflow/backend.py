@@ -29,7 +29,7 @@ from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.gradients import Gradients
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState
-from dpcompare.system.words import counted
+from dpcompare.system.terminal_text import counted
 
 
 class TensorFlowBackend(Inspectable):

@@ -21,7 +21,7 @@ from dpcompare.models.keras_layout import (
     tensor_name,
 )
 from dpcompare.models.spec import ModelSpec, columns
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 
 def build_model(workload: Workload, num_classes: int) -> keras.Model:

@@ -13,7 +13,7 @@ from dpcompare.models.architectures import family_of, model_of
 from dpcompare.models.custom import custom_model
 from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.spec import IMAGE_CHANNELS, columns
-from dpcompare.system.import_path import is_custom
+from dpcompare.system.python_environment import is_custom
 
 
 def build_model(workload: Workload, num_classes: int) -> nn.Module:

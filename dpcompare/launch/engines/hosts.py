@@ -14,7 +14,7 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, NodesEnded, PollExit, node_commands, options_of
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
-from dpcompare.system.addresses import local_address
+from dpcompare.system.ports import local_address
 from dpcompare.system.processes import kill_groups, wait_for_exit
 from dpcompare.system.signals import signals_held
 

@@ -20,9 +20,9 @@ from dpcompare.launch.engines.slurm_script import OF_AN_OUTER_JOB, job_script, s
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import end_of, slurm_log_path
-from dpcompare.system.addresses import local_address
 from dpcompare.system.commands import run_command
 from dpcompare.system.files import no_link
+from dpcompare.system.ports import local_address
 from dpcompare.system.processes import kill_groups, wait_for_exit
 from dpcompare.system.signals import signals_held
 

@@ -13,7 +13,7 @@ from dpcompare.launch.engines import NodesEnded, PollExit
 from dpcompare.launch.outcome import Report
 from dpcompare.results.run_dir import end_of, slurm_log_path
 from dpcompare.system.commands import run_command
-from dpcompare.system.deadline import Deadline
+from dpcompare.system.signals import Deadline
 
 JOB_POLL_SECONDS = 1.0
 STATE_SECONDS = 10.0

@@ -14,8 +14,8 @@ from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, NodesEnded, PollExit, options_of
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
-from dpcompare.system.addresses import local_address
-from dpcompare.system.extras import import_extra
+from dpcompare.system.ports import local_address
+from dpcompare.system.python_environment import import_extra
 
 
 class Ray(Engine):
