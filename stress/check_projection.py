@@ -43,15 +43,12 @@ from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
-from dpcompare.models.gradients import Gradients
-from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
-from dpcompare.projection.cluster import interconnect_of_run
-from dpcompare.projection.collectives import Interconnect
+from dpcompare.models.state import Gradients
+from dpcompare.projection.calibration import Fitted, MeasuredCell, exchange_of, fit, interconnect_of_run
 from dpcompare.projection.exchange import Exchange
-from dpcompare.projection.link import Latency, tcp_link
+from dpcompare.projection.link import Interconnect, Latency, tcp_link
 from dpcompare.projection.measured import NO_LIMIT
-from dpcompare.projection.recorded_exchange import exchange_of
-from dpcompare.projection.slowest import slowest_of_each_step
+from dpcompare.projection.step import slowest_of_each_step
 from dpcompare.results.timing import measured_seconds
 from stress.judged_predictions import MODEL, Cell, JudgedRound, judged
 

@@ -20,9 +20,8 @@ from typing import Any
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.config.placement import Placement
-from dpcompare.experiments.step_parts import JUDGED, Part, StepParts
 from dpcompare.experiments.study_runs import Watcher
-from dpcompare.experiments.variants import Variant, Variants, variants_of
+from dpcompare.experiments.variants import JUDGED, Part, StepParts, Variant, Variants, variants_of
 from dpcompare.projection.explanation import Explanation, explain, parts_of
 from stress.injection import interpreter_with
 from stress.studies import run_in_rounds

@@ -17,17 +17,15 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
-from dpcompare.data.decode import _decode
+from dpcompare.data.decode import FORMATS, _decode
 from dpcompare.data.folders import find_images
-from dpcompare.data.image_files import FORMATS
 from dpcompare.data.prepare import prepare
 from dpcompare.data.sources import EncodedImage
 from dpcompare.data.store import MANIFEST, open_store
 from dpcompare.errors import RequestError
 from dpcompare.experiments.study import Arm, Study
-from dpcompare.launch.engines import kubernetes, node_commands, slurm_script
-from dpcompare.launch.plan import Endpoints, num_ports, plan
-from dpcompare.launch.shell_script import shell_script
+from dpcompare.launch.engines import kubernetes, node_commands, slurm_job
+from dpcompare.launch.plan import Endpoints, num_ports, plan, shell_script
 from dpcompare.models.initial_weights import initial_weights
 from dpcompare.models.weights import fit, read_source
 from dpcompare.results.checkpoint import decode, encode
@@ -177,7 +175,7 @@ def _planned(config: RunConfig, run_dir: Path) -> None:
         processes = plan(config, run_dir, Endpoints(list(range(1024, 1024 + num_ports(config)))))
         shell_script(config, run_dir, processes)
     elif engine == "slurm":
-        slurm_script.job_script(config, run_dir)
+        slurm_job.job_script(config, run_dir)
     elif engine == "kubernetes":
         kubernetes.manifests(config, run_dir.name)
     elif engine == "hosts":

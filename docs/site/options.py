@@ -11,7 +11,7 @@ import click
 
 from dpcompare.cli import cli
 from dpcompare.cli.commands import LazyGroup
-from dpcompare.cli.option_groups import OPTION_GROUPS, GroupedCommand
+from dpcompare.cli.options import OPTION_GROUPS, GroupedCommand
 
 DEFAULT_IN_HELP = re.compile(r"\s*(?:\[default: (?P<short>.*?)\]|Default: (?P<sentence>.*?)\.(?=\s|$))")
 """How a help text says a default that is the config's, which Click does not know."""

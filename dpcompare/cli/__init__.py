@@ -16,7 +16,7 @@ from click.shell_completion import add_completion_class
 from dpcompare._version import __version__
 from dpcompare.cli.commands import LazyGroup
 from dpcompare.cli.completion import SHELLS, VARIABLE
-from dpcompare.cli.environment import blame_variable, unread_variables
+from dpcompare.cli.option_values import blame_variable, unread_variables
 from dpcompare.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REFUSED, fail
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.signals import terminated_as_interrupted

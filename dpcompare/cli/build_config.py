@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
 from dpcompare.cli.option_values import interpreters, listed
 from dpcompare.cli.options import RunOptions, placement_values, values_of
-from dpcompare.config.cluster import Cluster
+from dpcompare.config.cluster import Cluster, Topology
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.gpu_defaults import gpu_defaults
 from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import RunFields
-from dpcompare.config.topology import Topology
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores, gpu_memory, installed_gpus, visible_gpus
+
+if TYPE_CHECKING:
+    from dpcompare.config.run import RunConfig
 
 
 def with_named_mode(context: click.Context, named: str | None, values: dict[str, Any]) -> RunOptions:
@@ -191,3 +193,33 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
     if num_nodes is None:
         num_nodes = len(placement.hosts) or 1
     return Cluster.of_machines(num_nodes, options.devices_per_node or 1, device, cores or available_cores())
+
+
+def as_remembered(config: RunConfig) -> RunConfig:
+    """With what autotune found on this machine for a run like this, as far as that pays within its steps."""
+    from dpcompare.config.run import RunConfig
+    from dpcompare.launch.inputs import num_training_images
+    from dpcompare.launch.remembered import remembered_settings
+
+    workload = config.workload
+    if workload.profile != "native" or config.tune or not (kept := remembered_settings(config)):
+        return config
+    num_images = workload.total_steps(num_training_images(config)) * workload.global_batch_size
+    best, fastest, untuned = min(kept, key=lambda each: each.seconds(num_images)), kept[-1], kept[0]
+    if best.tune:
+        click.echo(
+            f"native: {_in_words(best.tune)}, which autotune found on this machine: {best.images_per_second:.1f} "
+            f"images/s instead of {untuned.images_per_second:.1f}; --tune NAME=VALUE chooses others",
+            err=True,
+        )
+    if best is not fastest:
+        click.echo(
+            f"native: not {_in_words(fastest.tune)}: {fastest.images_per_second:.1f} images/s on this machine, but its "
+            f"first step takes {fastest.first_step_seconds:.0f} s, more than a run of this length gains",
+            err=True,
+        )
+    return RunConfig(**dict(config) | {"tune": best.tune, "autotuned": True})
+
+
+def _in_words(tune: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in tune.items())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli import completed_arms, completed_values
+from dpcompare.cli import completed_arms, completion
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like
 from dpcompare.cli.option_table import option
@@ -75,7 +75,7 @@ class StudyOptions:
         type=click.Path(path_type=Path), help="Directory of the study.  [default: below studies/]"
     )
     resume: Path | None = option(
-        shell_complete=completed_values.studies,
+        shell_complete=completion.studies,
         type=click.Path(path_type=Path),
         metavar="STUDY_DIR",
         help="Continue this study as it was started; --repeats or --until may add rounds.",

@@ -15,10 +15,9 @@ import click
 
 from dpcompare.cli.build_study import StudyOptions, build_study, num_rounds
 from dpcompare.cli.config_file import read_config_file
-from dpcompare.cli.option_groups import GroupedCommand
 from dpcompare.cli.option_table import add_options, rows_of
 from dpcompare.cli.option_values import interpreters, parse_percentage, parse_seconds
-from dpcompare.cli.options import RunOptions, study_options
+from dpcompare.cli.options import GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import counted, in_one_line
@@ -58,7 +57,7 @@ def compare(context: click.Context, /, **values: Any) -> int:
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
     dpcompare compare --repeats 6 --pair torch:ddp --pair tensorflow:multiworker
     """
-    from dpcompare.cli.resume_study import resumed_study
+    from dpcompare.cli.resume import resumed_study
     from dpcompare.experiments.study import refuse_other_files
 
     options = StudyOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(StudyOptions)})
@@ -157,7 +156,7 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
 
 def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
     """What one does with a study that has ended, with the command for it."""
-    from dpcompare.experiments.estimate import estimate_seconds
+    from dpcompare.experiments.arms import estimate_seconds
     from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
     from dpcompare.experiments.study import Study
     from dpcompare.experiments.study_runs import results
@@ -233,7 +232,7 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     from rich.table import Table
 
     from dpcompare.cli.output import stdout_console
-    from dpcompare.experiments.estimate import estimate_seconds
+    from dpcompare.experiments.arms import estimate_seconds
     from dpcompare.experiments.study_runs import results
     from dpcompare.launch.inputs import check_inputs
     from dpcompare.system.terminal_text import printable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dpcompare.cli.completed_values import Items, named_modes, starting_with
+from dpcompare.cli.completion import Items, named_modes, starting_with
 from dpcompare.cli.options import OPTIONS
 
 

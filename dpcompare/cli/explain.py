@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli import completed_values
+from dpcompare.cli import completion
 from dpcompare.cli.build_study import arm_request
-from dpcompare.cli.command_of import autotune_command_of, command_of
 from dpcompare.cli.compare import prepared, print_plan
-from dpcompare.cli.measured_link import measured_link
-from dpcompare.cli.option_groups import GroupedCommand
+from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, refuse_strange
-from dpcompare.cli.options import OPTIONS, RunOptions, is_given
+from dpcompare.cli.option_values import interpreters, measured_link, refuse_strange
+from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
 from dpcompare.cli.output import hint, if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
 
@@ -33,7 +31,7 @@ _ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("node
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("arm_or_run", shell_complete=completed_values.runs)
+@click.argument("arm_or_run", shell_complete=completion.runs)
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=6, show_default=True, help="Rounds to run; a claim needs 6."
 )

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from dpcompare.cli import completed_values
+from dpcompare.cli import completion
 from dpcompare.cli.output import EXIT_FAILED
 
 
 @click.command()
-@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=completed_values.runs)
+@click.argument("run_dir", type=click.Path(path_type=Path), shell_complete=completion.runs)
 @click.option("--node-rank", type=int, help="Which of the nodes this machine is, from 0; not needed in a Slurm job.")
 def node(run_dir: Path, node_rank: int | None) -> int:
     """Take part in a run that `dpcompare run --engine hosts` has prepared, on each of its hosts.

@@ -13,8 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from dpcompare.cli.option_values import Number
-from dpcompare.config.setting import Option, Scope, settings_of
-from dpcompare.config.validation import Config
+from dpcompare.config.setting import Config, Option, Scope, settings_of
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

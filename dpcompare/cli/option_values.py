@@ -1,4 +1,4 @@
-"""The parsers of option values: precisions, lists, steps, settings, interpreters, percentages and times."""
+"""Parsers of option values, the variables that options are read from, and an option that two commands share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from dpcompare.cli.commands import LazyGroup
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.errors import RequestError
+from dpcompare.errors import RequestError, did_you_mean
 
 
 class Number(click.types.FloatParamType):
@@ -152,3 +154,55 @@ def parse_seconds(text: str | None) -> float:
     if match is None or not 0 < float(match[1]) < math.inf:
         raise RequestError(f"--budget: received {text!r}, expected a time such as 90s, 30m or 2h")
     return min(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[3]], LONGEST_BUDGET)
+
+
+PREFIX = "DPCOMPARE_"
+READ_ELSEWHERE = frozenset(
+    f"{PREFIX}{name}"
+    for name in (
+        *("CACHE_DIR", "ENVIRONMENTS_DIR", "AGENT_PID", "POD_IP"),
+        *(f"{framework.upper()}_PYTHON" for framework in FRAMEWORKS),
+    )
+)
+"""Variables that are no options of a command."""
+
+
+def unread_variables(environment: Mapping[str, str], cli: LazyGroup) -> Iterator[str]:
+    """A line for each variable with our prefix that nothing reads: a misspelt one would change nothing, silently."""
+    if not any(name.startswith(PREFIX) and name not in READ_ELSEWHERE for name in environment):
+        return
+    known = {
+        str(option.envvar)
+        for command in cli.all_commands().values()
+        for option in command.params
+        if isinstance(option, click.Option) and option.envvar
+    } | READ_ELSEWHERE
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in known:
+            yield f"the environment variable {name} is set, but no option reads it.{did_you_mean(name, sorted(known))}"
+
+
+def blame_variable(error: click.ClickException) -> str | None:
+    """The message about a wrong value that came from a variable, which Click would say of the option."""
+    if not isinstance(error, click.BadParameter) or error.param is None or error.ctx is None:
+        return None
+    if error.ctx.get_parameter_source(str(error.param.name)) is not ParameterSource.ENVIRONMENT:
+        return None
+    return f"environment variable {error.param.envvar}: {error.message}"
+
+
+def _checked(context: click.Context, parameter: click.Parameter, rate: str | None) -> str | None:
+    """The rate as it was typed, once it is known to be one."""
+    from dpcompare.projection.link import rate_of
+
+    if rate is not None:
+        rate_of(rate, "--measured-link")
+    return rate
+
+
+measured_link = click.option(
+    "--measured-link",
+    metavar="RATE",
+    callback=_checked,
+    help="Link of the machines that were measured, if there were several, such as 10gbit.",
+)

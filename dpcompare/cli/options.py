@@ -1,8 +1,4 @@
-"""The table of the options of a run, from which the rules of resumed runs and of arms follow too.
-
-An option that sets a field of the config is declared at that field; only those that the builder derives several fields
-from stand here.
-"""
+"""The table of the options of a run, and commands whose help shows them in groups."""
 
 from __future__ import annotations
 
@@ -15,23 +11,15 @@ from typing import Any, Literal, get_args, get_origin
 import click
 from click.core import ParameterSource
 
-from dpcompare.cli import completed_values
+from dpcompare.cli import completion
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_table import Command, Typed, add_options, flag_of, option, rows_of, rows_of_fields
-from dpcompare.cli.option_values import (
-    Precisions,
-    WarmupSteps,
-    listed,
-    parse_augmentations,
-    parse_steps,
-    parse_tuning,
-)
+from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
 from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.placement import Placement
 from dpcompare.config.run_fields import RunFields
-from dpcompare.config.setting import CLUSTERS, MODE
-from dpcompare.config.validation import Config
+from dpcompare.config.setting import CLUSTERS, GROUPS, MODE, Config
 from dpcompare.config.workload import Precision, Workload
 from dpcompare.errors import RequestError
 
@@ -45,7 +33,7 @@ class RunOptions:
         group=MODE,
         resumable=True,
         scope="run",
-        shell_complete=completed_values.frameworks,
+        shell_complete=completion.frameworks,
         help=f"One of {', '.join(FRAMEWORKS)}.",
     )
     mode: str | None = option(
@@ -53,7 +41,7 @@ class RunOptions:
         group=MODE,
         resumable=True,
         scope="run",
-        shell_complete=completed_values.modes,
+        shell_complete=completion.modes,
         help="Such as ddp or mirrored; `dpcompare modes` lists them.",
     )
     nodes: int | None = option(
@@ -139,9 +127,9 @@ class RunOptions:
 _OWN = frozenset(field.name for field in dataclasses.fields(RunOptions) if field.metadata)
 
 TYPED: Mapping[str, Typed] = {
-    "model": Typed(settings={"shell_complete": completed_values.models}),
-    "dataset": Typed(settings={"shell_complete": completed_values.datasets}),
-    "engine": Typed(settings={"shell_complete": completed_values.engines}),
+    "model": Typed(settings={"shell_complete": completion.models}),
+    "dataset": Typed(settings={"shell_complete": completion.datasets}),
+    "engine": Typed(settings={"shell_complete": completion.engines}),
     "precision": Typed(settings={"type": Precisions(get_args(Precision))}),
     "warmup_steps": Typed(settings={"type": WarmupSteps()}),
     "augment": Typed(settings={"multiple": False}, parse=parse_augmentations),
@@ -230,3 +218,29 @@ def run_options(command: Command) -> Command:
 def study_options(command: Command) -> Command:
     """The options of a run that a study gives to all of its arms."""
     return add_options([row for row in OPTIONS if row.scope != "run"], from_environment=True)(command)
+
+
+OPTION_GROUPS: dict[str, tuple[str, ...]] = {
+    group: tuple(row.name for row in OPTIONS if row.group == group) for group in GROUPS
+}
+"""Title -> names of options, both in the order in which they are shown."""
+
+
+class GroupedCommand(click.Command):
+    """A command whose help shows its own options first, and those of a run in groups."""
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options into the help."""
+        records = {
+            parameter.name: record
+            for parameter in self.get_params(context)
+            if isinstance(parameter, click.Option)  # arguments are in the usage, with what the docstring says of them
+            and (record := parameter.get_help_record(context)) is not None
+        }
+        grouped = {
+            title: [records.pop(name) for name in names if name in records] for title, names in OPTION_GROUPS.items()
+        }
+        for title, lines in {"Options": list(records.values()), **grouped}.items():
+            if lines:
+                with formatter.section(title):
+                    formatter.write_dl(lines)

@@ -1,4 +1,4 @@
-"""The output streams and exit codes: stdout holds the result and nothing else, everything else goes to stderr."""
+"""What is printed: results, results on stdout and the rest on stderr, and files that are written."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import give_up_stdout, printable, printable_lines
 
 if TYPE_CHECKING:
@@ -107,3 +109,37 @@ def fail(code: int, message: str, *, as_json: bool, usage: str | None = None, **
             give_up_stdout()
     click.echo("".join(f"{line}\n" for line in (usage, f"error: {message}") if line), nl=False, err=True)
     sys.exit(code)
+
+
+json_file = click.option(
+    "--json",
+    "as_json",
+    metavar="FILE",
+    is_flag=False,
+    flag_value="-",
+    help="All figures; - or, as the last option, no FILE is stdout.",
+)
+plots_dir = click.option("--plots", metavar="DIR", help="Every plot as PNG and SVG.")
+
+
+def write(target: str, content: str | bytes) -> None:
+    """Write to a file, or to stdout where it is called -.
+
+    Raises:
+        RequestError: it cannot be written.
+    """
+    if target == "-":
+        click.echo(content, nl=isinstance(content, str) and not content.endswith("\n"))
+        return
+    with writable(target):
+        Path(target).write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def writable(target: str) -> Iterator[None]:
+    """Say that a target was written, or that it cannot be."""
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"{target!r} cannot be written ({error.strerror}); choose another name") from None
+    click.echo(f"wrote {target}", err=True)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli import completed_values
-from dpcompare.cli.build_config import build_config, with_named_mode
-from dpcompare.cli.option_groups import GroupedCommand
-from dpcompare.cli.options import run_options
+from dpcompare.cli import completion
+from dpcompare.cli.build_config import as_remembered, build_config, with_named_mode
+from dpcompare.cli.options import GroupedCommand, run_options
 from dpcompare.cli.output import print_json, stdout_console
-from dpcompare.cli.remembered import as_remembered
 from dpcompare.config.engines import ENGINES
 from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import counted
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completed_values.named_modes)
+@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completion.named_modes)
 @run_options
 @click.option(
     "--format",
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     metavar="STUDY_DIR",
     help="Say what the run is predicted to reach, from a study of its mode with --ablate.",
-    shell_complete=completed_values.runs_and_studies,
+    shell_complete=completion.runs_and_studies,
 )
 @click.pass_context
 def plan(
@@ -68,11 +66,11 @@ def plan(
     check_inputs(config)
     predicted = _predicted(config, study) if study else None
 
-    from dpcompare.config.validation import require_one_line
+    from dpcompare.config.setting import require_one_line
     from dpcompare.launch import plan as planning
     from dpcompare.launch.engines import load_engine
+    from dpcompare.launch.plan import shell_script
     from dpcompare.launch.run import default_run_dir
-    from dpcompare.launch.shell_script import shell_script
     from dpcompare.system.ports import free_ports
 
     engine = None if config.placement.engine == "local" else load_engine(config.placement.engine)
@@ -137,7 +135,7 @@ def _print_planned(
 def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> None:
     from rich.table import Table
 
-    from dpcompare.launch.shell_script import command_line
+    from dpcompare.launch.plan import command_line
     from dpcompare.system.terminal_text import printable
 
     emulated = " (emulated)" if config.emulated else ""

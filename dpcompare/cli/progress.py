@@ -18,7 +18,7 @@ from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.cli.waiting import Waiting
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.experiments.estimate import estimate_seconds
+from dpcompare.experiments.arms import estimate_seconds
 from dpcompare.experiments.study import Arm, Study
 from dpcompare.experiments.study_runs import Watcher, finished_run
 from dpcompare.launch.outcome import expendable

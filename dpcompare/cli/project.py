@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli import completed_values
-from dpcompare.cli.measured_link import measured_link
-from dpcompare.cli.option_values import Number, NumberWithin
-from dpcompare.cli.output import print_sentence
-from dpcompare.cli.written_files import json_file, plots_dir, writable, write
+from dpcompare.cli import completion
+from dpcompare.cli.option_values import Number, NumberWithin, measured_link
+from dpcompare.cli.output import json_file, plots_dir, print_sentence, writable, write
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
     from dpcompare.projection.document import Projection
-    from dpcompare.projection.request import ProjectionRequest
+    from dpcompare.projection.goal import ProjectionRequest
 
 HOUR = 3600.0
 RESTART_SECONDS = 300.0
@@ -29,7 +27,7 @@ RESTART_SECONDS = 300.0
     "path",
     type=click.Path(path_type=Path),
     metavar="STUDY_DIR|RUN_DIR",
-    shell_complete=completed_values.runs_and_studies,
+    shell_complete=completion.runs_and_studies,
 )
 @click.option(
     "--nodes",
@@ -156,9 +154,9 @@ def _print(projection: Projection) -> None:
 
 def _request(values: dict[str, Any]) -> ProjectionRequest:
     """What is asked for, all of it checked before a study is read."""
+    from dpcompare.projection.goal import ProjectionRequest
     from dpcompare.projection.link import link_between_nodes, link_within_nodes, rate_of
-    from dpcompare.projection.overheads import Overheads, Surroundings
-    from dpcompare.projection.request import ProjectionRequest
+    from dpcompare.projection.step import Overheads, Surroundings
 
     for name in ("price", "checkpoint_seconds", "mtbf", "restart_seconds"):
         if values[name] is not None and not math.isfinite(values[name]):

@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dpcompare.cli import completed_values
-from dpcompare.cli.output import EXIT_NEGATIVE, hint, print_sentence, stdout_console
-from dpcompare.cli.written_files import json_file, plots_dir, writable, write
+from dpcompare.cli import completion
+from dpcompare.cli.output import (
+    EXIT_NEGATIVE,
+    hint,
+    json_file,
+    plots_dir,
+    print_sentence,
+    stdout_console,
+    writable,
+    write,
+)
 from dpcompare.system.terminal_text import counted
 
 if TYPE_CHECKING:
@@ -29,7 +37,7 @@ MOST_OF_A_KIND = 2
     required=True,
     type=click.Path(path_type=Path),
     metavar="STUDY_DIR|RUN_DIR...",
-    shell_complete=completed_values.runs_and_studies,
+    shell_complete=completion.runs_and_studies,
 )
 @click.option(
     "--subject",
@@ -78,10 +86,7 @@ def report(
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
     from dpcompare.report import formats, page, records
-    from dpcompare.report.mlflow import write_to_mlflow
-    from dpcompare.report.tensorboard import write_to_tensorboard
-    from dpcompare.report.trackers import tracked_runs
-    from dpcompare.report.wandb import write_to_wandb
+    from dpcompare.report.trackers import tracked_runs, write_to_mlflow, write_to_tensorboard, write_to_wandb
 
     conditions = [formats.parse_condition(text) for text in fail_if]
     collection = collect(paths, subject)

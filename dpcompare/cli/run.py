@@ -10,23 +10,21 @@ from typing import Any
 
 import click
 
-from dpcompare.cli import completed_values
-from dpcompare.cli.build_config import build_config, chosen_topology, with_named_mode
-from dpcompare.cli.option_groups import GroupedCommand
-from dpcompare.cli.options import OPTIONS, is_given, run_options
+from dpcompare.cli import completion
+from dpcompare.cli.build_config import as_remembered, build_config, chosen_topology, with_named_mode
+from dpcompare.cli.next_commands import what_next
+from dpcompare.cli.options import OPTIONS, GroupedCommand, is_given, run_options
 from dpcompare.cli.output import hint, if_anybody_reads, print_json
-from dpcompare.cli.remembered import as_remembered
-from dpcompare.cli.resume_config import changed_config
-from dpcompare.cli.what_next import what_next
+from dpcompare.cli.resume import changed_config
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completed_values.named_modes)
+@click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completion.named_modes)
 @run_options
 @click.option(
     "--resume",
     type=click.Path(path_type=Path),
-    shell_complete=completed_values.runs,
+    shell_complete=completion.runs,
     metavar="RUN_DIR",
     help="Continue this run from its newest checkpoint; only length, mode, framework and devices may change.",
 )

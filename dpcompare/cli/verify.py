@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.core import ParameterSource
 
-from dpcompare.cli import completed_values
+from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
@@ -38,7 +38,7 @@ PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
 @click.option(
     "--like",
     type=click.Path(path_type=Path),
-    shell_complete=completed_values.runs,
+    shell_complete=completion.runs,
     metavar="RUN_DIR",
     help="Verify what this run trained, by its mode, by another framework's and by one device.",
 )
@@ -55,7 +55,7 @@ PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
     help="Separated by commas, of the named frameworks; also fsdp, pipeline, fabric, accelerate, parameter-server, "
     "ddp-spawn, ddp-stages, or all.",
 )
-@click.option("--model", default="efficientnet-b2", show_default=True, shell_complete=completed_values.models)
+@click.option("--model", default="efficientnet-b2", show_default=True, shell_complete=completion.models)
 @click.option("--replicas", help="Numbers of replicas to compare at.  [default: 1,2,4; with --quick 1,2]")
 @click.option("--precision", help="Separated by commas.  [default: float32,float64; with --like the run's]")
 @add_options(_ROWS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from dpcompare.cli import completed_values
+from dpcompare.cli import completion
 from dpcompare.cli.output import is_animated, stderr_console
 from dpcompare.system.files import require_files_of_its_own
 
@@ -15,7 +15,7 @@ SECONDS_BETWEEN_REDRAWS = 1.0
 
 
 @click.command()
-@click.argument("study_dir", type=click.Path(path_type=Path), shell_complete=completed_values.studies)
+@click.argument("study_dir", type=click.Path(path_type=Path), shell_complete=completion.studies)
 @click.option("--once", is_flag=True, help="Print the state once and exit, as without a terminal.")
 def watch(study_dir: Path, once: bool) -> None:
     """Follow a study that another process runs, on this machine or through a shared disk, until it ends."""

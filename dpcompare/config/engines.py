@@ -14,8 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pydantic import model_validator
 
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.setting import CLUSTERS, Changes, Option, setting, settings_of
-from dpcompare.config.validation import Config, raise_problems
+from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, raise_problems, setting, settings_of
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.python_environment import is_custom

@@ -143,18 +143,18 @@ MODES: dict[tuple[str, str], Mode] = {
         packages=("accelerate",),
     ),
     ("tensorflow", "single"): Mode(
-        target="tensorflow.single:SingleDevice",
+        target="tensorflow.modes:SingleDevice",
         summary="one device, the baseline",
         multi_device=False,
     ),
     ("tensorflow", "mirrored"): Mode(
-        target="tensorflow.mirrored:Mirrored",
+        target="tensorflow.modes:Mirrored",
         summary="MirroredStrategy: one process drives the devices of one node",
         collective={"cpu": "ring", "gpu": "nccl"},
         exchange="one pack",
     ),
     ("tensorflow", "multiworker"): Mode(
-        target="tensorflow.multiworker:MultiWorkerMirrored",
+        target="tensorflow.modes:MultiWorkerMirrored",
         summary="MultiWorkerMirroredStrategy with a generated TF_CONFIG: one process per node",
         launch="tf_config",
         multi_node=True,
@@ -190,7 +190,7 @@ MODES: dict[tuple[str, str], Mode] = {
         by_default=False,
     ),
     ("tensorflow", "tpu"): Mode(
-        target="tensorflow.tpu:Tpu",
+        target="tensorflow.modes:Tpu",
         summary="TPUStrategy: one process that drives the cores of a TPU; never run by dpcompare's authors",
         supported_values={"precision": ("float32", "bfloat16")},
         device_types=frozenset({"tpu"}),
@@ -201,19 +201,19 @@ MODES: dict[tuple[str, str], Mode] = {
         by_default=False,
     ),
     ("jax", "single"): Mode(
-        target="jax.single:SingleDevice",
+        target="jax.modes:SingleDevice",
         summary="one device, the baseline",
         multi_device=False,
         by_default=False,
     ),
     ("jax", "spmd"): Mode(
-        target="jax.spmd:Spmd",
+        target="jax.modes:Spmd",
         summary="jax.shard_map over a mesh: one process drives the devices of one node",
         collective={"cpu": "in process", "gpu": "nccl"},
         by_default=False,
     ),
     ("jax", "multiprocess"): Mode(
-        target="jax.multiprocess:MultiProcess",
+        target="jax.modes:MultiProcess",
         summary="jax.shard_map over a mesh of all nodes' devices, under jax.distributed: one process per node",
         launch="coordinator",
         multi_node=True,

@@ -8,8 +8,7 @@ from typing import Any
 from pydantic import SerializeAsAny, model_serializer, model_validator
 
 from dpcompare.config.engines import ENGINES, EngineOptions, EngineRow, engine_row, engines_with
-from dpcompare.config.setting import CLUSTERS, Changes, Option, setting, settings_of
-from dpcompare.config.validation import Config
+from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, setting, settings_of
 from dpcompare.errors import did_you_mean
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from dpcompare.config.cluster import Cluster
+from dpcompare.config.cluster import Cluster, Topology
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, Mode
 from dpcompare.config.placement import Placement
@@ -20,15 +20,15 @@ from dpcompare.config.setting import (
     MODE,
     RECOVERY,
     Changes,
+    Config,
     Option,
+    one_of,
     setting,
     settings_of,
 )
-from dpcompare.config.topology import Topology
 from dpcompare.config.tuning import tuning_of
-from dpcompare.config.validation import Config, one_of
 from dpcompare.config.workload import Workload
-from dpcompare.data.epochs import samples_trained
+from dpcompare.data.names import samples_trained
 
 GPU_STEPS_PER_WINDOW = 10
 """Few enough for a window to end several times a second, many enough for the wait at its end to be lost in it."""
@@ -67,7 +67,7 @@ def _fraction(received: float | None) -> float | None:
 
 
 class RunFields(Config):
-    """What the config of a run holds, whether or not it obeys `dpcompare.config.rules`."""
+    """What the config of a run holds, whether or not it obeys `dpcompare.config.run`."""
 
     framework: Annotated[str, AfterValidator(one_of("framework", FRAMEWORKS))] = setting(changes=Changes.STEP_TIME)
     mode: str = setting(changes=Changes.STEP_TIME)

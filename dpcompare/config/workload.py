@@ -7,10 +7,19 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from dpcompare.config.optimizers import OPTIMIZERS
-from dpcompare.config.setting import DATA, MEASUREMENT, TRAINING, Changes, Option, setting, settings_of
-from dpcompare.config.validation import Config, one_of, raise_problems
-from dpcompare.data.epochs import steps_per_epoch
-from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset
+from dpcompare.config.setting import (
+    DATA,
+    MEASUREMENT,
+    TRAINING,
+    Changes,
+    Config,
+    Option,
+    one_of,
+    raise_problems,
+    setting,
+    settings_of,
+)
+from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset, steps_per_epoch
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import counted

@@ -12,10 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.data.augmentation import UNCHANGED, Augmentation
+from dpcompare.data.augmentation import UNCHANGED, Augmentation, DropMasks, Regularization
 from dpcompare.data.order import GlobalBatch, OrderDigest
 from dpcompare.data.pixels import Bytes, Tables, look_up, normalised
-from dpcompare.data.regularization import DropMasks, Regularization
 from dpcompare.data.store import Split
 
 PREFETCH_DEPTH = 2

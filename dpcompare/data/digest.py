@@ -1,13 +1,18 @@
-"""The digest of the rows that a training step received: the same for every division of a global batch."""
+"""A digest of rows, however they are divided, and images that are there more than once."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
+from dpcompare.system.terminal_text import counted
 
 _BYTES = 8
 MODULUS: int = 2 ** (8 * _BYTES)
@@ -35,3 +40,57 @@ def digest_of_rows(arrays: Mapping[str, npt.NDArray[Any]], global_count: int) ->
 def combined(digests: list[int]) -> str:
     """The digest of all rows of which these are parts, in hexadecimal."""
     return f"{sum(digests) % MODULUS:0{2 * _BYTES}x}"
+
+
+class Duplicates(BaseModel):
+    """How many images are there more than once."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shared: int = 0
+    """Images of the validation split whose pixels are those of an image of the train split."""
+    repeated: int = 0
+    """Images whose pixels are those of an earlier image of the same split and class."""
+
+    def remarks(self) -> Iterator[str]:
+        """What they do to the accuracy, a line each; nothing where there are none."""
+        if self.shared:
+            yield (
+                f"{counted(self.shared, 'image')} of the validation split {_are(self.shared)} in the train split too, "
+                "pixel by pixel: in part, the accuracy is that of images that were trained on"
+            )
+        if self.repeated:
+            repeat = "repeats" if self.repeated == 1 else "repeat"
+            yield f"{counted(self.repeated, 'image')} {repeat} another of the same split and class"
+
+
+def _are(count: int) -> str:
+    return "is" if count == 1 else "are"
+
+
+@dataclass(frozen=True)
+class SplitContent:
+    """A split, as far as its images are compared with each other."""
+
+    images: npt.NDArray[np.uint8]
+    labels: npt.NDArray[np.int32]
+    sums: npt.NDArray[np.int64]
+    """Of all values of each image."""
+
+
+def find_duplicates(splits: Mapping[str, SplitContent]) -> Duplicates:
+    """Compare all images of `train` and `validation`, in one reading of those that may have a duplicate."""
+    values, counts = np.unique(np.concatenate([split.sums for split in splits.values()]), return_counts=True)
+    ambiguous = values[counts > 1]  # an image with a sum of its own has no duplicate
+    found = {
+        name: Counter(
+            (int(split.labels[row]), hashlib.blake2b(split.images[row].tobytes(), digest_size=16).digest())
+            for row in np.flatnonzero(np.isin(split.sums, ambiguous))
+        )
+        for name, split in splits.items()
+    }
+    trained = {digest for _, digest in found["train"]}
+    return Duplicates(
+        shared=sum(count for (_, digest), count in found["validation"].items() if digest in trained),
+        repeated=sum(count - 1 for each in found.values() for count in each.values()),
+    )

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcompare.data.built_in import BUILT_IN
-from dpcompare.data.decode import FileSource
-from dpcompare.data.image_files import FORMAT_OF, is_inside
+from dpcompare.data.decode import FORMAT_OF, FileSource, is_inside
 from dpcompare.data.order import epoch_order
 from dpcompare.data.sources import TRAIN_NAMES, VALIDATION_NAMES, VALIDATION_SHARE, ImageFiles, ImageList
 from dpcompare.errors import RequestError

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.data.decode import FileSource
-from dpcompare.data.image_files import is_inside
+from dpcompare.data.decode import FileSource, is_inside
 from dpcompare.data.names import HUGGING_FACE, is_hugging_face
 from dpcompare.data.order import epoch_order
 from dpcompare.data.sources import (

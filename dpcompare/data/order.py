@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare.data.epochs import steps_per_epoch
+from dpcompare.data.names import steps_per_epoch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dpcompare.data.duplicates import Duplicates, SplitContent, find_duplicates
+from dpcompare.data.digest import Duplicates, SplitContent, find_duplicates
 from dpcompare.errors import RequestError
 from dpcompare.system.files import sync
 from dpcompare.system.terminal_text import counted

@@ -14,10 +14,16 @@ from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
 from dpcompare.experiments.figures import figures_of_arm, median
-from dpcompare.experiments.learning import SheetOf, learning_of, not_judged, spread_of
-from dpcompare.experiments.predictions import predictions_of
-from dpcompare.experiments.rounds import rounds_of
-from dpcompare.experiments.scaling import is_scaling, scaling_of
+from dpcompare.experiments.learning import (
+    SheetOf,
+    accuracy_curve,
+    learning_of,
+    not_judged,
+    spread_of,
+    target_row,
+    time_to_accuracy,
+)
+from dpcompare.experiments.rounds import is_scaling, predictions_of, rounds_of, scaling_of
 from dpcompare.experiments.sentences import agreement_of, headline_of, measured_in_words
 from dpcompare.experiments.statistics import (
     ROUNDS_FOR_CLAIM,
@@ -28,7 +34,6 @@ from dpcompare.experiments.statistics import (
     num_trimmed,
     paired_ratio,
 )
-from dpcompare.experiments.time_to_accuracy import accuracy_curve, target_row, time_to_accuracy
 from dpcompare.results.clock import Remark
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import printable
@@ -162,7 +167,7 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
 def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list[ClaimRow]:
     """Those of each study are judged together; no two arms of different studies may be compared.
 
-    Several devices against one are not among them: see `dpcompare.experiments.scaling`.
+    Several devices against one are not among them: see `dpcompare.experiments.rounds`.
     """
     pairs = [pair for pair in pairs if not is_scaling(*pair)]
     measured = [_pair(*arms, sheet_of(*arms)) for arms in pairs]

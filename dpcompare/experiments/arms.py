@@ -1,9 +1,11 @@
-"""The arms of a study: those that were asked for, on every topology that their modes can have."""
+"""The arms of a study, on every topology that their modes can have, and how long its runs will take."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from dpcompare.backends.availability import require_compiler, require_framework, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
@@ -12,7 +14,10 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.experiments.study import Arm
+from dpcompare.experiments.study import Arm, Study
+from dpcompare.launch.inputs import num_training_images
+from dpcompare.models.architectures import model_of
+from dpcompare.results.result import RunResult
 from dpcompare.system.devices import installed_gpus, visible_gpus
 
 
@@ -162,3 +167,52 @@ def _default_topology(request: ArmRequest) -> tuple[int, int]:
     if request.device != "cpu" and (gpus := visible_gpus(installed_gpus())):
         replicas = min(replicas, len(gpus))
     return MODES[request.framework, request.mode].default_topology(replicas, request.stages)
+
+
+def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | None]]) -> tuple[float, str]:
+    """How long the missing runs will take, and what the estimate is based on.
+
+    Args:
+        study: what is to be run.
+        ended: (arm, round, result) of what has ended, as from `results`; a failed arm is not run again.
+    """
+    known: dict[str, list[float]] = {}
+    made: set[tuple[str, int]] = set()
+    failed: set[str] = set()
+    for arm, number, result in ended:
+        if result is None:
+            continue
+        made.add((arm.name, number))
+        if result.status == "completed":
+            known.setdefault(arm.name, []).append(result.wall_seconds)
+        else:
+            failed.add(arm.name)
+    total = 0.0
+    for arm in study.arms:
+        left = sum((arm.name, number) not in made for number in range(1, study.repeats + 1))
+        if left and arm.name not in failed:
+            seconds = known.get(arm.name)
+            total += left * (float(np.median(seconds)) if seconds else _guess_seconds(arm.config))
+    everything_known = all(arm.name in known or arm.name in failed for arm in study.arms)
+    return total, "from earlier rounds" if everything_known else "a rough guess until every arm has run once"
+
+
+# Images per second and core of EfficientNet-B2 at 64 px in float32, from 2 CPU cores.
+_IMAGES_PER_CORE_SECOND = 50.0
+# Of a GPU only guessed: some 300 images/s at 260 px, and kernels that are chosen or compiled first.
+_GPU_START_SECONDS = 60.0
+_IMAGES_PER_GPU_SECOND = 300.0 * (260 / 64) ** 2
+
+
+def _guess_seconds(config: RunConfig) -> float:
+    workload = config.workload
+    num_steps = workload.steps or workload.total_steps(num_training_images(config))
+    if config.cluster.device_type == "gpu":
+        start, per_second = _GPU_START_SECONDS, _IMAGES_PER_GPU_SECOND * config.topology.num_replicas
+    else:
+        start = FRAMEWORKS[config.framework].cpu_start_seconds
+        per_second = _IMAGES_PER_CORE_SECOND * sum(node.num_cores for node in config.cluster.nodes)
+    size = (workload.image_size / 64) ** 2 if model_of(workload.model).is_big else 0.05
+    slower = 8.0 if workload.precision == "float64" else 1.0
+    images = num_steps * workload.global_batch_size
+    return start + images * size * slower / per_second

@@ -19,7 +19,7 @@ from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import is_statistic
 from dpcompare.results.predictions import Arrays
 from dpcompare.results.result import RunResult
-from dpcompare.training.reader import training_reader
+from dpcompare.training.schedule import training_reader
 
 
 @dataclass

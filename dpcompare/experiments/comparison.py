@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, create_model
 
 from dpcompare._version import __version__
 from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
-from dpcompare.experiments.fairness_values import NOT_KNOWN
+from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import Claim, Outcome
 from dpcompare.results.clock import Remark, RemarkKind

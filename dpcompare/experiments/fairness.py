@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import Outcome, Values
+from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, of_workload
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
     Differs,
@@ -17,7 +17,6 @@ from dpcompare.experiments.fairness_checks import (
     changes_only_speed,
     names_that_change,
 )
-from dpcompare.experiments.fairness_values import NOT_KNOWN, of_workload
 from dpcompare.models.architectures import MODELS
 from dpcompare.results.result import RunResult
 

@@ -14,7 +14,7 @@ from typing import Any
 from dpcompare._version import major_minor
 from dpcompare.config.setting import Changes
 from dpcompare.config.workload import WORKLOAD_SETTINGS
-from dpcompare.experiments import fairness_values as values
+from dpcompare.experiments import agreement as values
 from dpcompare.experiments.agreement import (
     TOLERANCES,
     Agreement,

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
-from dpcompare.config.validation import Config
+from dpcompare.config.setting import Config
 from dpcompare.errors import RequestError
 from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN

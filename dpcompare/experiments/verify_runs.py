@@ -19,7 +19,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.experiments.checks import Side
 from dpcompare.experiments.verify_groups import Contender
 from dpcompare.launch.inputs import prepare_inputs
-from dpcompare.launch.isolation import exposure
+from dpcompare.launch.plan import exposure
 from dpcompare.launch.run import resume, run
 from dpcompare.models.sealed import read_weights, seal
 from dpcompare.results import predictions as arrays

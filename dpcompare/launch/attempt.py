@@ -11,10 +11,9 @@ from dpcompare.config.run import RunConfig
 from dpcompare.data.store import StoreWatch
 from dpcompare.errors import RunFailedError
 from dpcompare.launch.failures import why_it_failed
-from dpcompare.launch.isolation import is_isolated
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Callbacks, Deadlines, LaunchOutcome
-from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.plan import Endpoints, is_isolated, num_ports, plan
 from dpcompare.launch.supervise import followed
 from dpcompare.results.aggregate import LaunchEnd, aggregate
 from dpcompare.results.attempts import Status

@@ -18,10 +18,8 @@ from typing import Literal
 
 from dpcompare._version import __version__
 from dpcompare.backends.availability import require_framework
-from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of
-from dpcompare.backends.environment import speed_variables, withheld_variables
-from dpcompare.backends.gpu_code import Code, code_for, compiled_for
-from dpcompare.backends.gpus_seen import gpus_seen
+from dpcompare.backends.cuda_wheels import Code, code_for, compiled_for, cuda_problem, cuda_wheels_of, gpus_seen
+from dpcompare.backends.description import speed_variables, withheld_variables
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import MODES, frameworks_by_default, modes_of_each_framework

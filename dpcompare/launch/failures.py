@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from dpcompare.config.rules import problems_of_run
-from dpcompare.config.run import RunConfig
-from dpcompare.launch.isolation import is_isolated
+from dpcompare.config.run import RunConfig, problems_of_run
 from dpcompare.launch.outcome import LaunchOutcome
+from dpcompare.launch.plan import is_isolated
 from dpcompare.results.attempts import History
 from dpcompare.results.events import Event, EventTail, Failed, StepsTrained, Stopped
 from dpcompare.results.run_dir import end_of, lines_of, log_path, node_log_path

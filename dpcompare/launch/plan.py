@@ -1,10 +1,13 @@
-"""The plan of a run: one node process per node, as data. Pure: it reads and starts nothing."""
+"""The node processes of a run as data and as a bash script, and whether they get a network of their own."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +17,48 @@ from dpcompare.config.cluster import Node
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.tuning import COMPILE_MODES
+from dpcompare.errors import RequestError
+from dpcompare.system.network_namespace import why_not_permitted
 from dpcompare.system.ports import LOOPBACK
 from dpcompare.system.processes import AGENT_PID
+
+UNIFIED_MEMORY = Path("/dev/nvidia-uvm")
+"""The device that CUDA makes where it is missing, by a program that is root, which nobody is in a user namespace."""
+
+
+def is_isolated(config: RunConfig) -> bool:
+    """Whether the processes of a run get a network of their own: where that is asked for, or needed and possible."""
+    if config.isolate is not None:
+        return config.isolate
+    return config.serves_files and config.placement.engine == "local" and _why_impossible(config) is None
+
+
+def exposure(config: RunConfig) -> str | None:
+    """Who can do what while a run lasts, where that is more than to spoil the run; None where it was accepted."""
+    if not config.serves_files or config.isolate is not None or is_isolated(config):
+        return None
+    engine = config.placement.engine
+    if engine == "namespaces":  # each node has a network of its own, which ends on this machine
+        return None
+    if engine == "local":
+        why = f"it cannot get a network of its own ({_why_impossible(config)})"
+        whom = "every user of this machine, and whoever reaches its ports,"
+        remedy = "run it as root, or allow what is missing"
+    else:
+        why, whom = "its nodes have to reach each other", "whoever reaches their ports"
+        remedy = "use a network that only people whom you trust can reach (docs/security.md)"
+    return (
+        f"{config.framework} {config.mode}: {why}, so while it lasts {whom} can read and write files as you, through "
+        f"TensorFlow's servers; {remedy}, or accept that with --no-isolate"
+    )
+
+
+def _why_impossible(config: RunConfig) -> str | None:
+    """Why this machine gives a run no network of its own; None where it does."""
+    if config.cluster.device_type == "gpu" and os.geteuid() != 0 and not UNIFIED_MEMORY.exists():
+        return f"{UNIFIED_MEMORY} is missing, which nobody but root can make: `nvidia-modprobe -u -c=0`"
+    return why_not_permitted()
+
 
 KEPT_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
@@ -223,3 +266,58 @@ _STARTERS: dict[str, Callable[[RunConfig, Node, str, Endpoints], Start]] = {
     "tf_config": _tf_config,
     "coordinator": _coordinator,
 }
+
+
+TEMPLATE = "plan.sh.template"
+"""In this package; `@name@` stands for a value."""
+
+
+def command_line(node_process: NodeProcess) -> str:
+    """The node process as a line that a shell runs."""
+    env = [f"{name}={shlex.quote(value)}" for name, value in node_process.env.items()]
+    return " ".join([*env, shlex.join(node_process.argv)])
+
+
+def shell_script(config: RunConfig, run_dir: Path, node_processes: Sequence[NodeProcess]) -> str:
+    """A bash script that prepares the run directory, starts all node processes and collects the result.
+
+    Raises:
+        RequestError: the config asks for what a script cannot do.
+    """
+    for option, given in (("--isolate", config.isolate), ("--max-restarts", config.max_restarts)):
+        if given:
+            raise RequestError(
+                f"{option}: a shell script cannot do this; use `dpcompare run {option}`, or leave it out"
+            )
+    values = {
+        "title": f"{config.framework} {config.mode}: {config.cluster.in_words}",
+        "runner": shlex.join([config.python, "-P", "-m", "dpcompare.launch.run"]),
+        "run_dir": shlex.quote(str(run_dir)),
+        "config": config.model_dump_json(),
+        "exposure": f"echo {shlex.quote(line)} >&2\n" if (line := _exposure(config)) else "",
+        "starts": "\n".join(_start(process, run_dir) for process in node_processes),
+    }
+    template = files("dpcompare.launch").joinpath(TEMPLATE).read_text()
+    return re.sub(r"@(\w+)@", lambda placeholder: values[placeholder[1]], template)
+
+
+def _exposure(config: RunConfig) -> str | None:
+    """What a script says of a run that `dpcompare run` would give a network of its own, which a script cannot."""
+    if not config.serves_files or config.isolate is False:
+        return None
+    return (
+        f"{config.framework} {config.mode}: while it lasts, every user of this machine and whoever reaches its ports "
+        "can read and write files as you, through TensorFlow's servers; `dpcompare run` gives it a network of its own"
+    )
+
+
+def _start(process: NodeProcess, run_dir: Path) -> str:
+    """The lines that start a node process in the background."""
+    devices = ", ".join(device for each in process.processes for device in each.devices)
+    unset = " ".join(f"-u {name}" for name in INHERITED_TO_DROP)
+    log = f"{shlex.quote(str(run_dir))}/logs/node{process.node_rank}.log"
+    return (
+        f"# node {process.node_rank}: devices {devices}\n"
+        f"setsid env {unset} {command_line(process)} \\\n  >> {log} 2>&1 &\n"
+        "nodes+=($!)"
+    )

@@ -15,15 +15,15 @@ from typing import NoReturn
 from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import RunConfig
-from dpcompare.config.validation import require_one_line
+from dpcompare.config.setting import require_one_line
 from dpcompare.data.sources import Progress
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
 from dpcompare.launch.inputs import prepare_inputs, remarks_on
-from dpcompare.launch.isolation import exposure
 from dpcompare.launch.outcome import Callbacks, LaunchOutcome
+from dpcompare.launch.plan import exposure
 from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.aggregate import LaunchEnd
 from dpcompare.results.attempts import Status

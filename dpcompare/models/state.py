@@ -1,11 +1,58 @@
-"""The state of a training: the tensors of its model and of its optimizer, in names of neither framework."""
+"""The state of a training, and the gradients of its steps."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
+
+from dpcompare.system.json_files import Count
+
+MOST_POINTS = 64
+"""Of the curve that is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gradients:
+    """What a process knows of the gradients of its replica."""
+
+    num_bytes: Count
+    """Of all gradients, as they are exchanged."""
+    messages: tuple[Count, ...] = ()
+    """Bytes of each collective of a step, in the order in which they are made; of sharded layers, the bytes of the
+    parameters of each. Empty where the framework does not tell."""
+    ready: tuple[tuple[Count, float], ...] = ()
+    """(bytes, share): how many bytes of gradients there are after which share of a step; growing. Of a warm-up step of
+    the first process; empty where it was not observed."""
+    backward_ends: float | None = None
+    """The share of that step after which the backward pass ends, and the update begins."""
+
+
+def ready_curve(ready_at: Mapping[int, float], num_bytes: Mapping[int, int]) -> tuple[tuple[int, float], ...]:
+    """How many bytes of gradients there are after which share of a step, in MOST_POINTS points at most.
+
+    Args:
+        ready_at: tensor -> share of the step after which its gradient is ready.
+        num_bytes: tensor -> size of its gradient.
+    """
+    in_order = sorted(ready_at, key=ready_at.__getitem__)
+    curve, total = [], 0
+    for tensor in in_order:
+        total += num_bytes[tensor]
+        curve.append((total, round(ready_at[tensor], 4)))
+    return tuple(_thinned(curve))
+
+
+def _thinned(curve: list[tuple[int, float]]) -> Iterable[tuple[int, float]]:
+    """The last point of each of equally many bytes: of those between them, when the later ones are ready is kept."""
+    if len(curve) <= MOST_POINTS:
+        return curve
+    total = curve[-1][0]
+    last_of = {min(MOST_POINTS - 1, MOST_POINTS * num_bytes // total): (num_bytes, share) for num_bytes, share in curve}
+    return last_of.values()
+
 
 State = dict[str, npt.NDArray[Any]]
 """Name -> tensor, on the host."""

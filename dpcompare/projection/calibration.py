@@ -1,15 +1,153 @@
-"""Calibration: what of the exchange is the machine's own, fitted to steps that were measured with and without it."""
+"""Constants of a machine, fitted to measured steps; the cluster of a run, and the exchange that it recorded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dpcompare.projection.collectives import Interconnect
-from dpcompare.projection.exchange import Exchange
+from dpcompare.config.run import RunConfig
+from dpcompare.models.architectures import MODELS
+from dpcompare.models.state import Gradients
+from dpcompare.projection.exchange import (
+    BACKWARD_ENDS,
+    Exchange,
+    default_buckets,
+    in_buckets,
+    in_one_pack,
+    in_shards,
+    ready_shares,
+    through_servers,
+    through_the_first,
+)
+from dpcompare.projection.link import PAIR_GATHERS, Interconnect, Link
 from dpcompare.projection.step import seconds_with_exchange
+
+
+def processes_per_core(config: RunConfig, cores: int | None) -> float:
+    """Processes with replicas per core of one machine, at least 1; simulated nodes are all on the same one.
+
+    Args:
+        config: of the run.
+        cores: of the machine; None: not known, so each process is taken to have one of its own.
+    """
+    if config.cluster.device_type != "cpu" or not cores:
+        return 1.0
+    nodes = config.cluster.num_nodes - len(config.mode_row.roles) if config.cluster.simulated else 1
+    return max(1.0, nodes * config.topology.processes_per_node / cores)
+
+
+def cores_per_replica(config: RunConfig, cores: int | None) -> float:
+    """On which a replica computes: its part of its process's threads, or of the cores that processes share.
+
+    Of a replica on another device, 1, since no core computes it.
+
+    Args:
+        config: of the run.
+        cores: of one machine, as `processes_per_core` takes them.
+    """
+    if config.cluster.device_type != "cpu":
+        return 1.0
+    topology = config.topology
+    return topology.threads_per_process / topology.replicas_per_process / processes_per_core(config, cores)
+
+
+def times_as_long(measured: float, planned: float = math.inf) -> float:
+    """How many times as long a replica computes on other cores than it was measured on.
+
+    In proportion, where they are fewer. More of them are not known to help it, but a whole core instead of a part does.
+
+    Args:
+        measured: cores per replica.
+        planned: cores per replica; by default as many as it can use.
+    """
+    return measured / min(planned, max(1.0, measured))
+
+
+def interconnect_of_run(
+    config: RunConfig, *, collective: str, between: Link, within: Link, cores: int | None
+) -> Interconnect:
+    """What connects the replicas of a run, without the constants that are fitted.
+
+    Args:
+        config: of the run.
+        collective: which carries its gradients; NCCL chooses among algorithms, the others have rings.
+        between: the link of each node to the others.
+        within: the link between the devices of a node.
+        cores: of one machine, as `processes_per_core` takes them.
+    """
+    roles = len(config.mode_row.roles)
+    nodes = config.cluster.num_nodes - roles
+    return Interconnect(
+        nodes=nodes,
+        nodes_without_replica=roles,
+        ranks_per_node=config.topology.num_replicas // nodes,
+        between=between,
+        within=within,
+        algorithm="fastest" if collective == "nccl" else "ring",
+        pair_gathers=PAIR_GATHERS if collective == "gloo" else 1.0,
+        contention=processes_per_core(config, cores),
+    )
+
+
+FLOAT32_BYTES = 4
+ASSUMED_LAYERS = 20
+
+
+class NotProjectableError(ValueError):
+    """An arm of which nothing can be predicted; says why."""
+
+
+def exchange_of(config: RunConfig, known: Sequence[Gradients], without: Gradients | None) -> Exchange:
+    """In which messages a mode exchanges its gradients.
+
+    Args:
+        config: of the mode.
+        known: what its runs recorded; the first that has messages tells their sizes. Empty: nothing was recorded.
+        without: what a run without exchange recorded, which tells best when gradients are ready.
+    """
+    sizes = next((each.messages for each in known if each.messages), ())
+    observed = next((each for each in (without, *known) if each and each.ready), None)
+    gradient_bytes = float(known[0].num_bytes) if known else _bytes_by_shapes(config)
+    ends = (observed.backward_ends if observed else None) or BACKWARD_ENDS
+    match config.mode_row.exchange:
+        case "buckets":
+            return _buckets(gradient_bytes, sizes, observed, ends)
+        case "shards":
+            assumed = () if sizes else (f"{ASSUMED_LAYERS} layers of equal size are assumed",)
+            layers = sizes or (gradient_bytes / ASSUMED_LAYERS,) * ASSUMED_LAYERS
+            on_cpu = config.cluster.device_type == "cpu"
+            return in_shards(layers, waits=on_cpu, reduces_by_all_reduce=on_cpu, backward_ends=ends, assumed=assumed)
+        case "server":
+            return through_servers(gradient_bytes)
+        case "first device":
+            return through_the_first(gradient_bytes, backward_ends=ends)
+        case _:
+            return in_one_pack(gradient_bytes, backward_ends=ends)
+
+
+def _buckets(gradient_bytes: float, sizes: Sequence[int], observed: Gradients | None, ends: float) -> Exchange:
+    assumed = []
+    if not sizes:
+        assumed.append("the buckets are torch's default sizes, since those of the run were not recorded")
+    if observed is None:
+        assumed.append("gradients are taken to become ready evenly in the backward pass, since no run recorded it")
+    buckets = [float(size) for size in sizes] or default_buckets(gradient_bytes)
+    shares = ready_shares(buckets, observed.ready if observed else (), backward_ends=ends)
+    return in_buckets(buckets, shares, backward_ends=ends, assumed=assumed)
+
+
+def _bytes_by_shapes(config: RunConfig) -> float:
+    """Of all gradients of a model of ours, for results that do not tell."""
+    model = MODELS.get(config.workload.model)
+    if model is None or config.inputs is None:
+        raise NotProjectableError("the size of its gradients is not recorded; measure it again")
+    shapes = model.shapes(config.workload.image_size, config.inputs.num_classes)
+    count = sum(math.prod(shape) for name, shape in shapes.items() if "running_" not in name)
+    return float(count * FLOAT32_BYTES)
+
 
 MOST_COPYING = 1e-7
 """Seconds per byte: 10 MB/s, slower than any machine copies."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from dpcompare.projection.collectives import Kind
+from dpcompare.projection.link import Kind
 
 FORWARD = 1 / 3
 """Share of the forward pass, where it was not measured: the backward pass computes twice as much."""

@@ -10,12 +10,10 @@ from pydantic import BaseModel, ConfigDict
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM, confidence
-from dpcompare.experiments.step_parts import JUDGED, Part, Round, Seconds, Share, StepParts
 from dpcompare.experiments.study import Study
 from dpcompare.experiments.study_runs import finished_run
-from dpcompare.experiments.variants import Variant, Variants
-from dpcompare.projection.floors import Floor, floors_of
-from dpcompare.projection.remedies import Remedy, remedies_of
+from dpcompare.experiments.variants import JUDGED, Part, Round, Seconds, Share, StepParts, Variant, Variants
+from dpcompare.projection.remedies import Floor, Remedy, floors_of, remedies_of
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
 from dpcompare.system.terminal_text import counted, in_one_line, printable

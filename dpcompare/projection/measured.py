@@ -1,4 +1,4 @@
-"""What a study measured, as the model of a step needs it: computing, its spread, the exchange, and fitted constants."""
+"""What a study measured, as the model needs it; arms that differ in nothing that changes a step are one family."""
 
 from __future__ import annotations
 
@@ -9,22 +9,52 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
+from dpcompare.config.setting import Changes, names_that_change
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.models.spec import IMAGE_CHANNELS
-from dpcompare.projection.calibration import LARGEST_ERROR, Fitted, MeasuredCell, fit
-from dpcompare.projection.cluster import cores_per_replica, interconnect_of_run, times_as_long
-from dpcompare.projection.collectives import Interconnect
-from dpcompare.projection.family import settings_of_a_step
-from dpcompare.projection.link import Link, tcp_link
-from dpcompare.projection.recorded_exchange import NotProjectableError, exchange_of
-from dpcompare.projection.slowest import slowest_of_each_step, spread_of
-from dpcompare.projection.step import StepWork
+from dpcompare.projection.calibration import (
+    LARGEST_ERROR,
+    Fitted,
+    MeasuredCell,
+    NotProjectableError,
+    cores_per_replica,
+    exchange_of,
+    fit,
+    interconnect_of_run,
+    times_as_long,
+)
+from dpcompare.projection.link import Interconnect, Link, tcp_link
+from dpcompare.projection.step import StepWork, slowest_of_each_step, spread_of
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
+
+PROJECTED = frozenset({"cluster", "placement", "global_batch_size"})
+"""Fields that change how long a step takes, and that a projection changes."""
+_KEPT_ELSEWHERE = frozenset({"workload", "sync_gradients"})
+"""The workload's fields count one by one; runs without exchange belong to their arm."""
+
+
+def settings_of_a_step(config: RunConfig) -> dict[str, Any]:
+    """Name -> value of all that changes how long a step takes, but for what a projection changes."""
+    left_out = PROJECTED | _KEPT_ELSEWHERE
+    of_run = names_that_change(type(config), Changes.STEP_TIME) - left_out
+    of_workload = names_that_change(Workload, Changes.STEP_TIME) - left_out
+    found = config.model_dump(mode="json", include=set(of_run))
+    found |= config.workload.model_dump(mode="json", include=set(of_workload))
+    return found | {"device_type": config.cluster.device_type}
+
+
+def differing_settings(one: RunConfig, other: RunConfig) -> list[str]:
+    """In which of them two runs differ; empty: they are of one family."""
+    mine, theirs = settings_of_a_step(one), settings_of_a_step(other)
+    return [name for name in mine if mine[name] != theirs[name]]
+
 
 NO_LIMIT = Link(name="no limit")
 HOW_TO_MEASURE = (

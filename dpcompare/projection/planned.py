@@ -7,12 +7,10 @@ from dataclasses import replace
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import Collection
-from dpcompare.projection.cluster import cores_per_replica, processes_per_core, times_as_long
-from dpcompare.projection.collectives import Interconnect
+from dpcompare.projection.calibration import cores_per_replica, processes_per_core, times_as_long
 from dpcompare.projection.document import Range
-from dpcompare.projection.family import differing_settings
-from dpcompare.projection.link import Link, link_between_nodes
-from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms
+from dpcompare.projection.link import Interconnect, Link, link_between_nodes
+from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, differing_settings, measured_arms
 from dpcompare.projection.step import band, predict_step
 from dpcompare.system.devices import available_cores
 

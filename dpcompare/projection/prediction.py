@@ -10,10 +10,15 @@ from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import Collection
 from dpcompare.experiments.fairness_checks import Differs, names_that_differ
 from dpcompare.projection.document import Conditions, Goal, PredictedArm, PredictedPoint, Projection, Range
-from dpcompare.projection.goal import MOST_ASKED_FOR, batch_for_efficiency, link_for_efficiency, nodes_for_throughput
+from dpcompare.projection.goal import (
+    MOST_ASKED_FOR,
+    ProjectionRequest,
+    batch_for_efficiency,
+    link_for_efficiency,
+    nodes_for_throughput,
+)
 from dpcompare.projection.link import NETWORK_LATENCY, duration_in_words, rate_in_words
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
-from dpcompare.projection.request import ProjectionRequest
 from dpcompare.projection.step import Step, StepWork, band
 from dpcompare.system.terminal_text import counted
 

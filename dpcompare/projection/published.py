@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dpcompare.projection.collectives import Algorithm, Interconnect
 from dpcompare.projection.exchange import (
     BACKWARD_ENDS,
     Exchange,
@@ -14,7 +13,7 @@ from dpcompare.projection.exchange import (
     in_one_pack,
     ready_shares,
 )
-from dpcompare.projection.link import NETWORK_LATENCY, WITHIN_NODES, tcp_link
+from dpcompare.projection.link import NETWORK_LATENCY, WITHIN_NODES, Algorithm, Interconnect, tcp_link
 from dpcompare.projection.step import StepWork, predict_step
 
 MB = 1e6

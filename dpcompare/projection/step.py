@@ -1,19 +1,125 @@
-"""The time of one step on a cluster: computing, the slowest process, the exchange that computing does not hide, input.
-
-computing = measured, without exchange, at the same batch per device, of the slowest process in each step
-slowest   = computing x (1 + spread x E[max of N]) / (1 + spread x E[max of those measured])
-step      = the messages in their order on one link, and computing that waits for those that it needs
-step      = max(step, slowest + all copying x processes per core), where the CPU copies beside the wire
-step      = max(step, the time that the storage needs for the images of all devices)
-"""
+"""A step on a cluster: the slowest of many processes, storage, checkpoints and failures."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 
-from dpcompare.projection.collectives import Interconnect
+import numpy as np
+
 from dpcompare.projection.exchange import Exchange, Message
-from dpcompare.projection.slowest import slowdown
+from dpcompare.projection.link import Interconnect
+from dpcompare.results.steadiness import JITTER_SCALE
+
+
+@cache
+def expected_maximum(count: int) -> float:
+    """Of that many draws from the standard normal distribution: 0 of one, 0.56 of two, 2.83 of 256, 3.25 of 1,024.
+
+    The first order statistic from above, by integration of x d(F(x)^n) (David and Nagaraja, Order Statistics, 2003).
+    """
+    from scipy.special import log_ndtr
+
+    if count < 1:
+        raise ValueError(f"count: received {count}, expected at least 1")
+    edges = np.linspace(-9.0, 9.0, 9001)
+    cumulated = np.exp(count * log_ndtr(edges))
+    return float(((edges[1:] + edges[:-1]) / 2 * np.diff(cumulated)).sum())
+
+
+def slowdown(spread: float, ranks: int, measured_ranks: int = 1) -> float:
+    """How many times longer the slowest of many ranks takes than the slowest of those that were measured.
+
+    Args:
+        spread: standard deviation of a rank's step, relative to its mean.
+        ranks: in the cluster that is predicted.
+        measured_ranks: of which the slowest is known.
+    """
+    measured = 1 + spread * expected_maximum(measured_ranks)
+    return max(1.0, (1 + spread * expected_maximum(ranks)) / measured)
+
+
+def slowest_of_each_step(step_seconds: Sequence[Sequence[float]]) -> float:
+    """The median step if all processes waited for the slowest one in each step, as they do where they exchange.
+
+    Args:
+        step_seconds: per process, those of the same steps, made without waiting for the others.
+    """
+    return float(np.median(np.max(step_seconds, axis=0)))
+
+
+def spread_of(step_seconds: Sequence[Sequence[float]]) -> float:
+    """The relative standard deviation of a step, from the steps of each process of one run.
+
+    What differs from step to step within a process and what differs between processes add up. Robust, so that a stall
+    is none: by the median absolute deviation of all steps from their process's median.
+
+    Args:
+        step_seconds: per process, those of its measured steps, made without waiting for the others.
+    """
+    processes = [np.asarray(seconds, np.float64) for seconds in step_seconds if len(seconds)]
+    if not processes:
+        return 0.0
+    medians = np.array([np.median(seconds) for seconds in processes])
+    residuals = np.concatenate([seconds / median - 1 for seconds, median in zip(processes, medians, strict=True)])
+    within = JITTER_SCALE * float(np.median(np.abs(residuals)))
+    between = float(medians.std(ddof=1) / medians.mean()) if len(medians) > 1 else 0.0
+    return float(np.hypot(within, between))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overheads:
+    """Checkpoints and failures; each is left out where its figures are None or 0."""
+
+    checkpoint_every: int | None = None
+    """Steps."""
+    checkpoint_seconds: float = 0.0
+    """Of writing one, in which no step is made."""
+    node_mtbf_seconds: float | None = None
+    """Mean time between failures of one node; those of several nodes are independent."""
+    restart_seconds: float = 0.0
+    """From a failure to the first step after it."""
+
+    def fraction_training(self, step_seconds: float, nodes: int) -> float:
+        """The part of the time in which steps are made that count; 0 where failures come faster than restarts.
+
+        A failure costs the restart and, on average, half of what is made between two checkpoints (Young 1974, Daly
+        2006).
+        """
+        fraction = 1.0
+        between = 0.0
+        if self.checkpoint_every:
+            between = self.checkpoint_every * step_seconds
+            fraction = between / (between + self.checkpoint_seconds)
+        if self.node_mtbf_seconds:
+            lost = (self.restart_seconds + between / 2) * nodes / self.node_mtbf_seconds
+            fraction *= max(0.0, 1 - lost)
+        return fraction
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """The storage that all nodes read from, and the overheads."""
+
+    storage_bytes_per_second: float | None = None
+    """None: reading keeps up, as it was measured."""
+    overheads: Overheads = field(default_factory=Overheads)
+
+    def training(self, work: StepWork, interconnect: Interconnect) -> tuple[Step, float]:
+        """A step, and the part of the time in which steps are made that count."""
+        step = predict_step(work, interconnect, storage_bytes_per_second=self.storage_bytes_per_second)
+        return step, self.overheads.fraction_training(step.seconds, interconnect.all_nodes)
+
+    def images_per_second(self, work: StepWork, interconnect: Interconnect) -> float:
+        """Of all devices, over the whole training."""
+        step, fraction = self.training(work, interconnect)
+        return step.images_per_second * fraction
+
+    def efficiency(self, work: StepWork, interconnect: Interconnect) -> float:
+        """Of the whole training; see `Step.efficiency`."""
+        step, fraction = self.training(work, interconnect)
+        return step.efficiency * fraction
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +133,7 @@ class StepWork:
     measured_ranks: int = 1
     """Among which the slowest was measured."""
     spread: float = 0.0
-    """Relative standard deviation of a process's step; see `dpcompare.projection.slowest`."""
+    """Relative standard deviation of a process's step; see `dpcompare.projection.step`."""
     fixed_seconds: float = 0.0
     """The part of `computing_seconds` that does not grow with the batch; 0 where only one batch was measured."""
     image_bytes: float = 0.0

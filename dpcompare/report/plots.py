@@ -7,8 +7,19 @@ from typing import Any
 from dpcompare.config.modes import MODES
 from dpcompare.experiments.comparison import ArmRow, Comparison, Scaling
 from dpcompare.experiments.statistics import FALSE_CLAIMS, paired_ratio
-from dpcompare.report.charts import COLOURS, INK, WIDTH, Plot, colour_of_arms, dash_of_arms, load_altair
-from dpcompare.report.curves import accuracy_over_seconds, accuracy_over_steps, loss_differences, losses
+from dpcompare.report.charts import (
+    COLOURS,
+    INK,
+    WIDTH,
+    Plot,
+    accuracy_over_seconds,
+    accuracy_over_steps,
+    colour_of_arms,
+    dash_of_arms,
+    load_altair,
+    loss_differences,
+    losses,
+)
 from dpcompare.system.terminal_text import counted
 
 PART_COLOURS = {

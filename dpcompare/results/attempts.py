@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dpcompare.models.gradients import Gradients
+from dpcompare.models.state import Gradients
 from dpcompare.results.computed import ComputedByProcess, Evaluation
 from dpcompare.results.run_dir import HISTORY_FILE, process_record_path
 from dpcompare.system.cores import CoresUsed

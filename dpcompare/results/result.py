@@ -11,8 +11,8 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, field
 
 from dpcompare._version import __version__
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.config.validation import one_of
-from dpcompare.models.gradients import Gradients
+from dpcompare.config.setting import one_of
+from dpcompare.models.state import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
 from dpcompare.results.clock import DISTURBANCES, ClockCheck, MachineLoad, Remark, RemarkKind, much_between_steps
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached

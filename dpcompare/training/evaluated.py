@@ -1,19 +1,26 @@
-"""The model as it is evaluated: with the mean of its weights, and with running statistics of the last weights alone."""
+"""The model as it is evaluated, its predictions, and the end of a training at its target."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
-from dpcompare.backends.base import Backend
-from dpcompare.data.batches import HostRead
-from dpcompare.data.order import training_batches
-from dpcompare.data.store import Split
+from dpcompare.backends.base import Backend, Inspectable
+from dpcompare.config.run import RunConfig
+from dpcompare.data.batches import BatchReader, HostRead
+from dpcompare.data.order import evaluation_batches, training_batches
+from dpcompare.data.store import Split, Store
 from dpcompare.models.state import is_statistic
-from dpcompare.training.reader import training_reader
+from dpcompare.results.computed import is_reached
+from dpcompare.results.events import Evaluated, EventTail
+from dpcompare.results.predictions import save_classes, save_predictions
+from dpcompare.training.schedule import training_reader
 
 
 def reads_of_statistics(backend: Backend, split: Split) -> Iterator[HostRead]:
@@ -78,3 +85,79 @@ def evaluated_model(
     backend.load_state(evaluated)
     yield
     backend.load_state(trained)
+
+
+def keep_predictions(backend: Inspectable, store: Store, run_dir: Path, alive: Callable[[], None]) -> None:
+    """Write what this process's model takes its validation samples for; all processes must call it.
+
+    Args:
+        backend: that has trained.
+        store: the prepared dataset.
+        run_dir: gets the file.
+        alive: called after each batch.
+    """
+    split = store.split("validation")
+    reader = BatchReader(
+        split,
+        data_parallel_rank=backend.data_parallel_rank,
+        data_parallel_size=backend.data_parallel_size,
+        replicas_per_process=backend.config.topology.replicas_per_process,
+        accumulate=backend.workload.accumulate,  # as in training: more rows at once may not fit on a GPU
+    )
+    batches = list(evaluation_batches(len(split), backend.workload.global_batch_size))
+    kept = []
+    with evaluated_model(backend, partial(reads_of_statistics, backend, store.split("train")), alive):
+        places = [(batch, positions) for batch in batches for positions in reader.rows(len(batch.indices))]
+        for (batch, positions), on_device in zip(places, backend.feed(reader.reads(batches)), strict=True):
+            predicted = backend.logits(on_device, training=False).argmax(axis=1)
+            # Of the processes of one replica that is split, only the last has logits; rows of padding are no samples.
+            rows = positions[: len(predicted)]
+            is_sample = batch.weights[rows] > 0
+            indices = batch.indices[rows][is_sample]
+            alive()
+            kept.append(np.stack([indices, split.labels[indices], predicted[is_sample]], axis=1))
+    save_predictions(run_dir, backend.process_rank, np.concatenate(kept).astype(np.int64))
+    if backend.process_rank == 0:
+        save_classes(run_dir, store.manifest.classes)
+
+
+SECONDS_BETWEEN_LOOKS = 0.02
+
+
+class Target:
+    """The target of a run that ends where it is reached."""
+
+    def __init__(self, config: RunConfig, run_dir: Path) -> None:
+        self._target = config.target_accuracy if config.stop_at_target else None
+        self._num_trainers = config.topology.num_trainers
+        self._tail = EventTail(run_dir, range(self._num_trainers))
+        self._parts: dict[int, dict[int, Evaluated]] = {}
+        """Step -> rank -> its part of the evaluation."""
+
+    def is_reached(self, step: int, still_waiting: Callable[[], None]) -> bool:
+        """Whether the evaluation after a step, which this process has logged, ends the training.
+
+        Each process has evaluated its part of the split, and reads those of the others in their events: these are
+        where every process of a run can read them, whatever its framework exchanges gradients with. No clock runs.
+
+        Args:
+            step: that was evaluated.
+            still_waiting: called again and again until all have evaluated it.
+        """
+        if self._target is None:
+            return False
+        while len(parts := self._parts.get(step, {})) < self._num_trainers:
+            self._read()
+            still_waiting()
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        accuracy = sum(part.correct for part in parts.values()) / sum(part.count for part in parts.values())
+        return is_reached(accuracy, self._target)
+
+    def _read(self) -> None:
+        for event in self._tail.new_events():
+            if isinstance(event, Evaluated):
+                self._parts.setdefault(event.step, {})[event.process_rank] = event
+        if self._tail.damaged:
+            raise RuntimeError(
+                f"the events of process {self._tail.damaged[0]} are damaged, so its part of an evaluation is not known"
+            )

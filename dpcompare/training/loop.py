@@ -13,7 +13,7 @@ import numpy as np
 
 from dpcompare.backends.base import Backend
 from dpcompare.data.batches import BatchReader, DeviceBatch, HostRead
-from dpcompare.data.epochs import steps_per_epoch
+from dpcompare.data.names import steps_per_epoch
 from dpcompare.data.order import GlobalBatch, OrderDigest, evaluation_batches, training_batches
 from dpcompare.data.store import Store
 from dpcompare.models.state import TrainingState
@@ -23,13 +23,10 @@ from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
 from dpcompare.system.files import put_in_place
-from dpcompare.training.evaluated import evaluated_model, reads_of_statistics
+from dpcompare.training.evaluated import Target, evaluated_model, reads_of_statistics
 from dpcompare.training.inspection import Inspection
-from dpcompare.training.reader import training_reader
-from dpcompare.training.schedule import learning_rate
-from dpcompare.training.step_log import NonFiniteError, StepLog
-from dpcompare.training.target import Target
-from dpcompare.training.window import MeasuredStep, Window
+from dpcompare.training.schedule import learning_rate, training_reader
+from dpcompare.training.window import MeasuredStep, NonFiniteError, StepLog, Window
 
 
 @dataclass(frozen=True, kw_only=True)

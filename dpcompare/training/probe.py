@@ -16,7 +16,7 @@ from dpcompare.results.run_dir import probe_path
 from dpcompare.system.files import put_in_place
 from dpcompare.system.python_environment import is_custom
 from dpcompare.training import loop
-from dpcompare.training.reader import training_reader
+from dpcompare.training.schedule import training_reader
 
 
 def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> loop.Trained:

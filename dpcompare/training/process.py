@@ -32,8 +32,8 @@ from dpcompare.system.energy import meter_of
 from dpcompare.system.files import no_link
 from dpcompare.system.gpu_state import GpuState, in_ranges, near_numa_nodes, read_again, read_gpus
 from dpcompare.training import loop, probe
-from dpcompare.training.predictions import keep_predictions
-from dpcompare.training.step_log import StepLog
+from dpcompare.training.evaluated import keep_predictions
+from dpcompare.training.window import StepLog
 
 SECONDS_BETWEEN_LOOKS = 0.2
 

@@ -1,10 +1,24 @@
-"""The learning rate of every step, computed on the host: the same number for all frameworks."""
+"""What every step gets: the batches of its workload, and its learning rate."""
 
 from __future__ import annotations
 
 import math
 
 from dpcompare.config.workload import Workload
+from dpcompare.data.augmentation import Augmentation, Regularization
+from dpcompare.data.batches import BatchReader
+from dpcompare.data.store import Split
+from dpcompare.models.architectures import model_of
+
+
+def training_reader(workload: Workload, split: Split, **place: int) -> BatchReader:
+    """A reader with the augmentation and regularization of a workload; `place` is what else BatchReader takes."""
+    augmentation = Augmentation(workload.augment, seed=workload.seed, num_samples=len(split), margin=split.margin)
+    regularization = None
+    if workload.regularization == "shared":
+        regularization = Regularization(model_of(workload.model).drops, seed=workload.seed)
+    return BatchReader(split, augmentation, regularization, **place)
+
 
 GOYAL_BATCH_SIZE = 256
 """The batch size that the linear scaling rule counts from (Goyal et al. 2017, section 2.1)."""

@@ -18,7 +18,7 @@ from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
 from dpcompare.config import run_fields as run_module
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
-from dpcompare.training.reader import training_reader
+from dpcompare.training.schedule import training_reader
 
 own_tuning = run_module.tuning_of
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.backends.environment import acting_on, speed_variables
+from dpcompare.backends.description import acting_on, speed_variables
 
 
 def test_what_a_user_has_set_is_recorded_and_what_we_set_is_not():

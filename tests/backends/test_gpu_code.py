@@ -2,8 +2,7 @@
 
 import pytest
 
-from dpcompare.backends.cuda_wheels import cuda_wheels_of
-from dpcompare.backends.gpu_code import code_for, compiled_for
+from dpcompare.backends.cuda_wheels import code_for, compiled_for, cuda_wheels_of
 from dpcompare.errors import RequestError
 from dpcompare.launch.doctor import judge_gpu_code
 

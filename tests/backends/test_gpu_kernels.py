@@ -19,7 +19,7 @@ from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
 from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
-from dpcompare.training.reader import training_reader
+from dpcompare.training.schedule import training_reader
 
 
 @cache

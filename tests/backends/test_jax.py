@@ -81,8 +81,8 @@ CALLS = """
 import json
 from types import SimpleNamespace
 from jax._src import xla_bridge
-from dpcompare.backends.jax.multiprocess import _listen_on
-from dpcompare.backends.jax.spmd import Spmd
+from dpcompare.backends.jax.modes import _listen_on
+from dpcompare.backends.jax.modes import Spmd
 
 asked = []
 for interface in ("lo", None):

@@ -14,7 +14,7 @@ OF_TENSORFLOW = """
 import json
 from types import SimpleNamespace
 from tensorflow.python import pywrap_tfe
-from dpcompare.backends.tensorflow.mirrored import Mirrored
+from dpcompare.backends.tensorflow.modes import Mirrored
 peaks = {"GPU:0": 900, "GPU:1": 700}
 pywrap_tfe.TFE_ResetMemoryStats = lambda context, device: peaks.update({device: 100})
 pywrap_tfe.TFE_GetMemoryInfo = lambda context, device: {"peak": peaks[device]}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpcompare.models.architectures import MODELS
-from dpcompare.models.partition import balanced_cuts, seconds_of, seconds_of_stages
+from dpcompare.models.costs import balanced_cuts, seconds_of, seconds_of_stages
 from tests.support.command import invoke
 
 

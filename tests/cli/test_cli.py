@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.cli.option_groups import OPTION_GROUPS
-from dpcompare.cli.options import OPTIONS
+from dpcompare.cli.options import OPTION_GROUPS, OPTIONS
 from dpcompare.config.gpu_defaults import (
     IMAGES_PER_REPLICA,
     LARGE_MEMORY,

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from dpcompare.cli.build_config import build_config, with_named_mode
-from dpcompare.cli.command_of import autotune_command_of, command_of
 from dpcompare.cli.compare import compare
+from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.run import run
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement

@@ -13,7 +13,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.study import Arm, Study, ablated
-from dpcompare.models.gradients import Gradients
+from dpcompare.models.state import Gradients
 from dpcompare.results.run_dir import checkpoint_path
 from tests.support.recorded import aggregated, events, record
 

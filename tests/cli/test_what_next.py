@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from dpcompare.cli import what_next as module
+from dpcompare.cli import next_commands as module
 from dpcompare.cli.compare import compare
 from dpcompare.cli.run import run
 from tests.experiments.test_fairness import result

@@ -2,9 +2,8 @@
 
 import pytest
 
-from dpcompare.config.cluster import Cluster
+from dpcompare.config.cluster import Cluster, Topology
 from dpcompare.config.modes import MODES
-from dpcompare.config.topology import Topology
 
 
 def topology(framework, mode, nodes, devices, *, stages=1):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, run
-from dpcompare.cli.remembered import as_remembered
+from dpcompare.cli.build_config import as_remembered
 from dpcompare.config.modes import MODES
 from dpcompare.config.tuning import SETTINGS, tuning_of, tuning_options
 from dpcompare.errors import RequestError

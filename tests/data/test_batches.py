@@ -12,7 +12,7 @@ from dpcompare.data.batches import PREFETCH_DEPTH, BatchReader, prefetch
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.pixels import PIXEL_MEAN, PIXEL_STD
 from dpcompare.data.store import Split
-from dpcompare.training.reader import training_reader
+from dpcompare.training.schedule import training_reader
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dpcompare.data.duplicates import SplitContent, find_duplicates
+from dpcompare.data.digest import SplitContent, find_duplicates
 from dpcompare.data.prepare import prepare
 from tests.support.command import invoke
 

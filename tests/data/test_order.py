@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcompare.data.epochs import parts_trained, samples_trained, steps_per_epoch
+from dpcompare.data.names import parts_trained, samples_trained, steps_per_epoch
 from dpcompare.data.order import OrderDigest, epoch_order, evaluation_batches, training_batches
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcompare.data.regularization import Regularization
+from dpcompare.data.augmentation import Regularization
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.spec import Drop, columns
 

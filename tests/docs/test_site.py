@@ -16,7 +16,7 @@ from docs.site.options import option_reference
 from docs.site.reference import reference
 from dpcompare.cli import cli
 from dpcompare.cli.commands import LazyGroup
-from dpcompare.cli.option_groups import OPTION_GROUPS
+from dpcompare.cli.options import OPTION_GROUPS
 from dpcompare.config.engines import ENGINES
 from dpcompare.experiments.fairness_checks import CHECKS
 from dpcompare.experiments.figures import FIGURES

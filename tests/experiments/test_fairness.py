@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.backends.environment import speed_variables
+from dpcompare.backends.description import speed_variables
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
 from dpcompare.config.run import RunConfig

@@ -12,9 +12,9 @@ from dpcompare.cli.report import print_comparison, print_summary
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import Collection, collect
-from dpcompare.experiments.predictions import confusion
+from dpcompare.experiments.rounds import confusion
 from dpcompare.experiments.study import Arm, Study
-from dpcompare.report.curves import accuracy_over_seconds, accuracy_over_steps
+from dpcompare.report.charts import accuracy_over_seconds, accuracy_over_steps
 from dpcompare.report.formats import COLUMNS, as_json, as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.report.records import as_csv

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dpcompare.experiments.step_parts import JUDGED, StepParts
+from dpcompare.experiments.variants import JUDGED, StepParts
 
 STEPS = 60
 

@@ -6,8 +6,8 @@ from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from dpcompare.experiments.arms import estimate_seconds
 from dpcompare.experiments.collection import collect
-from dpcompare.experiments.estimate import estimate_seconds
 from dpcompare.experiments.statistics import Plan
 from dpcompare.experiments.study import Arm, Study, ablated, hold, open_study
 from tests.experiments.test_fairness import result

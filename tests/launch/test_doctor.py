@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpcompare.backends.gpus_seen import gpus_seen
+from dpcompare.backends.cuda_wheels import gpus_seen
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import modes_by_default

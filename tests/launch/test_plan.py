@@ -13,9 +13,8 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.launch import run as launching
-from dpcompare.launch.engines.slurm_script import job_script
-from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, num_ports, plan
-from dpcompare.launch.shell_script import command_line, shell_script
+from dpcompare.launch.engines.slurm_job import job_script
+from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, command_line, num_ports, plan, shell_script
 from tests.support.command import invoke
 
 RUN_DIR = Path("/runs/one")

@@ -10,7 +10,7 @@ import pytest
 from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
-from dpcompare.launch.isolation import exposure, is_isolated
+from dpcompare.launch.plan import exposure, is_isolated
 from dpcompare.system.network_namespace import isolated, why_not_permitted
 from tests.conftest import _children
 from tests.support.command import invoke
@@ -138,7 +138,7 @@ def test_on_gpus_a_user_needs_the_device_that_only_root_can_make(monkeypatch, tm
     cluster = Cluster.partition(2, 1, gpus=["0", "1"])
     asked = config("tensorflow", "multiworker", 2).model_copy(update={"cluster": cluster})
     monkeypatch.setattr("os.geteuid", lambda: 1000)
-    monkeypatch.setattr("dpcompare.launch.isolation.UNIFIED_MEMORY", tmp_path / "nvidia-uvm")
+    monkeypatch.setattr("dpcompare.launch.plan.UNIFIED_MEMORY", tmp_path / "nvidia-uvm")
     assert not is_isolated(asked)
     assert "nvidia-uvm is missing, which nobody but root can make" in exposure(asked)
     (tmp_path / "nvidia-uvm").touch()

@@ -19,10 +19,9 @@ from dpcompare.config.placement import Placement
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import NodesEnded
 from dpcompare.launch.outcome import NodeOutcome
-from dpcompare.launch.plan import Endpoints, num_ports, plan
+from dpcompare.launch.plan import Endpoints, num_ports, plan, shell_script
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.launch.run import _lost_a_port, prepare_run
-from dpcompare.launch.shell_script import shell_script
 from dpcompare.results.events import Failed, Started, StepsTrained, Stopped, read_events
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import log_path

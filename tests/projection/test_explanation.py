@@ -12,9 +12,9 @@ from dpcompare.errors import RunFailedError
 from dpcompare.experiments.study import open_study
 from dpcompare.experiments.variants import variants_of
 from dpcompare.launch.inputs import prepare_compared
-from dpcompare.models.gradients import Gradients
+from dpcompare.models.state import Gradients
 from dpcompare.projection.explanation import explain
-from dpcompare.projection.floors import floors_of
+from dpcompare.projection.remedies import floors_of
 from dpcompare.report.explained import as_markdown, as_text
 from dpcompare.results.events import EventLog
 from dpcompare.system.gpu_state import GpuReading, GpuState

@@ -13,14 +13,14 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.collection import ArmRuns, Collection
 from dpcompare.experiments.study import Arm, Study, ablated
-from dpcompare.models.gradients import Gradients
-from dpcompare.projection.family import PROJECTED
+from dpcompare.models.state import Gradients
+from dpcompare.projection.goal import ProjectionRequest
 from dpcompare.projection.link import link_between_nodes, link_within_nodes
-from dpcompare.projection.overheads import Overheads, Surroundings
+from dpcompare.projection.measured import PROJECTED
 from dpcompare.projection.planned import predicted_speed
 from dpcompare.projection.prediction import project
 from dpcompare.projection.published import PUBLISHED, published_table
-from dpcompare.projection.request import ProjectionRequest
+from dpcompare.projection.step import Overheads, Surroundings
 from dpcompare.report import projection as shown
 from dpcompare.report.projection_plots import projection_plots
 from dpcompare.results.events import EventLog

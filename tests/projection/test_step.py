@@ -8,9 +8,7 @@ import pytest
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
-from dpcompare.projection.calibration import Fitted, MeasuredCell, fit
-from dpcompare.projection.cluster import interconnect_of_run
-from dpcompare.projection.collectives import PAIR_GATHERS, PAIR_GATHERS_FROM, Interconnect
+from dpcompare.projection.calibration import Fitted, MeasuredCell, fit, interconnect_of_run
 from dpcompare.projection.exchange import (
     BUCKET,
     default_buckets,
@@ -22,7 +20,10 @@ from dpcompare.projection.exchange import (
 )
 from dpcompare.projection.goal import batch_for_efficiency, link_for_efficiency, nodes_for_throughput
 from dpcompare.projection.link import (
+    PAIR_GATHERS,
+    PAIR_GATHERS_FROM,
     TCP_PAYLOAD,
+    Interconnect,
     Latency,
     Link,
     duration_in_words,
@@ -32,10 +33,18 @@ from dpcompare.projection.link import (
     rate_in_words,
     rate_of,
 )
-from dpcompare.projection.overheads import Overheads, Surroundings
-from dpcompare.projection.slowest import expected_maximum, slowdown, slowest_of_each_step, spread_of
-from dpcompare.projection.step import StepWork, predict_step, seconds_with_exchange
-from dpcompare.projection.what_helps import what_helps
+from dpcompare.projection.remedies import what_helps
+from dpcompare.projection.step import (
+    Overheads,
+    StepWork,
+    Surroundings,
+    expected_maximum,
+    predict_step,
+    seconds_with_exchange,
+    slowdown,
+    slowest_of_each_step,
+    spread_of,
+)
 
 FREE = Link(name="free")
 BUCKETS = in_buckets([2.05e6, 26.25e6, 2.56e6], [0.29, 0.61, 0.94], backward_ends=0.94)

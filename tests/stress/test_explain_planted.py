@@ -2,7 +2,7 @@
 
 import pytest
 
-from dpcompare.experiments.step_parts import StepParts
+from dpcompare.experiments.variants import StepParts
 from dpcompare.models.architectures import model_of
 from stress.explain_planted import CASES, LAUNCH_SECONDS, LAYERS, TINY, Found, chosen, sizes, step_of_no_images
 

@@ -245,7 +245,7 @@ loop.evaluation_batches = dropping
         workload={"regularization": "shared"},
         module="torch.backend",
         inject="""
-from dpcompare.data.regularization import Regularization
+from dpcompare.data.augmentation import Regularization
 draw = Regularization.__call__
 Regularization.__call__ = lambda self, *, step, indices: draw(self, step=step + 1, indices=indices)
 """,
@@ -370,7 +370,7 @@ module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
         framework="torch",
         module="torch.backend",
         inject="""
-from dpcompare.training import reader
+from dpcompare.training import schedule as reader
 seeded = reader.Augmentation
 reader.Augmentation = lambda names, *, seed, **others: seeded(names, seed=0, **others)
 """,
@@ -443,7 +443,7 @@ module.cross_entropies = other
     ),
     "weight decay as a part of the gradient": Fault(
         framework="torch",
-        module="torch.update",
+        module="torch.optimizer",
         inject="""
 torch = module.torch
 def coupled(self, optimizer, *_):
@@ -465,7 +465,7 @@ module.RuledUpdates._decay = coupled
     ),
     "gradients clipped one tensor at a time": Fault(
         framework="torch",
-        module="torch.update",
+        module="torch.optimizer",
         inject="""
 def each(self, optimizer, *_):
     for weights in module._parameters(optimizer):

@@ -23,7 +23,7 @@ from dpcompare.backends.base import Inspectable
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import evaluation_batches, training_batches
 from dpcompare.data.store import open_store
-from dpcompare.training.reader import training_reader
+from dpcompare.training.schedule import training_reader
 
 WORKLOAD: dict[str, Any] = {
     **{"model": "toy-bn", "dataset": "synthetic-mini", "image_size": 32, "precision": "float64"},

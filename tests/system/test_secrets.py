@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dpcompare.backends.environment import speed_variables, withheld_variables
+from dpcompare.backends.description import speed_variables, withheld_variables
 from dpcompare.system.secrets import is_secret
 
 RANDOM = random.Random(39)

@@ -19,7 +19,8 @@ from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.events import Evaluated, EventLog, Ready, StepsTrained, read_events
 from dpcompare.results.result import StepSeconds
 from dpcompare.system.energy import EnergyMeter
-from dpcompare.training import loop, step_log
+from dpcompare.training import loop
+from dpcompare.training import window as step_log
 from tests.support.numpy_backend import NumpyBackend
 
 

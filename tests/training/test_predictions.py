@@ -10,7 +10,7 @@ from dpcompare.data.store import open_store
 from dpcompare.errors import RequestError
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.predictions import load_predictions
-from dpcompare.training.predictions import keep_predictions
+from dpcompare.training.evaluated import keep_predictions
 from tests.support.numpy_backend import NumpyBackend
 
 

@@ -7,7 +7,7 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.results.events import Evaluated, EventLog
 from dpcompare.results.run_dir import event_path
-from dpcompare.training.target import Target
+from dpcompare.training.evaluated import Target
 
 
 def config(**changes):

@@ -26,9 +26,8 @@ from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
-from dpcompare.models.gradients import Gradients
 from dpcompare.models.sealed import read_weights
-from dpcompare.models.state import State, TrainingState
+from dpcompare.models.state import Gradients, State, TrainingState
 from dpcompare.system.terminal_text import counted
 
 

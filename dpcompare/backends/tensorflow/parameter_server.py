@@ -13,7 +13,7 @@ import tensorflow as tf
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import DeviceBatch, HostBatch
-from dpcompare.data.epochs import parts_trained
+from dpcompare.data.names import parts_trained
 from dpcompare.models.state import TrainingState
 
 STEPS_PER_WORKER = 2

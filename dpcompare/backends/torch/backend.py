@@ -24,19 +24,17 @@ from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.gradient_times import GradientTimes
 from dpcompare.backends.torch.model import SharedDrop, build_model, set_drop_masks
-from dpcompare.backends.torch.optimizer import SLOTS, Kernel, build_optimizer, load_slots
+from dpcompare.backends.torch.optimizer import SLOTS, Kernel, RuledUpdates, build_optimizer, load_slots
 from dpcompare.backends.torch.pixels import look_up
 from dpcompare.backends.torch.side_stream import SideStream
-from dpcompare.backends.torch.update import RuledUpdates
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
-from dpcompare.models.gradients import Gradients
 from dpcompare.models.layers.in_torch import import_timm
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.spec import IMAGE_CHANNELS
-from dpcompare.models.state import State, TrainingState
+from dpcompare.models.state import Gradients, State, TrainingState
 
 MOST_ENDS_KEPT = 10_000
 """Steps of a window, beyond which it has no times of its steps."""

@@ -16,8 +16,8 @@ from dpcompare.backends.description import Description
 from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.stages import StagedModel, seconds_of_layers
 from dpcompare.models.architectures import MODELS
-from dpcompare.models.gradients import Gradients
-from dpcompare.models.partition import balanced_cuts, seconds_of_stages
+from dpcompare.models.costs import balanced_cuts, seconds_of_stages
+from dpcompare.models.state import Gradients
 
 # Running statistics do not enter a training step; they are broadcast when they are read. (torch 2.15 renamed it.)
 BUFFERS_STAY = {

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.ddp import DistributedDataParallel
 from dpcompare.config.optimizers import OPTIMIZERS
-from dpcompare.models.gradients import Gradients
+from dpcompare.models.state import Gradients
 
 
 class FullyShardedDataParallel(DistributedDataParallel):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpcompare.models.gradients import Gradients, ready_curve
+from dpcompare.models.state import Gradients, ready_curve
 
 
 class GradientTimes:

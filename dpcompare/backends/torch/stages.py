@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from dpcompare.backends.torch.model import layers_of
+from dpcompare.models.costs import seconds_of
 from dpcompare.models.layers.in_torch import Layer
-from dpcompare.models.partition import seconds_of
 
 
 def seconds_of_layers(model: nn.Module, images: torch.Tensor, synchronize: Callable[[], None]) -> list[float]:

@@ -16,7 +16,7 @@ from dpcompare.config.engines import EngineOptions, SlurmOptions
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, NodesEnded, Planned, PollExit, options_of, slurm_job
-from dpcompare.launch.engines.slurm_script import OF_AN_OUTER_JOB, job_script, srun_command
+from dpcompare.launch.engines.slurm_job import OF_AN_OUTER_JOB, job_script, srun_command
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import end_of, slurm_log_path

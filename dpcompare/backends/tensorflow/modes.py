@@ -1,7 +1,8 @@
-"""tensorflow multiworker: MultiWorkerMirroredStrategy, one process per node, found through TF_CONFIG."""
+"""The modes of TensorFlow that only choose a strategy: single, mirrored, tpu and multiworker."""
 
 from __future__ import annotations
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,41 @@ import tensorflow as tf
 from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
+
+
+class SingleDevice(TensorFlowBackend):
+    """TensorFlow's default strategy: one replica and no distribution."""
+
+    def make_strategy(self) -> tf.distribute.Strategy:
+        return tf.distribute.get_strategy()
+
+
+class Mirrored(TensorFlowBackend):
+    """TensorFlow chooses the collectives by the devices: NCCL between GPUs, ring collectives between CPU devices."""
+
+    def make_strategy(self) -> tf.distribute.Strategy:
+        return tf.distribute.MirroredStrategy(self.local_devices())
+
+
+class Tpu(TensorFlowBackend):
+    """One process that drives all cores of the TPU that TPU_NAME names, or of this machine."""
+
+    def _configure_devices(self) -> None:
+        self._resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=os.environ.get("TPU_NAME", "local"))
+        tf.config.experimental_connect_to_cluster(self._resolver)
+        tf.tpu.experimental.initialize_tpu_system(self._resolver)
+
+    def make_strategy(self) -> tf.distribute.Strategy:
+        return tf.distribute.TPUStrategy(self._resolver)
+
+    def local_devices(self) -> list[str]:
+        return [device.name for device in tf.config.list_logical_devices("TPU")]
+
+    def _device_names(self) -> list[str]:
+        return self.local_devices()
+
+    def synchronize(self, *, drain: bool = False) -> None:
+        tf.test.experimental.sync_devices()
 
 
 class MultiWorkerMirrored(TensorFlowBackend):

@@ -1,4 +1,4 @@
-"""jax multiprocess: the same program in one process per node, which meet under jax.distributed."""
+"""The modes of JAX: single, spmd and multiprocess."""
 
 from __future__ import annotations
 
@@ -13,6 +13,14 @@ from jax._src import xla_bridge
 
 from dpcompare.backends.jax.arrays import EVERYWHERE, REPLICAS, SPLIT, split
 from dpcompare.backends.jax.backend import JaxBackend
+
+
+class SingleDevice(JaxBackend):
+    """A mesh of one device."""
+
+
+class Spmd(JaxBackend):
+    """XLA chooses the collectives by the devices: NCCL between GPUs, its own within the process between CPU devices."""
 
 
 class MultiProcess(JaxBackend):
