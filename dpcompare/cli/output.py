@@ -1,4 +1,4 @@
-"""What is printed: results, results on stdout and the rest on stderr, and files that are written."""
+"""What is printed: results on stdout and the rest on stderr, and files that are written."""
 
 from __future__ import annotations
 
