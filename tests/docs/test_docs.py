@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
+from docs.site.tree import TREE, tree
 from dpcompare.cli import cli
 from dpcompare.report.formats import parse_condition
 from tests.support.command import dpcompare
