@@ -19,6 +19,7 @@ ORDER = ("cli", "report", "projection", "experiments", "launch", "training", "ba
          "models", "system")  # fmt: skip
 """From the entry points down."""
 COLUMN, WIDTH = 29, 120
+NO_BREAK = "\u00a0"
 
 
 def tree() -> str:
@@ -45,8 +46,9 @@ def _entry(label: str, path: Path, more: str = "") -> list[str]:
     """The label and the sentence, on as many lines as it takes."""
     said = (ast.get_docstring(ast.parse(path.read_text())) or "").partition("\n\n")[0]
     sentence = " ".join(said.split()).rstrip(".") + more
+    whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", NO_BREAK), sentence)  # what is typed stays on a line
     first = label.ljust(COLUMN) if len(label) < COLUMN else f"{label}  "
-    return textwrap.wrap(sentence, WIDTH, initial_indent=first, subsequent_indent=" " * COLUMN, break_on_hyphens=False)
+    lines = textwrap.wrap(sentence, WIDTH, initial_indent=first, subsequent_indent=" " * COLUMN, break_on_hyphens=False)
 
 
 if __name__ == "__main__":
