@@ -48,7 +48,8 @@ def _entry(label: str, path: Path, more: str = "") -> list[str]:
     sentence = " ".join(said.split()).rstrip(".") + more
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", NO_BREAK), sentence)  # what is typed stays on a line
     first = label.ljust(COLUMN) if len(label) < COLUMN else f"{label}  "
-    lines = textwrap.wrap(sentence, WIDTH, initial_indent=first, subsequent_indent=" " * COLUMN, break_on_hyphens=False)
+    lines = textwrap.wrap(whole, WIDTH, initial_indent=first, subsequent_indent=" " * COLUMN, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in lines]
 
 
 if __name__ == "__main__":
