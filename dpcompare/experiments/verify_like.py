@@ -1,4 +1,4 @@
-"""The plan of `dpcompare verify --like`: the workload of a run, by its mode, another framework's and one device."""
+"""The plan of `verify --like`: the workload of a run, by its mode, another framework's and one device."""
 
 from __future__ import annotations
 
