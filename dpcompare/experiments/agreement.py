@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dpcompare.backends.description import acting_on
+from dpcompare.models.architectures import MODELS
 from dpcompare.results.result import RunResult
 
 NOT_KNOWN = "not known"
@@ -26,6 +27,13 @@ def of_settings(name: str) -> Callable[[RunResult], Any]:
 def of_settings_or_none(name: str) -> Callable[[RunResult], Any]:
     """A setting that not every mode has."""
     return lambda result: result.settings.get(name) or "none"
+
+
+def batchnorm_epsilon(result: RunResult) -> Any:
+    """None of a model without BatchNorm, whatever its result has of it."""
+    model = MODELS.get(result.model)
+    has_none = model is not None and model.batchnorm_stride is None
+    return "none" if has_none else result.settings.get("batchnorm_epsilon")
 
 
 def environment(result: RunResult) -> str:

@@ -159,7 +159,7 @@ CHECKS: dict[str, FairnessCheck] = {
     "BatchNorm scope": workload_check("batchnorm"),
     "BatchNorm momentum": workload_check("batchnorm_momentum"),
     "BatchNorm epsilon": FairnessCheck(
-        values.of_settings("batchnorm_epsilon"), Changes.FIRST_LOSS, "use the same release of dpcompare"
+        values.batchnorm_epsilon, Changes.FIRST_LOSS, "use the same release of dpcompare"
     ),
     "BatchNorm recomputation": workload_check("batchnorm_recompute", off="none"),
     "optimizer": workload_check("optimizer", values.of_settings("optimizer")),
