@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import click
@@ -77,34 +74,11 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
 
 def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object]:
     """An A/A study: the same arm twice per round."""
-    from scipy.stats import t
-
-    from dpcompare.backends.availability import require_framework
     from dpcompare.cli.waiting import Waiting
-    from dpcompare.config.cluster import Cluster
-    from dpcompare.config.frameworks import FRAMEWORKS
-    from dpcompare.config.run import RunConfig
-    from dpcompare.config.workload import Workload
-    from dpcompare.errors import RequestError, RunFailedError
-    from dpcompare.experiments.analysis import analyse
-    from dpcompare.experiments.collection import collect
-    from dpcompare.experiments.study import Arm, Study, open_study
-    from dpcompare.experiments.study_runs import Watcher, run_study
-    from dpcompare.launch.inputs import prepare_inputs
+    from dpcompare.experiments.noise import detectable, noise_study, run_noise
+    from dpcompare.experiments.study_runs import Watcher
 
-    for framework in FRAMEWORKS:
-        given = {"python": chosen[framework]} if framework in chosen else {}
-        try:
-            require_framework(framework, **given)
-            break
-        except RequestError:
-            continue
-    else:
-        raise RequestError("--noise: no framework is usable here; expected one of " + ", ".join(FRAMEWORKS))
-    workload = Workload(**WORKLOAD_OF_NOISE)
-    cluster = Cluster.partition(1, 1, device=device)  # type: ignore[arg-type]
-    config = prepare_inputs(RunConfig(framework=framework, mode="single", workload=workload, cluster=cluster, **given))
-    study = Study(arms=tuple(Arm(name=f"{framework} single {name}", config=config) for name in "AB"), repeats=rounds)
+    study = noise_study(rounds, device, chosen, WORKLOAD_OF_NOISE)
     console = stderr_console()
 
     class Lines(Watcher):
@@ -116,23 +90,12 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
             waiting.end()
             console.print(f"round {number}: {arm.name}: {result.images_per_second or 0:.1f} images/s")
 
-    with tempfile.TemporaryDirectory(prefix="dpcompare-noise-") as folder, Waiting(console) as waiting:
-        path = Path(folder) / "study"
-        open_study(study, path)
-        run_study(study, path, Lines())
-        claims = analyse(collect([path])).claims
-    if len(claims) != 1 or not (claims[0].low and claims[0].high and claims[0].confidence):
-        raise RunFailedError("--noise: too many of the runs failed for an answer", "")
-    made = claims[0]
+    with Waiting(console) as waiting:
+        made = run_noise(study, Lines())
     assert made.low and made.high and made.confidence  # noqa: PT018 (for the type checker)
-    # An interval of half width h = t s / sqrt(n) misses 1 in 80% of studies when the truth is (t + t') s / sqrt(n)
-    # away, t and t' being Student's quantiles of the interval's end and of 80%.
-    half_width = math.log(made.high / made.low) / 2
-    detectable = math.expm1(
-        half_width * (1 + t.ppf(0.8, made.rounds - 1) / t.isf((1 - made.confidence) / 2, made.rounds - 1))
-    )
+    least = detectable(made.low, made.high, confidence=made.confidence, rounds=made.rounds)
     sentence = (
         f"noise: {made.sentence} Here a study of {counted(rounds, 'round')} of such runs shows a difference of "
-        f"{detectable:.1%} in four of five cases."
+        f"{least:.1%} in four of five cases."
     )
-    return {"rounds": rounds, "detectable": detectable, "sentence": sentence}
+    return {"rounds": rounds, "detectable": least, "sentence": sentence}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +21,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 
 if TYPE_CHECKING:
+    from dpcompare.experiments.verify import Check
     from dpcompare.experiments.verify_groups import Group
 
 _ROWS = tuple(
@@ -99,83 +100,113 @@ def verify(
     dpcompare verify --like runs/a --precision float64
     dpcompare verify --quick --replicas 1 --against cpu
     """
-    from dpcompare.experiments.verify import verify as run_checks
-    from dpcompare.experiments.verify_groups import (
-        has_one_gpu,
-        known_modes,
-        not_compared,
-        on_one_gpu,
-        plan_groups,
-        with_each_on,
-    )
-    from dpcompare.experiments.verify_runs import runs_at_once
-    from dpcompare.system.devices import installed_gpus, visible_gpus
-
-    left_out: list[str] = []
     asked = values_of(Workload, RunOptions.of(of_the_workload))
     if like is not None:
         _refuse_beside_like(context)
-        groups, chosen, device = _like(like, asked, precision, device, python)
-        groups = groups if against is None else [with_each_on(against, group) for group in groups]
-        groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
+        plan = _like(like, asked, precision, device, python, against)
     else:
-        chosen, device = interpreters(python), device or ("cpu" if against is None else "auto")
-        replicas = replicas or ("1,2" if quick else "1,2,4")
-        present = _usable(listed(frameworks), chosen)
-        named = known_modes(model) if modes == "all" else listed(modes)
-        groups = plan_groups(
-            present,
-            named,
-            model=_known_model(model),
-            replicas=_numbers(replicas),
-            precisions=_known_precisions(listed("float32,float64" if precision is None else precision)),
+        plan = _asked_for(
+            listed(frameworks),
+            modes,
+            _known_model(model),
+            _numbers(replicas or ("1,2" if quick else "1,2,4")),
+            _known_precisions(listed("float32,float64" if precision is None else precision)),
+            asked,
             quick=quick,
-            device=device,
+            device=device or ("cpu" if against is None else "auto"),
             against=against,
-            asked=asked,
+            interpreters=interpreters(python),
         )
-        if not present:
-            raise RequestError("no framework is left to verify; install one, or name its environment with --python")
-        left_out = not_compared(groups, present, named)
+    checks = _run(plan, against)
+    passed = bool(checks) and all(check.passed for check in checks)
+    if as_json:
+        print_json({"passed": passed, "checks": list(map(_as_json, checks)), "not_compared": plan.left_out})
+    else:
+        with if_anybody_reads():
+            _print_checks(checks, plan.left_out)
+    return 0 if passed else EXIT_NEGATIVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What is verified, on which devices, with which interpreters, and what is left out."""
+
+    groups: list[Group]
+    device: str
+    interpreters: dict[str, str]
+    left_out: list[str] = field(default_factory=list)
+
+
+def _asked_for(
+    frameworks: list[str],
+    modes: str,
+    model: str,
+    replicas: list[int],
+    precisions: list[str],
+    asked: dict[str, Any],
+    *,
+    quick: bool,
+    device: str,
+    against: Literal["cpu"] | None,
+    interpreters: dict[str, str],
+) -> _Plan:
+    """The groups of the named modes."""
+    from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups
+
+    present = _usable(frameworks, interpreters)
+    named = known_modes(model) if modes == "all" else listed(modes)
+    groups = plan_groups(
+        present,
+        named,
+        model=model,
+        replicas=replicas,
+        precisions=precisions,
+        quick=quick,
+        device=device,
+        against=against,
+        asked=asked,
+    )
+    if not present:
+        raise RequestError("no framework is left to verify; install one, or name its environment with --python")
+    left_out = not_compared(groups, present, named)
+    return _Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
+
+
+def _run(plan: _Plan, against: Literal["cpu"] | None) -> list[Check]:
+    """The checks, each told when it fails."""
+    from dpcompare.experiments.verify import verify as run_checks
+    from dpcompare.experiments.verify_runs import runs_at_once
+    from dpcompare.system.devices import installed_gpus, visible_gpus
+
     console = stderr_console()
-    if against is not None and device == "auto" and not visible_gpus(installed_gpus()):
+    if against is not None and plan.device == "auto" and not visible_gpus(installed_gpus()):
         console.print("no GPU is visible here: both sides of every comparison run on the CPU", soft_wrap=True)
-    for line in left_out:
+    for line in plan.left_out:
         console.print(f"not compared: {line}", soft_wrap=True)
     checks = []
     for check in run_checks(
-        groups,
-        device=device,
-        interpreters=chosen,
+        plan.groups,
+        device=plan.device,
+        interpreters=plan.interpreters,
         say=lambda line: console.print(line, soft_wrap=True),
-        at_once=runs_at_once(device),
+        at_once=runs_at_once(plan.device),
     ):
         checks.append(check)
         if not check.passed:
             console.print(f"FAILED {check.name}: {check.pair}\n{check.detail}".rstrip(), soft_wrap=True)
-    passed = bool(checks) and all(check.passed for check in checks)
-    if as_json:
-        fields = (
-            "name",
-            "modes",
-            "pair",
-            "workload",
-            "precision",
-            "measured",
-            "floor",
-            "tolerance",
-            "passed",
-            "detail",
-        )
-        rows = [{name: getattr(check, name) for name in fields} for check in checks]
-        for row in rows:
-            if row["measured"] is not None and not math.isfinite(row["measured"]):
-                row |= {"measured": None, "detail": "the difference is not a finite number"}  # JSON has no infinity
-        print_json({"passed": passed, "checks": rows, "not_compared": left_out})
-    else:
-        with if_anybody_reads():
-            _print_checks(checks, left_out)
-    return 0 if passed else EXIT_NEGATIVE
+    return checks
+
+
+def _as_json(check: Check) -> dict[str, Any]:
+    shown = {name: getattr(check, name) for name in _JSON_FIELDS}
+    if check.measured is not None and not math.isfinite(check.measured):  # JSON has no infinity
+        shown |= {"measured": None, "detail": "the difference is not a finite number"}
+    return shown
+
+
+_JSON_FIELDS = (
+    *("name", "modes", "pair", "workload", "precision", "measured", "floor", "tolerance", "passed", "detail"),
+)
 
 
 def _print_checks(checks: list[Any], left_out: Sequence[str]) -> None:
@@ -197,10 +228,16 @@ def _refuse_beside_like(context: click.Context) -> None:
 
 
 def _like(
-    run_dir: Path, asked: dict[str, Any], precision: str | None, device: str | None, python: tuple[str, ...]
-) -> tuple[list[Group], dict[str, str], str]:
-    """The groups that prove a run, the interpreters, which are its own unless others are named, and the devices."""
+    run_dir: Path,
+    asked: dict[str, Any],
+    precision: str | None,
+    device: str | None,
+    python: tuple[str, ...],
+    against: Literal["cpu"] | None,
+) -> _Plan:
+    """The groups that prove a run, with its own interpreters unless others are named."""
     from dpcompare.config.run import RunConfig
+    from dpcompare.experiments.verify_groups import has_one_gpu, on_one_gpu, with_each_on
     from dpcompare.experiments.verify_like import group_like, run_to_prove
     from dpcompare.results.run_dir import CONFIG_FILE
 
@@ -214,11 +251,11 @@ def _like(
     precisions = (
         [None] if precision is None else _known_precisions(listed(precision), ("float32", "bfloat16", "float64"))
     )
-    return (
-        [group_like(config, each, asked, chosen) for each in precisions],
-        chosen,
-        device or ("cpu" if config.cluster.device_type == "cpu" else "auto"),
-    )
+    device = device or ("cpu" if config.cluster.device_type == "cpu" else "auto")
+    groups = [group_like(config, each, asked, chosen) for each in precisions]
+    groups = groups if against is None else [with_each_on(against, group) for group in groups]
+    groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
+    return _Plan(groups=groups, device=device, interpreters=chosen)
 
 
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:

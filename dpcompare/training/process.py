@@ -75,50 +75,15 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         backend.setup()
         _check_against_plan(backend, config, process_rank)
         assert config.inputs is not None
-        store = open_store(config.inputs.store)
-        gpus = _gpus(config, local_devices)
-
-        meter = CoresMeter(after_steps=config.workload.least_warmup_steps)
-        cores_used: CoresUsed | None = None
-
-        def after_step(step: int) -> None:
-            meter.count_step()
-            if step == last_step:  # before its evaluation, while the clocks are still those of the training
-                read_meters()
-
-        def read_meters() -> None:
-            nonlocal cores_used
-            cores_used = meter.used()
-            gpus[:] = read_again(gpus)
-
-        last_step = config.workload.total_steps(config.inputs.num_train)
-        trained: loop.Trained | None = None
+        meters = Meters(config, _gpus(config, local_devices))
         if backend.is_server:
             _serve(events, run_dir)
-            gpus[:] = read_again(gpus)
-        elif config.task == "probe":
-            assert isinstance(backend, Inspectable)
-            trained = probe.run(backend, store, events, run_dir)
+            meters.read_gpus()
+            trained = None
         else:
-            trained = loop.train(
-                backend,
-                store,
-                events,
-                run_dir,
-                after_step,
-                energy=meter_of(
-                    config.cluster.device_type,
-                    () if config.cluster.shared else local_devices,  # of a GPU that others use too
-                    counts_packages=process_rank in config.topology.first_of_machines,
-                ),
-            )
-            if config.stop_at_target and cores_used is None:  # it has ended before its last step
-                read_meters()
-            if config.keep_predictions:
-                assert isinstance(backend, Inspectable)
-                keep_predictions(backend, store, run_dir, StepLog(backend, events).alive)
-        record = _record(backend, config, trained, gpus, cores=cores, bound_to=bound_to, **place)
-        record.model_copy(update={"cores_used": cores_used}).save(run_dir)
+            trained = _train(backend, events, run_dir, meters, local_devices)
+        record = _record(backend, config, trained, meters.gpus, cores=cores, bound_to=bound_to, **place)
+        record.model_copy(update={"cores_used": meters.cores_used}).save(run_dir)
         backend.teardown()
     except BaseException as error:  # also SystemExit, with which a model may end its process
         traceback.print_exc()
@@ -126,6 +91,57 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         return 1
     events.append(Ended())
     return 0
+
+
+class Meters:
+    """What is read when the last step is done, before its evaluation: cores that were used, and the GPUs again."""
+
+    def __init__(self, config: RunConfig, gpus: list[GpuState]) -> None:
+        assert config.inputs is not None
+        self.gpus = gpus
+        self.cores_used: CoresUsed | None = None
+        self._last_step = config.workload.total_steps(config.inputs.num_train)
+        self._cores = CoresMeter(after_steps=config.workload.least_warmup_steps)
+
+    def after_step(self, step: int) -> None:
+        """Count a step; after the last one read them, while the clocks are still those of the training."""
+        self._cores.count_step()
+        if step == self._last_step:
+            self.read()
+
+    def read(self) -> None:
+        """Read them, unless they were."""
+        if self.cores_used is None:
+            self.cores_used = self._cores.used()
+            self.read_gpus()
+
+    def read_gpus(self) -> None:
+        """Read the GPUs again."""
+        self.gpus = read_again(self.gpus)
+
+
+def _train(
+    backend: Backend, events: EventLog, run_dir: Path, meters: Meters, local_devices: tuple[str, ...]
+) -> loop.Trained:
+    """The training that the config asks for."""
+    config = backend.config
+    assert config.inputs is not None
+    store = open_store(config.inputs.store)
+    if config.task == "probe":
+        assert isinstance(backend, Inspectable)
+        return probe.run(backend, store, events, run_dir)
+    energy = meter_of(
+        config.cluster.device_type,
+        () if config.cluster.shared else local_devices,  # of a GPU that others use too
+        counts_packages=backend.process_rank in config.topology.first_of_machines,
+    )
+    trained = loop.train(backend, store, events, run_dir, meters.after_step, energy=energy)
+    if config.stop_at_target:  # it may have ended before its last step
+        meters.read()
+    if config.keep_predictions:
+        assert isinstance(backend, Inspectable)
+        keep_predictions(backend, store, run_dir, StepLog(backend, events).alive)
+    return trained
 
 
 def _local_devices(config: RunConfig, node_rank: int, local_rank: int) -> tuple[str, ...]:
