@@ -1,4 +1,4 @@
-"""What a change touches: each of eight requests is made in a working tree of its own, shown to work, and counted.
+"""What a change touches: each of eight requests is made in a copy of the repository, shown to work, and counted.
 
 python -m stress.change_requests            # prints the table of docs/architecture.md
 python -m stress.change_requests --write    # and writes it there
@@ -42,14 +42,18 @@ class Made:
 
 @contextmanager
 def working_tree() -> Iterator[Path]:
-    """A tree of the last commit, gone at the end."""
+    """A repository of its own with the files of this one as they are, gone at the end."""
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
-        _git("worktree", "add", "--quiet", "--detach", str(tree), "HEAD", tree=ROOT)
-        try:
-            yield tree
-        finally:
-            _git("worktree", "remove", "--force", str(tree), tree=ROOT)
+        tree.mkdir()
+        for name in _git("ls-files", "--cached", "--others", "--exclude-standard", tree=ROOT).splitlines():
+            if (ROOT / name).is_file():
+                (tree / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, tree / name)
+        _git("init", "--quiet", tree=tree)
+        _git("add", "--all", tree=tree)
+        _git("-c", "user.name=nobody", "-c", "user.email=nobody@localhost", "commit", "--quiet", "-m", "x", tree=tree)
+        yield tree
 
 
 def make(name: str, request: Request, tree: Path) -> Made:

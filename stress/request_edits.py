@@ -200,15 +200,6 @@ REQUESTS: dict[str, Request] = {
         resumable=True,
 """,
             ),
-            Edit(
-                "dpcompare/cli/build_study.py",
-                """    if name == "tune":
-        return name, tuple(value.split("+"))  # in the place of a --tune for all
-""",
-                """    if name in ("tune", "python"):
-        return name, tuple(value.split("+"))  # in the place of one for all
-""",
-            ),
         ),
         shown_by=(
             (

@@ -76,9 +76,6 @@ class _Architecture(NamedTuple):
         return cls((int(found[2]), int(found[3])), found[1] == "compute", found[4]) if found else None
 
 
-START_SECONDS = 120.0
-
-
 def gpus_seen(framework: str, python: str) -> tuple[int, str]:
     """How many of the visible GPUs a framework can use, and the end of what it said about them.
 
@@ -86,7 +83,7 @@ def gpus_seen(framework: str, python: str) -> tuple[int, str]:
         RequestError: the interpreter, or the framework in it, cannot be used.
     """
     try:
-        answer = run_command([python, "-P", "-c", FRAMEWORKS[framework].count_gpus], seconds=START_SECONDS)
+        answer = run_command([python, "-P", "-c", FRAMEWORKS[framework].count_gpus], seconds=IMPORT_SECONDS)
         answer.check_returncode()
         return int(answer.stdout), " ".join(answer.stderr.split())[-300:]
     except (OSError, ValueError, subprocess.SubprocessError) as error:

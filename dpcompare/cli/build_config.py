@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -20,9 +20,6 @@ from dpcompare.config.run_fields import RunFields
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores, gpu_memory, installed_gpus, visible_gpus
-
-if TYPE_CHECKING:
-    from dpcompare.config.run import RunConfig
 
 
 def with_named_mode(context: click.Context, named: str | None, values: dict[str, Any]) -> RunOptions:
@@ -59,7 +56,6 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     Raises:
         RequestError: the options make no run.
     """
-
     if options.framework is None:
         names = ", ".join(FRAMEWORKS)
         raise RequestError(f"--framework is required: one of {names}, such as --framework torch --mode ddp")
@@ -112,7 +108,6 @@ def _names_devices(options: RunOptions) -> bool:
 
 def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[RunConfig]) -> dict[str, Any]:
     """What was given and, where all devices are GPUs, the defaults on GPUs."""
-
     given = values_of(Workload, options)
     mode = MODES.get((str(options.framework), str(options.mode)))
     if mode is None or {cluster.device_type, *(config.cluster.device_type for config in beside)} != {"gpu"}:
@@ -166,7 +161,6 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
     Raises:
         RequestError: the options do not suit machines that this process does not see.
     """
-
     if options.share_gpu:
         raise RequestError(
             f"--share-gpu: received with engine {placement.engine}, whose nodes have GPUs of their own; expected "
@@ -197,7 +191,6 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
 
 def as_remembered(config: RunConfig) -> RunConfig:
     """With what autotune found on this machine for a run like this, as far as that pays within its steps."""
-    from dpcompare.config.run import RunConfig
     from dpcompare.launch.inputs import num_training_images
     from dpcompare.launch.remembered import remembered_settings
 

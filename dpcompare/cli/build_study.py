@@ -278,8 +278,8 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
         raise RequestError(
             f"{named_by}: received {change!r} in {text!r}, expected OPTION=VALUE such as precision=bfloat16"
         )
-    if name == "tune":
-        return name, tuple(value.split("+"))  # in the place of a --tune for all
+    if next(row for row in OPTIONS if row.name == name).settings.get("multiple"):
+        return name, tuple(value.split("+"))  # in the place of those for all
     if name == "augment":
         value = value.replace("+", ",")  # commas separate the options of an arm
     context = click.get_current_context()

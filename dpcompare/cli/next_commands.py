@@ -25,7 +25,6 @@ from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import counted
 
 if TYPE_CHECKING:
-    from dpcompare.config.run import RunConfig
     from dpcompare.results.result import RunResult
 
 
@@ -87,7 +86,15 @@ def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
     parts: dict[type[Config], Config] = {Workload: config.workload, RunFields: config, Placement: placement}
     parts[type(placement.options)] = placement.options
     if placement.engine not in ENGINES:
-        yield "engine_option", [f"{name}={value}" for name, value in placement.options]
+        yield (
+            "engine_option",
+            [
+                f"{name}={each}"
+                for name, value in placement.options
+                if value != type(placement.options).model_fields[name].get_default(call_default_factory=True)
+                for each in (value if isinstance(value, tuple) else (value,))
+            ],
+        )
     for row in OPTIONS:
         if row.part not in parts:
             continue
@@ -105,6 +112,8 @@ def _typed(row: OptionRow, value: Any) -> list[str]:
         return [f"{name}={each}" for name, each in value.items()]
     if not isinstance(value, tuple):
         return [str(value)]
+    if row.name == "profile_steps":
+        return [":".join(map(str, value))]
     return [*value] if row.settings.get("multiple") else [",".join(value) or "none"]
 
 

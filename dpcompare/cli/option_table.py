@@ -139,6 +139,11 @@ def _of_type(option: Option, field: FieldInfo) -> dict[str, Any]:
     return by_type.get(kind, {})
 
 
+def is_list(field: FieldInfo) -> bool:
+    """Whether a field holds several values."""
+    return any(get_origin(kind) is tuple for kind in _alternatives(field.annotation))
+
+
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     return get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
 

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from dpcompare.cli.commands import LazyGroup
 from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.workload import NO_FLOAT16
 from dpcompare.errors import RequestError, did_you_mean
 
 
@@ -40,8 +41,6 @@ class Precisions(click.Choice):  # type: ignore[type-arg]  # generic only since 
     """The precisions of a run; says of float16, which one would expect among them, why it is not."""
 
     def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
-        from dpcompare.config.workload import NO_FLOAT16  # pydantic is not loaded for --help
-
         if value == "float16":
             self.fail(NO_FLOAT16, parameter, context)
         return super().convert(value, parameter, context)

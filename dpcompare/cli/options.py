@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_args
 
 import click
 from click.core import ParameterSource
 
 from dpcompare.cli import completion
 from dpcompare.cli.config_file import read_config_file
-from dpcompare.cli.option_table import Command, Typed, add_options, flag_of, option, rows_of, rows_of_fields
+from dpcompare.cli.option_table import Command, Typed, add_options, is_list, option, rows_of, rows_of_fields
 from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
 from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
 from dpcompare.config.frameworks import FRAMEWORKS
@@ -21,7 +21,7 @@ from dpcompare.config.placement import Placement
 from dpcompare.config.run_fields import RunFields
 from dpcompare.config.setting import CLUSTERS, GROUPS, MODE, Config
 from dpcompare.config.workload import Precision, Workload
-from dpcompare.errors import RequestError
+from dpcompare.errors import RequestError, did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,35 +165,64 @@ def values_of(part: type[Config], options: RunOptions, given: Container[str] | N
     return values
 
 
-def placement_values(options: RunOptions, given: Container[str] | None = None) -> dict[str, Any]:
+def placement_values(
+    options: RunOptions, given: Container[str] | None = None, *, engine: str = "local"
+) -> dict[str, Any]:
     """What Placement takes: the engine and its options, those of `-o NAME=VALUE` included.
 
     Args:
         options: as they were given.
         given: as for `values_of`.
+        engine: whose options these are where none is given.
 
     Raises:
-        RequestError: a value cannot be parsed, or is given twice.
+        RequestError: a value cannot be parsed, is given twice, or is none of the engine's options.
     """
     values = values_of(Placement, options, given)
     for part in _ENGINE_OPTIONS:
         of_engine = values_of(part, options, given)
         values |= of_engine if given else {name: value for name, value in of_engine.items() if value}
-    for text in options.engine_option:
-        name, separator, value = text.partition("=")
-        name = name.replace("-", "_")
-        if not separator or not name or not value:
-            raise RequestError(f"-o: received {text!r}, expected NAME=VALUE such as partition=gpu")
-        if name == "engine" or name in values:
-            raise RequestError(f"-o: received {text!r}, but {flag_of(name)} was given too; expected one of them")
-        values[name] = _of_type(value, engine_row(values.get("engine", "local")).options, name)
+    if given is None or "engine_option" in given:
+        engine = values.get("engine", engine)
+        for name, texts in _by_name(options.engine_option).items():
+            if name in values:
+                raise RequestError(f"-o: received {name}={texts[0]}, but --{name} was given too; expected one of them")
+            values[name] = _of_type(texts, engine, name)
     return values
 
 
-def _of_type(text: str, options: type[EngineOptions], name: str) -> Any:
+def engine_option_names(options: RunOptions) -> frozenset[str]:
+    """The names in `-o NAME=VALUE`."""
+    return frozenset(_by_name(options.engine_option))
+
+
+def _by_name(pairs: Sequence[str]) -> dict[str, list[str]]:
+    """Name -> what was typed, once or several times."""
+    found: dict[str, list[str]] = {}
+    for text in pairs:
+        name, separator, value = text.partition("=")
+        if not separator or not name or not value:
+            raise RequestError(f"-o: received {text!r}, expected NAME=VALUE such as partition=gpu")
+        found.setdefault(name.replace("-", "_"), []).append(value)
+    return found
+
+
+def _of_type(texts: list[str], engine: str, name: str) -> Any:
     """What was typed, as a field of this name takes it: pydantic reads all but lists from text."""
-    field = options.model_fields.get(name)
-    return tuple(listed(text)) if field and get_origin(field.annotation) is tuple else text
+    fields = engine_row(engine).options.model_fields
+    if name not in fields:
+        expected = f"expected one of {', '.join(fields)}" if fields else "expected none"
+        raise RequestError(
+            f"-o: received {name}={texts[0]} with engine {engine}, which has no such option; {expected}."
+            f"{did_you_mean(name, fields)}"
+        )
+    if (how := TYPED.get(name)) and how.parse:
+        return how.parse(",".join(texts))
+    if is_list(fields[name]):
+        return tuple(texts)
+    if len(texts) > 1:
+        raise RequestError(f"-o: received {name} {len(texts)} times, expected once")
+    return texts[0]
 
 
 def is_given(context: click.Context, name: str) -> bool:

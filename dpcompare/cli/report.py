@@ -79,9 +79,10 @@ def report(
     """Show studies and runs: what may be claimed, all figures, and the fairness sheet.
 
     --fail-if compares a figure with a number: ratio (of any pair of which one is shown to be faster), efficiency,
-    accuracy, images_per_second (over all measured steps) or steady_images_per_second (without stalls, as the short
-    report shows it) of any arm. It also holds where a figure is missing that should be there. --fail-if
-    unstable holds where a run was not steady, or its clock contradicts that of its launcher.
+    or a figure of any arm by its name in JSON, such as accuracy, images_per_second (over all measured steps),
+    steady_images_per_second (without stalls, as the short report shows it) or joules_per_image. It also holds where a
+    figure is missing that should be there. --fail-if unstable holds where a run was not steady, or its clock
+    contradicts that of its launcher.
     """
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect

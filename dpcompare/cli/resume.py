@@ -13,7 +13,7 @@ from click.core import ParameterSource
 from dpcompare._version import __version__
 from dpcompare.cli.build_config import cluster_of_machines
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
-from dpcompare.cli.options import OPTIONS, RunOptions, placement_values, values_of
+from dpcompare.cli.options import OPTIONS, RunOptions, engine_option_names, placement_values, values_of
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
@@ -44,8 +44,9 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     Raises:
         RequestError: an option was given that a resumed run cannot change, or they make no run.
     """
-
     _refuse_fixed(given)
+    if "engine_option" in given:
+        given = given | engine_option_names(options)
     workload = _changed_workload(config.workload, options, given)
     if "framework" in given and "mode" not in given and options.framework != config.framework:
         raise RequestError("--framework: received without --mode; name a mode of that framework too")
@@ -100,7 +101,6 @@ def _kept_tuning(
     tune: dict[str, str], framework: str, mode: str, device_type: str, workload: Workload
 ) -> dict[str, str]:
     """The settings that the mode has too, there."""
-
     known = tuning_options(framework, mode, device_type, workload) if (framework, mode) in MODES else {}
     return {
         name: value for name, value in tune.items() if name in known and value in known[name].values_on(device_type)
@@ -109,7 +109,7 @@ def _kept_tuning(
 
 def _changed_placement(placement: Placement, options: RunOptions, given: Set[str]) -> Placement:
     """What was given; the rest is kept if the engine is."""
-    values = placement_values(options, given)
+    values = placement_values(options, given, engine=placement.engine)
     kept = {} if values.get("engine", placement.engine) != placement.engine else placement.model_dump()
     return Placement(**kept | values)
 

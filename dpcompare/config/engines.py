@@ -25,7 +25,7 @@ PLUG_INS = "dpcompare.engines"
 
 
 class EngineOptions(Config):
-    """What an engine is asked for beside the run; the fields of a subclass are its options."""
+    """What an engine is asked for in addition to the run; the fields of a subclass are its options."""
 
     def problems(self, cluster: Cluster, workload: Workload) -> Iterator[str]:
         """A line for everything in which the options do not suit a run."""
@@ -180,7 +180,7 @@ class EngineRow:
     is_elsewhere: bool = False
     """Whether this machine may have other devices than the nodes, so that it cannot choose between CPU and GPUs."""
     plan_format: str | None = None
-    """The name in `plan --format` of what it submits."""
+    """The name in `plan --format` of what it submits; that of an engine of another package is `text`."""
 
     def __post_init__(self) -> None:
         settings_of(self.options)  # every option says what it changes
@@ -247,10 +247,12 @@ def engine_row(name: str) -> EngineRow:
         row = point.load()
         if not isinstance(row, EngineRow):
             raise TypeError(f"it is of type {type(row).__name__}, expected an EngineRow")
+        if row.engine is None:
+            raise TypeError('its row names no class, expected engine="module:CLASS"')
     except Exception as error:  # whatever another package's code does
         raise RequestError(
-            f"engine {name!r} of {point.value!r} cannot be loaded ({type(error).__name__}: {error}); mend or uninstall "
-            f"the package that has it; {', '.join(ENGINES)} work without it"
+            f"engine {name!r} of {point.value!r} cannot be loaded ({type(error).__name__}: {error}); fix or "
+            f"uninstall that package; {', '.join(ENGINES)} work without it"
         ) from None
     return row
 

@@ -9,13 +9,12 @@ from pydantic import SerializeAsAny, model_serializer, model_validator
 
 from dpcompare.config.engines import ENGINES, EngineOptions, EngineRow, engine_row, engines_with
 from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, setting, settings_of
-from dpcompare.errors import did_you_mean
 
 
 class Placement(Config):
     """Who starts the node processes, and where; see `dpcompare.launch.engines`.
 
-    The options of the engine are given and written beside its name: `Placement(engine="slurm", partition="gpu")`.
+    The options of the engine are given and written next to its name: `Placement(engine="slurm", partition="gpu")`.
     """
 
     engine: str = setting(
@@ -59,33 +58,31 @@ class Placement(Config):
             return {"engine": engine}  # which pydantic refuses
         known = engine_row(engine).options.model_fields
         given = {name: value for name, value in values.items() if name != "engine"}
-        foreign = [name for name, value in given.items() if name not in known and value not in (None, False, (), [])]
-        if foreign:
-            raise ValueError("; ".join(_why_foreign(foreign, engine)))
+        foreign = {name: value for name, value in given.items() if name not in known and engines_with(name)}
+        if said := [name for name, value in foreign.items() if not _is_unset(value)]:
+            raise ValueError("; ".join(_why_foreign(said, engine)))
         own = {name: value for name, value in given.items() if name in known}
-        return {"engine": engine, "options": engine_row(engine).options(**own)}
+        unknown = {name: value for name, value in given.items() if name not in known and name not in foreign}
+        return {"engine": engine, "options": engine_row(engine).options(**own), **unknown}  # pydantic refuses these
 
     @model_serializer
     def _flat(self) -> dict[str, Any]:
         return {"engine": self.engine, **self.options.model_dump(mode="json")}
 
 
+def _is_unset(value: Any) -> bool:
+    """Whether a placement of an older release, which had the options of all engines, has none here."""
+    return value is None or value is False or value in ((), [])
+
+
 def _why_foreign(names: list[str], engine: str) -> list[str]:
-    """A problem for the options of each other engine, and one for those that no engine has."""
+    """A problem for the options of each other engine."""
     owners = {name: " or ".join(engines_with(name)) for name in names}
-    problems = [
+    return [
         f"{', '.join(name for name in names if owners[name] == owner)}: received with engine {engine}; expected engine "
         f"{owner}"
         for owner in dict.fromkeys(owners.values())
-        if owner
-    ]
-    known = list(engine_row(engine).options.model_fields)
-    expected = f"expected one of {', '.join(known)}" if known else "expected none"
-    return problems + [
-        f"{name}: received with engine {engine}, which has no such option; {expected}.{did_you_mean(name, known)}"
-        for name in names
-        if not owners[name]
     ]
 
 
-PLACEMENT_SETTINGS = settings_of(Placement)
+settings_of(Placement)  # every field says what it changes

@@ -338,4 +338,4 @@ class RunFields(Config):
         return samples_trained(num_train, batch, num_steps=num_steps)
 
 
-RUN_SETTINGS = settings_of(RunFields)
+settings_of(RunFields)  # every field says what it changes

@@ -127,7 +127,7 @@ class Workload(Config):
         gt=0,
         strict=False,
         changes=Changes.SECOND_LOSS,
-        option=Option(TRAINING, flags=("--learning-rate", "--lr"), help="After its warm-up."),
+        option=Option(TRAINING, flags=("--learning-rate", "--lr"), help="Learning rate after its warm-up."),
     )
     schedule: Schedule = setting(
         "constant", changes=Changes.SECOND_LOSS, option=Option(TRAINING, help="Schedule of the learning rate.")

@@ -1,4 +1,4 @@
-"""Which file of a dataset is opened, and as what; it is decoded and resized once, by one library."""
+"""Opening, decoding and resizing the images of a dataset: once, by one library."""
 
 from __future__ import annotations
 

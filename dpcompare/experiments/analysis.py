@@ -143,7 +143,7 @@ def _half_width(made: ClaimRow, level: float) -> float:
 
 
 def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
-    """The fairness sheet of all completed runs: a knob that changed between rounds makes arms not comparable as well.
+    """The fairness sheet of all completed runs: a check that changed between rounds makes arms not comparable as well.
 
     Arms of different studies did not run in the same rounds.
     """

@@ -124,7 +124,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
     """Collect study and run directories; several of them are merged, and a run directory is an arm of one round.
 
     Raises:
-        RequestError: one of them is neither, none of the runs has completed, or a subject is no knob.
+        RequestError: one of them is neither, none of the runs has completed, or a subject is not a check.
     """
     for path in paths:
         require_files_of_its_own(path, "what is reported")

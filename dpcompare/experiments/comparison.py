@@ -201,7 +201,7 @@ class ArmRow(_ArmFigures):
 
 
 class KnobRow(_Shown):
-    """One knob of the fairness sheet, with a value per arm that has a completed run."""
+    """One check of the fairness sheet, with a value per arm that has a completed run."""
 
     knob: str
     values: list[str]
@@ -211,7 +211,7 @@ class KnobRow(_Shown):
 
     @property
     def verdict(self) -> str:
-        """What the sheet says of a knob whose values are not all equal."""
+        """What the sheet says of a check whose values are not all equal."""
         if self.reason:
             return "NOT COMPARABLE"
         return NOT_KNOWN if any(NOT_KNOWN in value for value in self.values) else "expected to differ"

@@ -1,4 +1,4 @@
-"""What the row of an arm has beside its figures: its rounds, its scaling, its predictions."""
+"""What the row of an arm has in addition to its figures: its rounds, its scaling, its predictions."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -217,7 +218,7 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
         return store
     source = _source(workload, largest_batch)
     if not source.has_stamps:
-        return _store_by_content(source, workload.image_size, _margin(workload), progress)
+        return _store_by_content(replace(source, largest_batch=1), workload.image_size, _margin(workload), progress)
     cached = cache_dir() / "stores" / _store_key(source, workload)
     if (found := _sound_store(cached)) is not None:
         return found

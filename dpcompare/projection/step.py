@@ -133,7 +133,7 @@ class StepWork:
     measured_ranks: int = 1
     """Among which the slowest was measured."""
     spread: float = 0.0
-    """Relative standard deviation of a process's step; see `dpcompare.projection.step`."""
+    """Relative standard deviation of a process's step; see `spread_of`."""
     fixed_seconds: float = 0.0
     """The part of `computing_seconds` that does not grow with the batch; 0 where only one batch was measured."""
     image_bytes: float = 0.0

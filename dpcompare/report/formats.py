@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from dpcompare.config.cluster import topology_in_words
-from dpcompare.errors import RequestError
+from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.experiments.comparison import ArmRow, Comparison, PredictionRows, SpreadRow
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.figures import Column as FigureColumn
@@ -270,7 +270,8 @@ def parse_condition(text: str) -> Condition | Unstable:
     if match is None or match[1] not in _CONDITION_SUBJECTS or limit != limit:
         raise RequestError(
             f"--fail-if: received {text!r}, expected FIGURE<NUMBER or FIGURE>NUMBER with FIGURE one of "
-            f"{', '.join(_CONDITION_SUBJECTS)}, such as ratio<0.97; or unstable"
+            f"{', '.join(_CONDITION_SUBJECTS)}, such as ratio<0.97; or unstable."
+            f"{did_you_mean(match[1], _CONDITION_SUBJECTS) if match else ''}"
         )
     below = match[2] == "<"
     return Condition("".join(match.groups()), match[1], lambda value: value < limit if below else value > limit)

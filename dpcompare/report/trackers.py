@@ -109,7 +109,7 @@ def write_to_tensorboard(runs: Iterable[TrackedRun], folder: str) -> None:
 
 
 MOST_METRICS, MOST_PARAMETERS = 1000, 100
-"""Of one request."""
+"""Of one request to MLflow."""
 MOST_CHARACTERS = 6000
 """Of a parameter."""
 

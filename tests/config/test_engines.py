@@ -6,9 +6,13 @@ import types
 
 import pytest
 
+from dpcompare.cli.options import RunOptions
+from dpcompare.cli.resume import changed_config
 from dpcompare.config import engines
+from dpcompare.config.cluster import Cluster
 from dpcompare.config.engines import EngineOptions, EngineRow, engine_names, engine_row
 from dpcompare.config.placement import Placement
+from dpcompare.config.run import RunConfig
 from dpcompare.config.setting import Changes, setting
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, load_engine
@@ -17,9 +21,13 @@ from tests.support.command import invoke
 SLURM = ("plan", "torch:ddp", "--engine", "slurm", "--device", "cpu", "--cores-per-node", "2", "--nodes", "2")
 
 
+ON_CLOUD = ("plan", "torch:ddp", "--engine", "cloud", "--device", "cpu", "--nodes", "2")
+
+
 class CloudOptions(EngineOptions):
     zone: str | None = setting(None, changes=Changes.NOTHING)
     spot: bool = setting(False, changes=Changes.NOTHING)
+    tags: tuple[str, ...] | None = setting(None, changes=Changes.NOTHING)
 
 
 class Cloud(Engine):
@@ -66,7 +74,12 @@ def test_an_engine_of_another_package_has_its_own_options():
     assert planned.stdout.count("dpcompare.launch.node") == 2
     refused = invoke("plan", "torch:ddp", "--engine", "cloud", "-o", "zon=a", "--device", "cpu")
     assert refused.code == 2
-    assert "zon: received with engine cloud, which has no such option; expected one of zone, spot" in refused.stderr
+    assert (
+        "-o: received zon=a with engine cloud, which has no such option; expected one of zone, spot" in refused.stderr
+    )
+    assert "Did you mean 'zone'?" in refused.stderr
+    named = invoke(*ON_CLOUD, "-o", "tags=a", "-o", "tags=b,c", "-o", "spot=true", "--json").json["config"]["placement"]
+    assert named == {"engine": "cloud", "zone": None, "spot": True, "tags": ["a", "b,c"]}
 
 
 @pytest.mark.usefixtures("plug_ins")
@@ -103,9 +116,49 @@ def test_options_of_an_engine_may_be_typed_by_name_and_value():
     one, other = (invoke(*SLURM, *typed).stdout for typed in (["-o", "partition=gpu"], ["--partition", "gpu"]))
     directives = [[line for line in text.splitlines() if "--partition" in line] for text in (one, other)]
     assert directives[0] == directives[1] == ["#SBATCH --partition=gpu"]
+    both = invoke(*SLURM, "-o", "sbatch=--qos=a", "-o", "sbatch=--nodelist=b,c").stdout
+    assert "#SBATCH --qos=a\n#SBATCH --nodelist=b,c\n" in both
     twice = invoke(*SLURM, "-o", "partition=gpu", "--partition", "cpu")
     assert twice.code == 2
-    assert "-o: received 'partition=gpu', but --partition was given too" in twice.stderr
+    assert "-o: received partition=gpu, but --partition was given too" in twice.stderr
+
+
+def test_an_arm_may_have_options_of_its_engine():
+    arms = ["torch:ddp,engine=namespaces,engine_option=link=1gbit", "torch:ddp,engine=namespaces,link=100mbit"]
+    named = [part for arm in arms for part in ("--arm", arm)]
+    planned = invoke("compare", "--dry-run", "--json", *named, "--nodes", "2", "--model", "mlp", "--image-size", "8")
+    assert planned.code == 0, planned.stderr
+    assert [run["arm"].endswith(rate) for run, rate in zip(planned.json["runs"], ("1gbit", "100mbit"), strict=True)]
+    wrong = invoke("compare", "--dry-run", "--arm", "torch:ddp,engine=namespaces,engine_option=lnik=1gbit")
+    assert (wrong.code, "Did you mean 'link'?" in wrong.stderr) == (2, True)
+
+
+def changed(placement, engine_option, given):
+    machines = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
+    config = RunConfig(framework="torch", mode="ddp", cluster=machines, placement=placement)
+    return changed_config(config, RunOptions(engine_option=engine_option), given).placement
+
+
+@pytest.mark.torch
+def test_a_resumed_run_changes_options_of_its_engine_by_name_and_value_where_they_are_typed():
+    on_hosts = Placement(engine="hosts", hosts=("a", "b"), ssh=True)
+    assert changed(on_hosts, ("hosts=c,d",), {"engine_option"}).hosts == ("c", "d")
+    assert changed(on_hosts, ("ssh=no",), {"engine_option"}).options.ssh is False
+    assert changed(on_hosts, ("ssh=no",), set()) == on_hosts  # from a variable
+    slurm = Placement(engine="slurm", partition="gpu")
+    assert changed(slurm, ("sbatch=--qos=high",), {"engine_option"}).options.sbatch == ("--qos=high",)
+
+
+def test_a_field_that_no_engine_has_is_unknown():
+    with pytest.raises(RequestError, match="lnik is unknown, received None"):
+        Placement(engine="local", lnik=None)
+
+
+@pytest.mark.usefixtures("plug_ins")
+def test_an_engine_of_another_package_without_a_class_is_refused(monkeypatch):
+    monkeypatch.setattr(sys.modules["cloud_engine"], "ROW", EngineRow(summary="a cloud", simulated=True))
+    with pytest.raises(RequestError, match="its row names no class"):
+        engine_row("cloud")
 
 
 def test_an_option_without_what_it_changes_is_refused_by_name():

@@ -362,3 +362,10 @@ def test_gpus_that_may_not_run_equally_fast_are_not_compared(changes, named):
 def test_gpus_that_were_never_read_are_not_called_equal():
     sheet = compare([on_gpus(), on_gpus()])
     assert [row.knob for row in sheet.rows if row.reason] == ["GPU settings"]
+
+
+@pytest.mark.parametrize("epsilon", [None, 1e-3])
+def test_a_model_without_batchnorm_has_no_epsilon_that_could_differ_or_be_unknown(epsilon):
+    """Older releases wrote that of EfficientNet for every model."""
+    one, other = (result(workload={"model": "mlp"}, settings={"batchnorm_epsilon": each}) for each in ("none", epsilon))
+    assert "BatchNorm epsilon" not in {row.knob for row in compare([one, other]).rows if row.reason}

@@ -112,7 +112,7 @@ def test_the_docs_list_the_columns():
 
 
 def test_no_figure_of_the_report_is_without_a_field():
-    """Those that are rows of FIGURES are in both; whoever adds another one to the report is told here."""
+    """Those that are rows of FIGURES are in both; another one that is added to the report fails here."""
     others = {
         "arm": "arm", "topology": "nodes", "rounds": "round", "jitter": "arm_jitter_images_per_second",
         "accuracy over seeds": "arm_accuracy_mean", "evaluation loss over seeds": "arm_evaluation_loss_mean",

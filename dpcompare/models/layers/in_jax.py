@@ -59,7 +59,7 @@ class Layers:
         x, weight = x.astype(self._dtype), self._tensor(f"{name}.weight")
         num_channels = x.shape[-1]
         depthwise = weight.shape[1] == 1 and num_channels > 1
-        if depthwise and self._depthwise_as_shifts:
+        if depthwise and self._depthwise_as_shifts and padding == "SAME":
             x = _depthwise_by_shifts(x, weight, stride)
         else:
             x = lax.conv_general_dilated(
