@@ -130,7 +130,7 @@ OPTIONS_OF_RAY = '''class RayOptions(EngineOptions):
     address: str = setting(
         "auto",
         changes=Changes.NOTHING,
-        option=Option(CLUSTERS, "With --engine ray: the address of its cluster.", resumable=True),
+        option=Option(CLUSTERS, "the address of its cluster.", resumable=True),
     )
 
 

@@ -83,8 +83,14 @@ class Typed:
     parse: Callable[[Any], Any] | None = None
 
 
-def rows_of_fields(part: type[Config], typed: Mapping[str, Typed]) -> Iterator[OptionRow]:
-    """The options that set the fields of a part of the config, in their order."""
+def rows_of_fields(part: type[Config], typed: Mapping[str, Typed], prefix: str = "") -> Iterator[OptionRow]:
+    """The options that set the fields of a part of the config, in their order.
+
+    Args:
+        part: of the config.
+        typed: field -> how it is typed, where its type does not say so.
+        prefix: of every help text.
+    """
     for name, facts in settings_of(part).items():
         if (option := facts.option) is None:
             continue
@@ -94,7 +100,7 @@ def rows_of_fields(part: type[Config], typed: Mapping[str, Typed]) -> Iterator[O
             flags=option.flags or (flag_of(name),),
             group=option.group,
             settings={
-                "help": _help(option, info),
+                "help": prefix + _help(option, info),
                 "metavar": option.metavar,
                 **_of_type(option, info),
                 **how.settings,

@@ -139,11 +139,16 @@ TYPED: Mapping[str, Typed] = {
 }
 """Field -> how it is typed and completed, where its type does not say so."""
 
-_ENGINE_OPTIONS = tuple(row.options for row in ENGINES.values() if row.options is not EngineOptions)
+_ENGINE_OPTIONS = {row.options: name for name, row in ENGINES.items() if row.options is not EngineOptions}
+"""The options of an engine -> its name."""
 
-_PARTS: tuple[type[Config], ...] = (Workload, RunFields, Placement, *_ENGINE_OPTIONS)
+_PARTS: tuple[type[Config], ...] = (Workload, RunFields, Placement)
 
-OPTIONS = (*rows_of(RunOptions), *(row for part in _PARTS for row in rows_of_fields(part, TYPED)))
+OPTIONS = (
+    *rows_of(RunOptions),
+    *(row for part in _PARTS for row in rows_of_fields(part, TYPED)),
+    *(row for part, name in _ENGINE_OPTIONS.items() for row in rows_of_fields(part, TYPED, f"With --engine {name}: ")),
+)
 
 
 def values_of(part: type[Config], options: RunOptions, given: Container[str] | None = None) -> dict[str, Any]:

@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from dpcompare.launch.plan import NodeProcess
 
 
+_FORMATS = {name: (engine, said) for engine, row in ENGINES.items() for name, said in row.plan_formats.items()}
+"""Format that only one engine has -> that engine, and what it prints."""
+
+
 @click.command(cls=GroupedCommand)
 @click.argument("named_mode", required=False, metavar="[FRAMEWORK:MODE]", shell_complete=completion.named_modes)
 @run_options
 @click.option(
     "--format",
     "output_format",
-    type=click.Choice(["text", "json", *(row.plan_format for row in ENGINES.values() if row.plan_format)]),
+    type=click.Choice(["text", "json", *_FORMATS]),
     default="text",
     show_default=True,
-    help="sh: a bash script that does the same when it is run. slurm: what --engine slurm would submit. kubernetes: "
-    "what to hand to kubectl.",
+    help=" ".join(f"{name}, with --engine {engine}: {said}." for name, (engine, said) in _FORMATS.items()),
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 @click.option(
@@ -114,7 +117,7 @@ def _predicted(config: RunConfig, study: Path) -> dict[str, Any]:
 
 def _require_format(output_format: str, engine: str) -> None:
     """Refuse the format of another engine."""
-    owner = next((name for name, row in ENGINES.items() if row.plan_format == output_format), engine)
+    owner, _ = _FORMATS.get(output_format, (engine, ""))
     if owner != engine:
         raise RequestError(f"--format {output_format}: received with engine {engine}, expected --engine {owner}")
 

@@ -6,8 +6,8 @@ An engine of another package is an entry point of the group `dpcompare.engines`:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
@@ -40,7 +40,7 @@ class NamespacesOptions(EngineOptions):
         changes=Changes.STEP_TIME,
         option=Option(
             CLUSTERS,
-            "With --engine namespaces: rate of each node's link, such as 1gbit.",
+            "rate of each node's link, such as 1gbit.",
             metavar="RATE",
             default="no limit",
             resumable=True,
@@ -65,7 +65,7 @@ class HostsOptions(EngineOptions):
         changes=Changes.STEP_TIME,
         option=Option(
             CLUSTERS,
-            "With --engine hosts: one host per node, in the order of the ranks.",
+            "one host per node, in the order of the ranks.",
             metavar="A,B,...",
             resumable=True,
         ),
@@ -73,9 +73,7 @@ class HostsOptions(EngineOptions):
     ssh: bool = setting(
         False,
         changes=Changes.NOTHING,
-        option=Option(
-            CLUSTERS, "With --engine hosts: start their commands by ssh instead of printing them.", resumable=True
-        ),
+        option=Option(CLUSTERS, "start their commands by ssh instead of printing them.", resumable=True),
     )
 
     @model_validator(mode="after")
@@ -102,19 +100,17 @@ class SlurmOptions(EngineOptions):
     partition: str | None = setting(
         None,
         changes=Changes.STEP_TIME,
-        option=Option(CLUSTERS, "With --engine slurm: its partition.", default="Slurm's", resumable=True),
+        option=Option(CLUSTERS, "its partition.", default="Slurm's", resumable=True),
     )
     time: str | None = setting(
         None,
         changes=Changes.NOTHING,
-        option=Option(
-            CLUSTERS, "With --engine slurm: the time limit, as sbatch takes it.", metavar="LIMIT", resumable=True
-        ),
+        option=Option(CLUSTERS, "the time limit, as sbatch takes it.", metavar="LIMIT", resumable=True),
     )
     account: str | None = setting(
         None,
         changes=Changes.NOTHING,
-        option=Option(CLUSTERS, "With --engine slurm: the account to charge.", resumable=True),
+        option=Option(CLUSTERS, "the account to charge.", resumable=True),
     )
     gres: str | None = setting(
         None,
@@ -122,7 +118,7 @@ class SlurmOptions(EngineOptions):
         changes=Changes.STEP_TIME,
         option=Option(
             CLUSTERS,
-            "With --engine slurm: GPUs are asked for as --gres=GRES:COUNT, such as gpu:a100, not by --gpus-per-node.",
+            "GPUs are asked for as --gres=GRES:COUNT, such as gpu:a100, not by --gpus-per-node.",
             resumable=True,
         ),
     )
@@ -131,7 +127,7 @@ class SlurmOptions(EngineOptions):
         changes=Changes.STEP_TIME,
         option=Option(
             CLUSTERS,
-            "With --engine slurm: one more option of sbatch, such as --qos=high.",
+            "one more option of sbatch, such as --qos=high.",
             metavar="OPTION",
             resumable=True,
         ),
@@ -144,14 +140,12 @@ class KubernetesOptions(EngineOptions):
     image: str | None = setting(
         None,
         changes=Changes.STEP_TIME,
-        option=Option(CLUSTERS, "With --engine kubernetes: the container image of all pods.", resumable=True),
+        option=Option(CLUSTERS, "the container image of all pods.", resumable=True),
     )
     volume_claim: str | None = setting(
         None,
         changes=Changes.NOTHING,
-        option=Option(
-            CLUSTERS, "With --engine kubernetes: the claim of a volume that all pods can write.", resumable=True
-        ),
+        option=Option(CLUSTERS, "the claim of a volume that all pods can write.", resumable=True),
     )
 
     @model_validator(mode="after")
@@ -179,15 +173,19 @@ class EngineRow:
     options: type[EngineOptions] = EngineOptions
     is_elsewhere: bool = False
     """Whether this machine may have other devices than the nodes, so that it cannot choose between CPU and GPUs."""
-    plan_format: str | None = None
-    """The name in `plan --format` of what it submits; that of an engine of another package is `text`."""
+    plan_formats: Mapping[str, str] = field(default_factory=dict)
+    """Name in `plan --format` -> what that prints; an engine of another package has `text` and `json` alone."""
 
     def __post_init__(self) -> None:
         settings_of(self.options)  # every option says what it changes
 
 
 ENGINES: dict[str, EngineRow] = {
-    "local": EngineRow(summary="simulated nodes of this machine", simulated=True, plan_format="sh"),
+    "local": EngineRow(
+        summary="simulated nodes of this machine",
+        simulated=True,
+        plan_formats={"sh": "a bash script that does the same when it is run"},
+    ),
     "namespaces": EngineRow(
         summary="simulated nodes with a network of their own",
         simulated=True,
@@ -206,7 +204,7 @@ ENGINES: dict[str, EngineRow] = {
         engine="dpcompare.launch.engines.slurm:Slurm",
         options=SlurmOptions,
         is_elsewhere=True,
-        plan_format="slurm",
+        plan_formats={"slurm": "what would be submitted"},
     ),
     "kubernetes": EngineRow(
         summary="pods, only with `plan`",
@@ -214,7 +212,7 @@ ENGINES: dict[str, EngineRow] = {
         engine="dpcompare.launch.engines.kubernetes:Kubernetes",
         options=KubernetesOptions,
         is_elsewhere=True,
-        plan_format="kubernetes",
+        plan_formats={"kubernetes": "what to hand to kubectl"},
     ),
 }
 
