@@ -13,7 +13,8 @@ from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.launch import run as launching
-from dpcompare.launch.engines.slurm_job import job_script
+from dpcompare.launch.engines.kubernetes import manifests
+from dpcompare.launch.engines.slurm_job import job_script, srun_command
 from dpcompare.launch.plan import INHERITED_TO_DROP, Endpoints, command_line, num_ports, plan, shell_script
 from tests.support.command import invoke
 
@@ -223,6 +224,61 @@ def test_names_with_spaces_and_patterns_reach_sbatch_as_they_are():
     assert '#SBATCH --output="/runs/one %%j\'s/logs/slurm.log"' in lines
     assert '#SBATCH --account="a b"' in lines
     assert r'#SBATCH --comment="x y \"#1\""' in lines
+
+
+HOSTILE = (
+    *(
+        "$(touch F)",
+        "`touch F`",
+        "; touch F",
+        "| touch F",
+        "& touch F",
+        "> F",
+        "x y",
+        "a'b",
+        'a"b',
+        "#",
+        "%j",
+        "!!",
+        "*",
+    ),
+    *("${HOME}", "~root", "-x", "--nodes=9", "\u202e", "\u00e9" * 40, "=", "''", '""', "(", "{a,b}"),
+)
+"""Values that mean something to a shell, to sbatch or to a terminal."""
+SHOWS_ARGUMENTS = 'srun() { printf \'%s\\0\' "$@"; }\nexec() { "$@"; }\n'
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_no_value_of_a_job_is_more_than_a_word_to_the_shell(value, tmp_path):
+    """The script is run by bash with a function in the place of srun, which writes what it was given."""
+    run_dir = tmp_path / f"run {value}".replace("/", "_")
+    config = slurm_config(partition=value, time=value, account=value, sbatch=(f"--comment={value}",))
+    config = config.model_copy(update={"python": f"/bin/{value}"})
+    script = job_script(config, run_dir)
+    body = script.partition("\n")[2]
+    directives = [line for line in script.splitlines() if line.startswith("#SBATCH ")]
+    plain = slurm_config(partition="p", time="1", account="a", sbatch=("--comment=c",))
+    assert len(directives) == job_script(plain, tmp_path).count("#SBATCH ")
+    done = subprocess.run(["bash", "-c", SHOWS_ARGUMENTS + body], cwd=tmp_path, capture_output=True, check=True)
+    given = done.stdout.decode().split("\0")[:-1]
+    assert given == srun_command(config, run_dir)[1:]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_no_value_of_a_pod_is_more_than_a_value_in_its_manifest(value):
+    def container(image, claim):
+        config = RunConfig(
+            framework="tensorflow",
+            mode="multiworker",
+            placement=Placement(engine="kubernetes", image=image, volume_claim=claim),
+            cluster=Cluster.of_machines(2, 1, "cpu", 1),
+        )
+        _, job = json.loads(json.dumps(manifests(config, "name")))["items"]
+        (only,) = job["spec"]["template"]["spec"]["containers"]
+        return only
+
+    assert container(value, value) == container("an-image", "a-claim") | {"image": value}
 
 
 def test_a_run_directory_that_sbatch_or_a_script_cannot_be_told_is_refused(tmp_path):
