@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
+from dpcompare.config import gpu_defaults
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.setting import (
     DATA,
@@ -88,7 +89,8 @@ class Workload(Config):
         option=Option(
             TRAINING,
             flags=("--global-batch-size", "--batch-size"),
-            on_gpus="64 per replica, 128 from 40 GB on",
+            on_gpus=f"{gpu_defaults.IMAGES_PER_REPLICA} per replica, twice as many from "
+            f"{gpu_defaults.LARGE_MEMORY // 10**9} GB on",
             help="Images per step over all replicas.",
         ),
     )
@@ -100,7 +102,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             default=str(DEFAULT_EPOCHS),
-            on_gpus="200 steps",
+            on_gpus=f"{gpu_defaults.WARMUP_STEPS + gpu_defaults.MEASURED_STEPS} steps",
             resumable=True,
             help="Passes over the training split.",
         ),
@@ -263,7 +265,7 @@ class Workload(Config):
         same_training=True,
         option=Option(
             DATA,
-            on_gpus="synthetic",
+            on_gpus=gpu_defaults.DATASET,
             of_verify=True,
             help="digits, synthetic, a prepared store, a folder of images, hf:NAME of Hugging Face, or "
             "package.module:NAME.",
@@ -317,7 +319,7 @@ class Workload(Config):
         same_training=True,
         option=Option(
             MEASUREMENT,
-            on_gpus="without --epochs 30, at most a quarter of --steps",
+            on_gpus=f"without --epochs {gpu_defaults.WARMUP_STEPS}, at most a quarter of --steps",
             resumable=True,
             help="Steps at the start that are left out of the measured speed; of fewer steps, all but one. auto: 5, "
             "and as many more as it took the steps to settle, a third at most.",
