@@ -226,7 +226,7 @@ def _of_type(texts: list[str], engine: str, name: str) -> Any:
     if is_list(fields[name]):
         return tuple(texts)
     if len(texts) > 1:
-        raise RequestError(f"-o: received {name} {len(texts)} times, expected once")
+        raise RequestError(f"-o: received {name}={texts[0]} and {name}={texts[1]}; expected one value")
     return texts[0]
 
 

@@ -102,7 +102,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             default=str(DEFAULT_EPOCHS),
-            on_gpus=f"{gpu_defaults.WARMUP_STEPS + gpu_defaults.MEASURED_STEPS} steps",
+            on_gpus=counted(gpu_defaults.WARMUP_STEPS + gpu_defaults.MEASURED_STEPS, "step"),
             resumable=True,
             help="Passes over the training split.",
         ),

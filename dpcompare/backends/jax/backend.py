@@ -34,7 +34,7 @@ from dpcompare.backends.jax.arrays import (
 )
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
-from dpcompare.backends.jax.optimizer import KERNELS
+from dpcompare.backends.jax.optimizer import KERNELS, Optimizer
 from dpcompare.backends.jax.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
@@ -108,6 +108,18 @@ class JaxBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None takes those of `Model.init`."""
         return read_weights(self.inputs.weights)
 
+    def row_losses(self, logits: jax.Array, labels: jax.Array, *, training: bool) -> jax.Array:
+        """The loss of each row, from logits (rows, classes) and labels (rows,); override it to train with another.
+
+        It is traced. Their sum over the global batch is divided by its number of samples. What is returned for padding
+        is ignored, if it is finite.
+        """
+        return cross_entropies(labels, logits, self.workload.label_smoothing if training else 0.0)
+
+    def build_optimizer(self) -> Optimizer:
+        """What updates the parameters; override it to train with another."""
+        return KERNELS[self.workload.optimizer](UpdateRules.of(self.workload))
+
     def setup(self) -> None:
         self._training: bool | None = None
         self._step = 0
@@ -158,7 +170,7 @@ class JaxBackend(Inspectable):
     def _build(self) -> None:
         """The model, its optimizer, and what both start from."""
         self.model = self.build_model()
-        self.optimizer = KERNELS[self.workload.optimizer](UpdateRules.of(self.workload))
+        self.optimizer = self.build_optimizer()
         initial = self.initial_state()
         initial = {name: np.asarray(array) for name, array in (initial or self.model.init()).items()}
         self._names = list(initial)
@@ -326,7 +338,7 @@ class JaxBackend(Inspectable):
     ) -> tuple[jax.Array, jax.Array, Tensors]:
         """Logits, the loss of each row, which is 0 for padding rows, and in training new running statistics."""
         logits, made = self._forward(parameters, statistics, rows.images, rows.drop_masks, training=training)
-        losses = cross_entropies(rows.labels, logits, self.workload.label_smoothing if training else 0.0)
+        losses = self.row_losses(logits, rows.labels, training=training)
         moved = {name: made[name][None] for name in statistics} if training else statistics
         return logits, losses * rows.weights, moved
 

@@ -21,7 +21,7 @@ from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.loss import cross_entropies
 from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
-from dpcompare.backends.tensorflow.optimizer import KERNELS
+from dpcompare.backends.tensorflow.optimizer import KERNELS, Optimizer
 from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
@@ -55,6 +55,18 @@ class TensorFlowBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
         return read_weights(self.inputs.weights)
 
+    def row_losses(self, logits: tf.Tensor, labels: tf.Tensor, *, training: bool) -> tf.Tensor:
+        """The loss of each row, from logits (rows, classes) and labels (rows,); override it to train with another.
+
+        It is traced. Their sum over the global batch is divided by its number of samples. What is returned for padding
+        is ignored, if it is finite.
+        """
+        return cross_entropies(labels, logits, self.workload.label_smoothing if training else 0.0)
+
+    def build_optimizer(self, variables: Sequence[tf.Variable]) -> Optimizer:
+        """What updates the model's variables; override it to train with another."""
+        return KERNELS[self.workload.optimizer](variables, UpdateRules.of(self.workload))
+
     def setup(self) -> None:
         self._training: bool | None = None
         self._step = 0
@@ -84,7 +96,7 @@ class TensorFlowBackend(Inspectable):
         self._statistics = [
             mapped.variable.value for mapped in mapped_variables(self.model) if not mapped.variable.trainable
         ]
-        self.optimizer = KERNELS[self.workload.optimizer](self._parameters, UpdateRules.of(self.workload))
+        self.optimizer = self.build_optimizer(self._parameters)
         self._images_computed = tf.Variable(0, dtype=tf.int64, trainable=False)
         self._gradient_sums = (
             [tf.Variable(tf.zeros_like(parameter), trainable=False) for parameter in self._parameters]
@@ -331,7 +343,7 @@ class TensorFlowBackend(Inspectable):
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Logits, and the loss of each row: 0 for padding rows."""
         logits = self._forward(images, drop_masks, training=training)
-        losses = cross_entropies(labels, logits, self.workload.label_smoothing if training else 0.0)
+        losses = self.row_losses(logits, labels, training=training)
         if training:
             count = tf.cast(tf.reduce_sum(weights), tf.int64)
             tf.raw_ops.AssignAddVariableOp(resource=self._images_computed.handle, value=count)

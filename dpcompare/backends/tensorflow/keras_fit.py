@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -14,7 +14,6 @@ from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
-from dpcompare.backends.tensorflow.loss import cross_entropies
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.state import TrainingState
@@ -29,7 +28,7 @@ class KerasFit(TensorFlowBackend):
     def setup(self) -> None:
         super().setup()
         with self.strategy.scope():
-            self._loss = _WeightedLoss(self._dtype, self.workload.label_smoothing)
+            self._loss = _WeightedLoss(self._dtype, self.row_losses)
             # The formula of our optimizer.py, in a dozen operations per variable instead of one.
             self._adam = keras.optimizers.Adam(beta_1=ADAM_BETAS[0], beta_2=ADAM_BETAS[1], epsilon=ADAM_EPSILON)
             self._adam.build(self.model.trainable_variables)
@@ -123,9 +122,9 @@ class _Given(DataAdapter, tf.distribute.DistributedDataset):
 class _WeightedLoss(keras.losses.Loss):
     """The weighted sum of the losses of all rows, kept for the loop: Keras itself reports a mean over an epoch."""
 
-    def __init__(self, dtype: tf.DType, smoothing: float) -> None:
+    def __init__(self, dtype: tf.DType, row_losses: Callable[..., tf.Tensor]) -> None:
         super().__init__()
-        self._smoothing = smoothing
+        self._row_losses = row_losses
         self.total = tf.Variable(
             tf.zeros((), dtype),
             trainable=False,
@@ -149,7 +148,7 @@ class _WeightedLoss(keras.losses.Loss):
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
         of_rows = tf.cast(tf.reshape(labels, [-1]), tf.int32)
-        losses = cross_entropies(of_rows, tf.cast(logits, self.total.dtype), self._smoothing)
+        losses = self._row_losses(tf.cast(logits, self.total.dtype), of_rows, training=True)
         weights = tf.reshape(sample_weight, [-1])
         total = tf.reduce_sum(losses * weights)
         self.total.assign(total)

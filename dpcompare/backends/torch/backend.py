@@ -116,8 +116,17 @@ class TorchBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
         return read_weights(self.inputs.weights)
 
+    def row_losses(self, logits: torch.Tensor, labels: torch.Tensor, *, training: bool) -> torch.Tensor:
+        """The loss of each row, from logits (rows, classes) and labels (rows,); override it to train with another.
+
+        Their sum over the global batch is divided by its number of samples. What is returned for padding is ignored,
+        if it is finite.
+        """
+        smoothing = self.workload.label_smoothing if training else 0.0
+        return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+
     def build_optimizer(self) -> Kernel:
-        """The optimizer of the model as it is replicated."""
+        """The optimizer of the model as it is replicated; override it to train with another."""
         return build_optimizer(self.workload.optimizer, self.model.parameters(), self.optimizer_kernels)
 
     @property
@@ -385,12 +394,7 @@ class TorchBackend(Inspectable):
         logits = model(batch.images, batch.drop_masks).to(batch.weights.dtype)
         if self._training:
             self._images_computed.add_(batch.weights.sum())
-        return logits, self.cross_entropies(logits, batch.labels) * batch.weights
-
-    def cross_entropies(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of each row; in training its label may be smoothed."""
-        smoothing = self.workload.label_smoothing if self._training else 0.0
-        return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
+        return logits, self.row_losses(logits, batch.labels, training=bool(self._training)) * batch.weights
 
     def synchronize(self, *, drain: bool = False) -> None:
         if self.device.type == "cuda":

@@ -122,7 +122,7 @@ class Pipeline(DistributedDataParallel):
         """This micro-batch's part of the mean loss over the global batch."""
         labels, weights = target[:, 0].long(), target[:, 1]
         self._images_computed.add_(weights.sum())
-        loss_sum = (self.cross_entropies(logits.to(weights.dtype), labels) * weights).sum()
+        loss_sum = (self.row_losses(logits.to(weights.dtype), labels, training=True) * weights).sum()
         self._loss_sums.append(loss_sum.detach())
         return loss_sum / self._global_count
 
@@ -145,7 +145,7 @@ class Pipeline(DistributedDataParallel):
         if not self._is_last:
             return torch.zeros(3, dtype=self._dtype, device=self.device)
         logits = logits.to(self._dtype)
-        losses = self.cross_entropies(logits, batch.labels) * batch.weights
+        losses = self.row_losses(logits, batch.labels, training=False) * batch.weights
         correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 

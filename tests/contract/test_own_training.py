@@ -1,0 +1,99 @@
+"""A loss and an optimizer of one's own, by the methods that the backends of all frameworks have."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+# Squared errors in the place of cross-entropies, and updates at half the rate.
+OWN = {
+    "torch": """
+import torch
+from dpcompare.backends.torch.optimizer import Sgd
+
+class Halved(Sgd):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["lr"] /= 2
+        super().step()
+
+class Own(load_backend("torch", mode)):
+    def row_losses(self, logits, labels, *, training):
+        return (logits - torch.nn.functional.one_hot(labels, logits.shape[1])).square().sum(1)
+    def build_optimizer(self):
+        return Halved(self.model.parameters())
+""",
+    "tensorflow": """
+import tensorflow as tf
+from dpcompare.backends.tensorflow.optimizer import Sgd
+
+class Halved(Sgd):
+    def kernel_constants(self, step, learning_rate):
+        return [learning_rate / 2]
+
+class Own(load_backend("tensorflow", mode)):
+    def row_losses(self, logits, labels, *, training):
+        return tf.reduce_sum((logits - tf.one_hot(labels, logits.shape[1], dtype=logits.dtype)) ** 2, 1)
+    def build_optimizer(self, variables):
+        return Halved(variables)
+""",
+    "jax": """
+import jax
+from dpcompare.backends.jax.optimizer import Sgd
+
+class Halved(Sgd):
+    def kernel_constants(self, step, learning_rate):
+        return [learning_rate / 2]
+
+class Own(load_backend("jax", mode)):
+    def row_losses(self, logits, labels, *, training):
+        return ((logits - jax.nn.one_hot(labels, logits.shape[1], dtype=logits.dtype)) ** 2).sum(1)
+    def build_optimizer(self):
+        return Halved()
+""",
+}
+LOOP = """
+import json, sys
+from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
+from dpcompare.data.batches import BatchReader
+from dpcompare.data.order import training_batches
+from dpcompare.data.store import open_store
+
+framework, mode, replicas = sys.argv[1], sys.argv[2], int(sys.argv[3])
+OWN
+workload = Workload(model="toy-cnn", image_size=32, precision="float64", dataset="synthetic-mini", global_batch_size=16)
+cluster = Cluster.partition(1, replicas, device="cpu")
+config = prepare_inputs(RunConfig(framework=framework, mode=mode, workload=workload, cluster=cluster))
+backend = (Own if sys.argv[4] == "own" else load_backend(framework, mode))(config)
+backend.setup()
+train = open_store(config.inputs.store).split("train")
+reader = BatchReader(train, None, data_parallel_rank=0, data_parallel_size=1, replicas_per_process=replicas)
+losses = []
+for batch in backend.feed(reader.reads(training_batches(len(train), 16, seed=0, num_steps=4))):
+    losses.append(float(backend.read([backend.train_step([batch], learning_rate=0.02)])[0]) / batch.global_count)
+backend.teardown()
+print(json.dumps(losses))
+"""
+
+
+def losses(framework, mode, replicas, folder, loss="own"):
+    script = folder / "own_training.py"
+    script.write_text(LOOP.replace("OWN", OWN[framework]))
+    done = subprocess.run(
+        [sys.executable, script, framework, mode, str(replicas), loss], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return np.array(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.tensorflow
+@pytest.mark.jax
+def test_own_losses_and_optimizers_compute_the_same_in_all_frameworks(tmp_path):
+    expected = losses("torch", "single", 1, tmp_path)
+    assert np.abs(losses("torch", "single", 1, tmp_path, loss="as it is") - expected).max() > 0.1
+    for framework, mode in (("torch", "dp"), ("tensorflow", "mirrored"), ("jax", "spmd")):
+        assert np.abs(losses(framework, mode, 2, tmp_path) / expected - 1).max() < 1e-9, (framework, mode)
