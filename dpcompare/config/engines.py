@@ -1,4 +1,4 @@
-"""The engines: who can start the node processes of a run, and the options that each of them has for itself.
+"""The engines: which program starts the node processes of a run, and which options it takes.
 
 An engine of another package is an entry point of the group `dpcompare.engines`: its name, and an `EngineRow`.
 """

@@ -1,4 +1,4 @@
-"""The figures of a result, computed again from the events and records that lie beside it."""
+"""The figures of a result, computed again from the events and records of its directory."""
 
 from __future__ import annotations
 

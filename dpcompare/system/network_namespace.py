@@ -1,4 +1,4 @@
-"""A network namespace for one run: it has loopback and nothing else, so that nobody outside reaches its ports."""
+"""A network namespace for one run: it has only loopback, so its ports cannot be reached from outside."""
 
 from __future__ import annotations
 
