@@ -313,9 +313,7 @@ def test_with_json_a_refusal_is_one_object():
 ON_GPUS = {
     "dataset": "synthetic",
     "image_size": "the model's own",
-    "global_batch_size": (
-        f"{IMAGES_PER_REPLICA} per replica, {2 * IMAGES_PER_REPLICA} from {LARGE_MEMORY / 1e9:.0f} GB on"
-    ),
+    "global_batch_size": f"{IMAGES_PER_REPLICA} per replica, twice as many from {LARGE_MEMORY / 1e9:.0f} GB on",
     "epochs": f"{WARMUP_STEPS + MEASURED_STEPS} steps",
     "warmup_steps": f"without --epochs {WARMUP_STEPS}, at most a quarter of --steps",
 }
