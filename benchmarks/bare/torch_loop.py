@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.bare.measure import NUM_CLASSES, arguments, batches, measured, report
-from dpcompare.backends.torch.backend import Computation
 from dpcompare.backends.torch.dp import ThreadedDataParallel
+from dpcompare.backends.torch.precision import Computation
 from dpcompare.models.toys.in_torch import ToyCnn
 
 VARIANTS = ["plain", "channels_last", "bfloat16", "compiled", "fabric", "accelerate"]

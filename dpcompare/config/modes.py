@@ -95,7 +95,7 @@ MODES: dict[tuple[str, str], Mode] = {
         multi_device=False,
     ),
     ("torch", "dp"): Mode(
-        target="torch.dp:DataParallel",
+        target="torch.dp:DpBackend",
         summary="torch.nn.DataParallel: one process drives the devices of one node",
         collective={"cpu": "threads", "gpu": "nccl"},
         exchange="first device",
@@ -104,14 +104,14 @@ MODES: dict[tuple[str, str], Mode] = {
         emulated_on=frozenset({"cpu"}),
     ),
     ("torch", "ddp"): _under_torchrun(
-        target="torch.ddp:DistributedDataParallel",
+        target="torch.ddp:DdpBackend",
         shares_gpu=True,
         summary="DistributedDataParallel under torchrun: one process per device, any number of nodes",
         spawnable=True,
         stage_placement="in process",
     ),
     ("torch", "fsdp"): _under_torchrun(
-        target="torch.fsdp:FullyShardedDataParallel",
+        target="torch.fsdp:FsdpBackend",
         summary="fully_shard (FSDP2) under torchrun: one process per device, which keeps a part of the parameters",
         spawnable=True,
         shards_parameters=True,
@@ -120,7 +120,7 @@ MODES: dict[tuple[str, str], Mode] = {
         by_default=False,
     ),
     ("torch", "pipeline"): _under_torchrun(
-        target="torch.pipeline:Pipeline",
+        target="torch.pipeline:PipelineBackend",
         summary="torch.distributed.pipelining: each replica's layers in several processes, micro-batches passed along",
         spawnable=True,
         stage_placement="over processes",
@@ -129,14 +129,14 @@ MODES: dict[tuple[str, str], Mode] = {
         by_default=False,
     ),
     ("torch", "fabric"): _under_torchrun(
-        target="torch.fabric:Fabric",
+        target="torch.fabric:FabricBackend",
         shares_gpu=True,
         summary="Lightning Fabric around DistributedDataParallel: the same, to measure what the wrapper costs",
         by_default=False,
         packages=("lightning",),
     ),
     ("torch", "accelerate"): _under_torchrun(
-        target="torch.accelerate:Accelerate",
+        target="torch.accelerate:AccelerateBackend",
         shares_gpu=True,
         summary="Hugging Face Accelerate around DistributedDataParallel: the same, to measure what the wrapper costs",
         by_default=False,

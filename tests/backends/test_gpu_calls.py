@@ -21,8 +21,9 @@ import numpy as np
 import torch
 
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.backends.torch.backend import _takes_tf32
-from dpcompare.backends.torch.dp import DataParallel
+from dpcompare.backends.torch.dp import DpBackend
+from dpcompare.backends.torch.feed import DeviceFeed
+from dpcompare.backends.torch.precision import Precision, _takes_tf32
 from dpcompare.backends.torch.single import SingleDevice
 from dpcompare.backends.torch.stages import StagedModel
 from dpcompare.data.augmentation import UNCHANGED
@@ -43,7 +44,9 @@ def config(mode="single", num_gpus=1, *, tune=None, **workload):
 
 def backend(kind, made, device=GPU):
     bare = object.__new__(kind)  # without inputs: only what is called below
-    bare.config, bare.workload, bare.device = made, made.workload, device
+    bare.config, bare.workload = made, made.workload
+    bare.parallel, bare.precision = kind.parallelism(made), Precision(made)
+    bare.parallel.device = device
     bare.inputs = SimpleNamespace(num_classes=10)
     return bare
 
@@ -58,14 +61,14 @@ def host_batch(flips):
 
 def placed(flips):
     one = backend(SingleDevice, config())
-    one._dtype, one._memory_format = torch.float32, torch.contiguous_format
+    one.device_feed = DeviceFeed(GPU, torch.float32, torch.contiguous_format)
     given = host_batch(flips)
     fake_gpus.calls.clear()
     (batch,) = one.feed([lambda: given])
     calls = list(fake_gpus.calls)
     looked_up = "images" in vars(given)
     fake_gpus.calls.clear()
-    one.local_devices = lambda: [GPU]
+    one.parallel.local_devices = lambda: [GPU]
     one.synchronize()
     return {
         "calls": calls, "looked up": looked_up, "bytes": given.pixels.nbytes, "device": str(batch.images.device),
@@ -113,9 +116,7 @@ def switches(profile, configure):
 
 
 def of_the_loop(profile):
-    run = backend(SingleDevice, config(profile=profile))
-    run._configure_devices()
-    run._configure_precision()
+    Precision(config(profile=profile)).configure()
 
 
 def layout_of_features(layout):
@@ -126,7 +127,7 @@ def layout_of_features(layout):
     next(layer for layer in one.model.modules() if isinstance(layer, torch.nn.Conv2d)).register_forward_hook(
         lambda module, inputs, output: seen.append(output.is_contiguous(memory_format=torch.channels_last))
     )
-    one._local(one.blank_images(4).contiguous(memory_format=one._memory_format))
+    one._local(one.blank_images(4).contiguous(memory_format=one.features_layout))
     return seen
 
 
@@ -175,7 +176,7 @@ def left_out(value, skipped, breaks):
 
 on_cpu = config("dp", 4).model_copy(update={"cluster": Cluster.partition(1, 4, device="cpu")})
 torch.manual_seed(0)
-counted = backend(DataParallel, config("dp", 4), torch.device("cuda", 0))
+counted = backend(DpBackend, config("dp", 4), torch.device("cuda", 0))
 fake_gpus.calls.clear()
 counted.reset_peak_memory()
 reset = [call[1] for call in fake_gpus.calls if call[0] == "reset_peak_memory"]
@@ -183,10 +184,10 @@ found = {
     "placed": placed(np.array([True, False, False, True])),
     "without flips": placed(None),
     "parts": {
-        "dp": evaluated(DataParallel, config("dp", 4), torch.device("cuda", 0)),
+        "dp": evaluated(DpBackend, config("dp", 4), torch.device("cuda", 0)),
         "micro-batches": evaluated(SingleDevice, config(accumulate=2), GPU),
         "single": evaluated(SingleDevice, config(), GPU),
-        "CPU": evaluated(DataParallel, on_cpu, torch.device("cpu")),
+        "CPU": evaluated(DpBackend, on_cpu, torch.device("cpu")),
     },
     "switches": {
         profile: [switches(profile, lambda: configure(profile)) for configure in (compute_as, of_the_loop)]
@@ -201,12 +202,12 @@ found = {
     ],
     "newer switches": {name: after(switch, "tf32") for name, switch in SWITCHES.items()},
     "reset": reset,
-    "peaks": [counted._peak_device_memory_bytes(), sum(torch.cuda.max_memory_allocated(gpu) for gpu in range(4))],
+    "peaks": [counted.parallel.peak_memory_bytes(), sum(torch.cuda.max_memory_allocated(gpu) for gpu in range(4))],
 }
 fake_gpus.calls.clear()
-cpu = backend(DataParallel, on_cpu, torch.device("cpu"))
+cpu = backend(DpBackend, on_cpu, torch.device("cpu"))
 cpu.reset_peak_memory()
-found["CPU"] = [cpu._peak_device_memory_bytes(), fake_gpus.calls]
+found["CPU"] = [cpu.parallel.peak_memory_bytes(), fake_gpus.calls]
 print(json.dumps(found, default=str))
 """
 

@@ -179,12 +179,8 @@ def test_the_cpu_against_itself_differs_in_nothing():
 ON_ONE_SIDE = """
 import sys
 if any(argument.endswith("/0/1") for argument in sys.argv):
-    update = module.TorchBackend.step
-    def step(self):
-        for group in self.optimizer.param_groups:
-            group["lr"] *= 1.01
-        update(self)
-    module.TorchBackend.step = step
+    step = module.TorchBackend.train_step
+    module.TorchBackend.train_step = lambda self, batches, learning_rate: step(self, batches, 1.01 * learning_rate)
 """
 
 

@@ -214,11 +214,11 @@ augmentation.Augmentation.__call__ = lambda self, *, epoch, indices, means: augm
     "padding rows count": Fault(
         framework="torch",
         optimizer="sgd",
-        module="torch.backend",
+        module="torch.feed",
         inject="""
 import dataclasses
-place = module.TorchBackend._to_device
-module.TorchBackend._to_device = lambda self, batch: place(
+place = module.DeviceFeed.place
+module.DeviceFeed.place = lambda self, batch: place(
     self, batch if batch.global_count == 16 else dataclasses.replace(batch, global_count=16))
 """,
         caught_by="losses over sgd steps",
@@ -305,7 +305,7 @@ module.TorchBackend._losses = mean_of_replica
         optimizer="sgd",
         replicas=2,
         module="torch.ddp",
-        inject="module.DistributedDataParallel.broadcast_buffers = lambda self: None",
+        inject="module.DistributedDataParallel.broadcast_buffers = lambda self, model: None",
         caught_by="evaluation loss",
         on_sheet=("first evaluation loss",),
     ),
@@ -361,7 +361,7 @@ module.GlobalBatchNorm._moments = moments
         inject="""
 sync = module.DistributedDataParallel.gradient_sync
 module.DistributedDataParallel.gradient_sync = lambda self, *, enabled: sync(
-    self, enabled=enabled and self.workload.accumulate == 1)
+    self, enabled=enabled and self.config.workload.accumulate == 1)
 """,
         caught_by="accumulation = replicas = one batch",
         on_sheet=("first gradient norm",),

@@ -128,22 +128,24 @@ def live_torch(lives: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _with_planted(life: Mapping[str, Any]) -> dict[str, Any]:
-    """A life, with a method of TorchBackend replaced where it names one; it must then end by an error."""
+    """A life, with a method of a torch backend's parts replaced where it names one; it must then end by an error."""
     if "planted" not in life:
         return live("torch", life)
     import torch
 
-    from dpcompare.backends.torch.backend import TorchBackend
+    from dpcompare.backends.torch.feed import DeviceFeed
+    from dpcompare.backends.torch.parallel import Parallel
 
-    def device_without_index(backend: TorchBackend) -> None:
-        backend.device = torch.device("cuda")
+    def device_without_index(parallel: Parallel) -> None:
+        parallel.device = torch.device("cuda")
 
-    def labels_on_the_host(backend: TorchBackend, array: npt.NDArray[Any]) -> torch.Tensor:
+    def labels_on_the_host(feed: DeviceFeed, array: npt.NDArray[Any]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
-        return tensor if array.dtype == np.int32 else tensor.pin_memory().to(backend.device, non_blocking=True)
+        return tensor if array.dtype == np.int32 else tensor.pin_memory().to(feed._device, non_blocking=True)
 
-    planted = {"connect": device_without_index, "_move": labels_on_the_host}
-    with mock.patch.object(TorchBackend, life["planted"], planted[life["planted"]]):
+    planted = {"connect": (Parallel, device_without_index), "_move": (DeviceFeed, labels_on_the_host)}
+    owner, fault = planted[life["planted"]]
+    with mock.patch.object(owner, life["planted"], fault):
         try:
             return live("torch", life)
         except Exception as error:

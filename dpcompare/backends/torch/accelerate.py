@@ -9,13 +9,12 @@ import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, InitProcessGroupKwargs
 from torch import nn
 
-from dpcompare.backends.torch.wrapped import WrappedDistributedDataParallel
+from dpcompare.backends.torch.backend import TorchBackend
+from dpcompare.backends.torch.ddp import DistributedDataParallel
 
 
-class Accelerate(WrappedDistributedDataParallel):
+class Accelerate(DistributedDataParallel):
     """Accelerate joins the processes, wraps model and optimizer, and does the backward pass; the batches are ours."""
-
-    packages = (*WrappedDistributedDataParallel.packages, "accelerate")
 
     def join(self, timeout: timedelta) -> None:
         group = InitProcessGroupKwargs(backend=self.process_group_backend, timeout=timeout)
@@ -27,8 +26,19 @@ class Accelerate(WrappedDistributedDataParallel):
             cpu=self.config.cluster.device_type == "cpu", mixed_precision="no", kwargs_handlers=[group, wrapping]
         )
 
-    def replicate(self, model: nn.Module) -> nn.Module:
-        return self.wrapper.prepare_model(model)
+    def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
+        self.replicated = self.wrapper.prepare_model(computation)
+        return self.replicated
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return self.wrapper.prepare_optimizer(optimizer)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        self.wrapper.backward(loss)
+
+
+class AccelerateBackend(TorchBackend):
+    """A backend whose replicas Accelerate makes."""
+
+    packages = (*TorchBackend.packages, "accelerate")
+    parallelism = Accelerate

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from datetime import timedelta
 from inspect import signature
 from typing import Any
@@ -12,12 +12,11 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from dpcompare.backends.description import Description
 from dpcompare.backends.torch.backend import TorchBackend
+from dpcompare.backends.torch.parallel import Parallel
 from dpcompare.backends.torch.stages import StagedModel, seconds_of_layers
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.costs import balanced_cuts, seconds_of_stages
-from dpcompare.models.state import Gradients
 
 # Running statistics do not enter a training step; they are broadcast when they are read. (torch 2.15 renamed it.)
 BUFFERS_STAY = {
@@ -27,8 +26,13 @@ BUFFERS_STAY = {
 }
 
 
-class DistributedDataParallel(TorchBackend):
+class DistributedDataParallel(Parallel):
     """Rank and world size come from torchrun's environment."""
+
+    replicas_group: distributed.ProcessGroup | None = None
+    """The processes that hold the same part of the model; None: all."""
+    _stages: dict[str, Any] | None = None
+    """Where a model was cut, and why."""
 
     def connect(self) -> None:
         super().connect()
@@ -39,10 +43,8 @@ class DistributedDataParallel(TorchBackend):
         seconds = max(self.config.seconds_to_start, self.config.progress_timeout) + 60
         self.join(timedelta(seconds=seconds))
         self.process_rank = distributed.get_rank()
-        self.num_processes = self.num_replicas = self.gradient_average_over = distributed.get_world_size()
-
-    replicas_group: distributed.ProcessGroup | None = None
-    """The processes that hold the same part of the model; None: all."""
+        self.num_processes = self.num_replicas = self.num_holders = distributed.get_world_size()
+        self.gradient_average_over = self.num_processes
 
     def local_devices(self) -> list[torch.device]:
         count = self.config.topology.devices_per_process
@@ -65,47 +67,47 @@ class DistributedDataParallel(TorchBackend):
             self.process_group_backend, timeout=timeout, device_id=self.device if names_gpu else None
         )
 
-    def place_stages(self, model: nn.Module) -> nn.Module:
+    def place_stages(self, model: nn.Module, micro_batch: Callable[[], torch.Tensor]) -> nn.Module:
         if self.config.stages == 1:
             return model
-        return StagedModel(model, MODELS[self.workload.model].layers, self.cuts_of(model), self.local_devices())
+        cuts = self.cuts_of(model, micro_batch())
+        return StagedModel(model, MODELS[self.config.workload.model].layers, cuts, self.local_devices())
 
-    def cuts_of(self, model: nn.Module) -> tuple[int, ...]:
+    def cuts_of(self, model: nn.Module, images: torch.Tensor) -> tuple[int, ...]:
         """Where to cut a model, all of whose layers are still on this device, into stages: measured by process 0."""
-        images = self.blank_images(self.rows_trained_at_once)
         # On every process, so that one keeps another busy as in training; what counts is what process 0 found.
         measured = [seconds_of_layers(model, images, self.synchronize)]
         distributed.broadcast_object_list(measured, src=0)
         (seconds,) = measured
         cuts = balanced_cuts(seconds, self.config.stages)
-        layers = MODELS[self.workload.model].layers
+        layers = MODELS[self.config.workload.model].layers
         self._stages = {
             "begin_with": [layers[cut][0] for cut in (0, *cuts)],
             "milliseconds": [round(1000 * each, 3) for each in seconds_of_stages(seconds, cuts)],
         }
         return cuts
 
-    def describe(self) -> Description:
-        description = super().describe()
-        return description.with_settings(stages=self._stages) if self.config.stages > 1 else description
+    def settings(self) -> dict[str, Any]:
+        return {} if self._stages is None else {"stages": self._stages}
 
-    def gradients(self) -> Gradients:
+    def messages(self, model: nn.Module) -> tuple[int, ...]:
         wrapped = (each for each in self.replicated.modules() if isinstance(each, nn.parallel.DistributedDataParallel))
         ddp = next(wrapped, None) if self.config.sync_gradients else None
         # Rebuilt in the order in which gradients were ready, as soon as some were exchanged.
         sizes = ddp._get_ddp_logging_data().get("rebuilt_bucket_sizes", "") if ddp else ""
-        return replace(super().gradients(), messages=tuple(int(size) for size in sizes.split(",") if size.strip()))
+        return tuple(int(size) for size in sizes.split(",") if size.strip())
 
-    def replicate(self, model: nn.Module) -> nn.Module:
+    def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
         views = self.config.tuning["gradient_buckets"] != "copies"
-        return nn.parallel.DistributedDataParallel(
-            model,
+        self.replicated = nn.parallel.DistributedDataParallel(
+            computation,
             device_ids=[self.device] if self.device.type == "cuda" and self.config.stages == 1 else None,
             **BUFFERS_STAY,
             gradient_as_bucket_view=views,
             # Not where some backward passes go without gradient sync.
-            static_graph=views and self.workload.accumulate == 1 and self.config.sync_gradients,
+            static_graph=views and self.config.workload.accumulate == 1 and self.config.sync_gradients,
         )
+        return self.replicated
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return _AllReduce.apply(tensor, self.replicas_group)
@@ -113,20 +115,22 @@ class DistributedDataParallel(TorchBackend):
     def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
         return nullcontext() if enabled and self.config.sync_gradients else self.replicated.no_sync()
 
-    def broadcast_buffers(self) -> None:
-        for buffer in self.model.buffers():
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        for buffer in model.buffers():
             distributed.broadcast(buffer, src=0)
-
-    @property
-    def num_holders(self) -> int:
-        return self.num_replicas
 
     def barrier(self) -> None:
         distributed.barrier()
 
-    def teardown(self) -> None:
+    def leave(self) -> None:
         self.barrier()
         distributed.destroy_process_group()
+
+
+class DdpBackend(TorchBackend):
+    """A backend whose replicas are processes, which exchange gradients."""
+
+    parallelism = DistributedDataParallel
 
 
 class _AllReduce(torch.autograd.Function):

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from dpcompare.backends.torch.backend import TorchBackend
+from dpcompare.backends.torch.parallel import Parallel
 
 
-class DataParallel(TorchBackend):
+class DataParallel(Parallel):
     """One process that drives all devices of its node."""
 
     def connect(self) -> None:
@@ -23,12 +24,21 @@ class DataParallel(TorchBackend):
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor if self.num_replicas == 1 else self.replicated.all_reduce_sum(tensor)
 
-    def replicate(self, model: nn.Module) -> nn.Module:
+    def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
         if self.num_replicas == 1:
-            return model
-        if self.device.type == "cuda":
-            return nn.DataParallel(model)
-        return ThreadedDataParallel(model, self.num_replicas, self.config.topology.threads_per_process)
+            self.replicated = computation
+        elif self.device.type == "cuda":
+            self.replicated = nn.DataParallel(computation)
+        else:
+            threads = self.config.topology.threads_per_process
+            self.replicated = ThreadedDataParallel(computation, self.num_replicas, threads)
+        return self.replicated
+
+
+class DpBackend(TorchBackend):
+    """A backend whose replicas are the devices of one process."""
+
+    parallelism = DataParallel
 
 
 class ThreadedDataParallel(nn.Module):

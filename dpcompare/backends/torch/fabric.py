@@ -10,14 +10,12 @@ from lightning.fabric import Fabric as LightningFabric
 from lightning.fabric.strategies import DDPStrategy
 from torch import nn
 
-from dpcompare.backends.torch.ddp import BUFFERS_STAY
-from dpcompare.backends.torch.wrapped import WrappedDistributedDataParallel
+from dpcompare.backends.torch.backend import TorchBackend
+from dpcompare.backends.torch.ddp import BUFFERS_STAY, DistributedDataParallel
 
 
-class Fabric(WrappedDistributedDataParallel):
+class Fabric(DistributedDataParallel):
     """Fabric joins the processes, wraps model and optimizer, and does the backward pass; the batches are ours."""
-
-    packages = (*WrappedDistributedDataParallel.packages, "lightning")
 
     def join(self, timeout: timedelta) -> None:
         cluster = self.config.cluster
@@ -34,11 +32,22 @@ class Fabric(WrappedDistributedDataParallel):
         )
         self.wrapper.launch()
 
-    def replicate(self, model: nn.Module) -> nn.Module:
-        return self.wrapper.setup_module(model)
+    def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
+        self.replicated = self.wrapper.setup_module(computation)
+        return self.replicated
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return self.wrapper.setup_optimizers(optimizer)
 
+    def backward(self, loss: torch.Tensor) -> None:
+        self.wrapper.backward(loss)
+
     def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
         return self.wrapper.no_backward_sync(self.replicated, enabled=not (enabled and self.config.sync_gradients))
+
+
+class FabricBackend(TorchBackend):
+    """A backend whose replicas Fabric makes."""
+
+    packages = (*TorchBackend.packages, "lightning")
+    parallelism = Fabric

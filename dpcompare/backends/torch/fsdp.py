@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
@@ -14,38 +13,40 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dpcompare.backends.description import Description
+from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.ddp import DistributedDataParallel
 from dpcompare.config.optimizers import OPTIMIZERS
-from dpcompare.models.state import Gradients
 
 
 class FullyShardedDataParallel(DistributedDataParallel):
     """A layer's parameters are gathered only while it computes, forward and backward."""
 
-    @property
-    def parameter_layout(self) -> torch.memory_format:
+    def connect(self) -> None:
+        super().connect()
+        self.num_holders = 1
+
+    def parameter_layout(self, features: torch.memory_format) -> torch.memory_format:
         return torch.contiguous_format  # fully_shard takes no other; what layers compute follows the images' layout
 
-    def replicate(self, model: nn.Module) -> nn.Module:
+    def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
         mesh = init_device_mesh(self.device.type, (self.num_processes,))
-        for layer in _layers(self.model):
+        for layer in _layers(model):
             fully_shard(layer, mesh=mesh)
         # The last layers' too, which it would otherwise leave gathered: what reads the model expects shards.
-        return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+        self.replicated = fully_shard(computation, mesh=mesh, reshard_after_forward=True)
+        return self.replicated
 
     @property
     def optimizer_kernels(self) -> str:
         chosen = super().optimizer_kernels
-        has_fused = OPTIMIZERS[self.workload.optimizer].fused_for_shards
+        has_fused = OPTIMIZERS[self.config.workload.optimizer].fused_for_shards
         return "foreach" if chosen == "fused" and not has_fused else chosen
 
-    def describe(self) -> Description:
-        return super().describe().with_settings(optimizer_kernels=self.optimizer_kernels, parameter_layout="NCHW")
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "optimizer_kernels": self.optimizer_kernels, "parameter_layout": "NCHW"}
 
-    def gradients(self) -> Gradients:
-        layers = (sum(_num_bytes(parameter) for parameter in layer.parameters()) for layer in _layers(self.model))
-        return replace(super().gradients(), messages=tuple(layers))
+    def messages(self, model: nn.Module) -> tuple[int, ...]:
+        return tuple(sum(_num_bytes(parameter) for parameter in layer.parameters()) for layer in _layers(model))
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
@@ -54,10 +55,6 @@ class FullyShardedDataParallel(DistributedDataParallel):
 
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else super().full_tensor(tensor)
-
-    @property
-    def num_holders(self) -> int:
-        return 1
 
     def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -75,6 +72,12 @@ class FullyShardedDataParallel(DistributedDataParallel):
         with torch.no_grad():
             tensor.copy_(sharded)
         return None
+
+
+class FsdpBackend(TorchBackend):
+    """A backend whose replicas are processes, which hold a shard of the model each."""
+
+    parallelism = FullyShardedDataParallel
 
 
 def _num_bytes(parameter: nn.Parameter) -> int:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy.typing as npt
 import torch
 
+from dpcompare.backends.torch.parallel import Parallel
 from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
@@ -111,24 +112,18 @@ def load_slots(
     optimizer.continue_after(steps_taken)
 
 
-Rule = Callable[[torch.Tensor], torch.Tensor]
-
-
 class RuledUpdates:
     """Hooks of an optimizer: they also run where a library's wrapper calls its step."""
 
-    def __init__(
-        self, rules: UpdateRules, *, steps_taken: Callable[[], int], held_part: Rule, sum_over_parts: Rule
-    ) -> None:
+    def __init__(self, rules: UpdateRules, parallel: Parallel, *, steps_taken: Callable[[], int]) -> None:
         """Args:
         rules: what to do.
+        parallel: says what this process holds of a tensor, and adds up over the processes that hold the others.
         steps_taken: how many steps have been made, the present one included.
-        held_part: gives what this process holds of a parameter, of its gradient or of its mean.
-        sum_over_parts: gives the sum over the processes that hold parts of one model; all of them call it.
         """
         self._rules = rules
+        self._parallel = parallel
         self._steps_taken = steps_taken
-        self._held_part, self._sum_over_parts = held_part, sum_over_parts
 
     def register(self, optimizer: torch.optim.Optimizer) -> None:
         """Have the optimizer's steps follow the rules; it has one learning rate for all parameters."""
@@ -144,7 +139,7 @@ class RuledUpdates:
         gradients = self._held(each.grad for each in _parameters(optimizer) if each.grad is not None)
         device = gradients[0].device
         norms = torch.stack([norm.to(device) for norm in torch._foreach_norm(gradients)])
-        norm = self._sum_over_parts(norms.square().sum()).sqrt()
+        norm = self._parallel.sum_over_parts(norms.square().sum()).sqrt()
         scale = self._rules.clip_norm / norm.clamp(min=self._rules.clip_norm)
         for device, of_device in _by_device(gradients):
             torch._foreach_mul_(of_device, scale.to(device))
@@ -166,7 +161,7 @@ class RuledUpdates:
         torch._foreach_lerp_(means, self._held(parameters), self._rules.share(self._steps_taken()))
 
     def _held(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        return [self._held_part(tensor).detach() for tensor in tensors]
+        return [self._parallel.held_part(tensor).detach() for tensor in tensors]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

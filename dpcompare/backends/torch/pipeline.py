@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -14,9 +14,10 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from dpcompare.backends.torch.backend import Computation
+from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.ddp import DistributedDataParallel
 from dpcompare.backends.torch.model import layers_of
+from dpcompare.backends.torch.precision import Computation
 from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.layers.in_torch import Layer
@@ -25,21 +26,18 @@ from dpcompare.models.state import TrainingState
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
 
-class Pipeline(DistributedDataParallel):
-    """Processes (replica, stage) in this order of ranks; the same stages of all replicas sum their gradients.
-
-    Micro-batches are those of `Workload.accumulate`: the pipeline trains what accumulation over as many would.
-    """
+class StagedReplicas(DistributedDataParallel):
+    """Processes (replica, stage) in this order of ranks; the same stages of all replicas sum their gradients."""
 
     def connect(self) -> None:
         super().connect()
-        self.num_replicas, self.gradient_average_over = self.num_processes // self.config.stages, 1
-        self._replica, self._stage_rank = divmod(self.process_rank, self.config.stages)
+        self.num_replicas = self.num_holders = self.num_processes // self.config.stages
+        self._replica, self.stage = divmod(self.process_rank, self.config.stages)
         mesh = init_device_mesh(
             self.device.type, (self.num_replicas, self.config.stages), mesh_dim_names=("replicas", "stages")
         )
-        self.replicas_group, self._stages_group = mesh.get_group("replicas"), mesh.get_group("stages")
-        self._is_first, self._is_last = self._stage_rank == 0, self._stage_rank == self.config.stages - 1
+        self.replicas_group, self.stages_group = mesh.get_group("replicas"), mesh.get_group("stages")
+        self.is_first, self.is_last = self.stage == 0, self.stage == self.config.stages - 1
 
     @property
     def data_parallel_rank(self) -> int:
@@ -49,24 +47,56 @@ class Pipeline(DistributedDataParallel):
     def data_parallel_size(self) -> int:
         return self.num_replicas
 
-    def place_stages(self, model: nn.Module) -> nn.Module:
-        return model  # undivided until its tensors are loaded; see replicate
+    def place_stages(self, model: nn.Module, micro_batch: Callable[[], torch.Tensor]) -> nn.Module:
+        return model  # undivided until its tensors are loaded; see PipelineBackend.replicate
 
-    def replicate(self, model: nn.Module) -> nn.Module:
+    def sum_gradients(self, model: nn.Module) -> None:
+        """Give the same stages of all replicas the sum of their gradients."""
+        if self.num_replicas == 1:
+            return
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        distributed.all_reduce(flat, group=self.replicas_group)
+        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+            gradient.copy_(total.view_as(gradient))
+
+    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+        distributed.all_reduce(tensor, group=self.stages_group)
+        return tensor
+
+    def broadcast_buffers(self, model: nn.Module) -> None:
+        for buffer in model.buffers():
+            distributed.broadcast(buffer, src=self.stage, group=self.replicas_group)
+
+    def messages(self, model: nn.Module) -> tuple[int, ...]:
+        return ()
+
+
+class PipelineBackend(TorchBackend):
+    """A backend whose steps are schedules, in which stages pass on micro-batches.
+
+    Micro-batches are those of `Workload.accumulate`: the pipeline trains what accumulation over as many would.
+    """
+
+    parallelism = StagedReplicas
+    parallel: StagedReplicas
+
+    def replicate(self) -> nn.Module:
         layers = MODELS[self.workload.model].layers
-        borders = (0, *self.cuts_of(self.model), len(layers))
-        begin, end = borders[self._stage_rank], borders[self._stage_rank + 1]
+        cuts = self.parallel.cuts_of(self.model, self.blank_micro_batch())
+        borders = (0, *cuts, len(layers))
+        begin, end = borders[self.parallel.stage], borders[self.parallel.stage + 1]
         self._entering, self._leaving = self._features_at(begin), self._features_at(end)
         _keep(self.model, {name for layer in layers[begin:end] for name in layer}, set(chain.from_iterable(layers)))
         self._running_variance.keep(self.model)
         self._schedules: dict[int, Any] = {}
-        self._stage = _Stage(self._computation(begin, end), self._memory_format)
+        self._stage = _Stage(self._computation(begin, end), self.features_layout)
         return self._stage
 
     def _computation(self, begin: int, end: int) -> Computation:
         """What some consecutive layers of the model compute."""
         consecutive = _ConsecutiveLayers(self.model, layers_of(self.model)[begin:end])
-        return Computation(consecutive, self.device.type, enabled=self.workload.precision == "bfloat16")
+        return self.precision.computation(consecutive, self.device.type)
 
     def _features_at(self, layer: int) -> torch.Tensor:
         """What the layers before this one make of one image, passed from one stage to the next; it holds no values."""
@@ -87,19 +117,21 @@ class Pipeline(DistributedDataParallel):
         self._stage.drop_masks = iter([batch.drop_masks for batch in batches])
         self._loss_sums: list[torch.Tensor] = []
         self._global_count = batches[0].global_count
-        inputs = [torch.cat([batch.images for batch in batches])] if self._is_first else []
-        schedule.step(*inputs, **({"target": self._target(batches)} if self._is_last else {}))
+        inputs = [torch.cat([batch.images for batch in batches])] if self.parallel.is_first else []
+        schedule.step(*inputs, **({"target": self._target(batches)} if self.parallel.is_last else {}))
         for _ in batches:
             self._running_variance.count_update(rows)
-        self._sum_gradients()
+        self.parallel.sum_gradients(self.model)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
-        return torch.stack(self._loss_sums).sum() if self._is_last else torch.zeros((), dtype=self._dtype)
+        return (
+            torch.stack(self._loss_sums).sum() if self.parallel.is_last else torch.zeros((), dtype=self.precision.dtype)
+        )
 
     def _target(self, batches: Sequence[DeviceBatch]) -> torch.Tensor:
         """Labels and weights side by side, (rows, 2): one tensor, since that is what is cut into micro-batches."""
-        labels = torch.cat([batch.labels for batch in batches]).to(self._dtype)
+        labels = torch.cat([batch.labels for batch in batches]).to(self.precision.dtype)
         return torch.stack([labels, torch.cat([batch.weights for batch in batches])], 1)
 
     def _schedule(self, num_micro_batches: int, rows: int) -> Any:
@@ -107,12 +139,12 @@ class Pipeline(DistributedDataParallel):
             # Given what enters and leaves, since it would try by a forward pass that moves running statistics.
             stage = PipelineStage(
                 self._stage,
-                self._stage_rank,
+                self.parallel.stage,
                 self.config.stages,
                 self.device,
-                input_args=(_rows_of(self._entering, rows).requires_grad_(not self._is_first),),
+                input_args=(_rows_of(self._entering, rows).requires_grad_(not self.parallel.is_first),),
                 output_args=(_rows_of(self._leaving, rows).requires_grad_(),),
-                group=self._stages_group,
+                group=self.parallel.stages_group,
             )
             kind = SCHEDULES[self.config.pipeline_schedule or "gpipe"]
             self._schedules[num_micro_batches] = kind(stage, num_micro_batches, loss_fn=self._loss, scale_grads=False)
@@ -126,63 +158,46 @@ class Pipeline(DistributedDataParallel):
         self._loss_sums.append(loss_sum.detach())
         return loss_sum / self._global_count
 
-    def _sum_gradients(self) -> None:
-        if self.num_replicas == 1:
-            return
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        flat = torch.cat([gradient.flatten() for gradient in gradients])
-        distributed.all_reduce(flat, group=self.replicas_group)
-        for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-            gradient.copy_(total.view_as(gradient))
-
-    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
-        distributed.all_reduce(tensor, group=self._stages_group)
-        return tensor
-
     def evaluate_step(self, batch: DeviceBatch) -> Any:
         self._enter(training=False)
         logits = self._pass_along(batch)
-        if not self._is_last:
-            return torch.zeros(3, dtype=self._dtype, device=self.device)
-        logits = logits.to(self._dtype)
+        if not self.parallel.is_last:
+            return torch.zeros(3, dtype=self.precision.dtype, device=self.device)
+        logits = logits.to(self.precision.dtype)
         losses = self.row_losses(logits, batch.labels, training=False) * batch.weights
         correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
         self._enter(training=training)
-        logits = self._pass_along(batch).to(self._dtype)
+        logits = self._pass_along(batch).to(self.precision.dtype)
         if training:
             self._running_variance.count_update(len(batch.labels))
-        return logits.cpu().numpy() if self._is_last else np.empty((0, self.inputs.num_classes))
+        return logits.cpu().numpy() if self.parallel.is_last else np.empty((0, self.inputs.num_classes))
 
     @torch.no_grad()
     def _pass_along(self, batch: DeviceBatch) -> torch.Tensor:
         """What this stage makes of all rows of its replica, forward only; the last stage's are the logits."""
         rows = len(batch.labels)
         features = batch.images
-        if not self._is_first:
+        if not self.parallel.is_first:
             features = torch.empty_like(_rows_of(self._entering, rows), device=self.device)
             distributed.recv(features, src=self.process_rank - 1)
         self._stage.drop_masks = iter([batch.drop_masks])
         features = self._stage(features)
-        if not self._is_last:
+        if not self.parallel.is_last:
             distributed.send(features, dst=self.process_rank + 1)
         return features
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         """Only the last stage reports its replica's rows; the others have none."""
         arrays = super().to_host(batch)
-        return arrays if self._is_last else {name: array[:0] for name, array in arrays.items()}
-
-    def broadcast_buffers(self) -> None:
-        for buffer in self.model.buffers():
-            distributed.broadcast(buffer, src=self._stage_rank, group=self.replicas_group)
+        return arrays if self.parallel.is_last else {name: array[:0] for name, array in arrays.items()}
 
     def state(self) -> TrainingState:
         local = super().state()
         stages: list[Any] = [None] * self.config.stages
-        distributed.all_gather_object(stages, local, group=self._stages_group)
+        distributed.all_gather_object(stages, local, group=self.parallel.stages_group)
         return replace(
             local,
             model={name: array for stage in stages for name, array in stage.model.items()},

@@ -1,0 +1,100 @@
+"""The way of a batch from the host to its device, and back for whoever looks at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from dpcompare.backends.torch.pixels import look_up
+from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+
+
+class DeviceFeed:
+    """Places batches on a device in one number type and memory format."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+        self._device, self._dtype, self._memory_format = device, dtype, memory_format
+
+    def batches(self, reads: Iterable[HostRead], num_threads: int) -> Iterator[DeviceBatch]:
+        """The batches on the device, read and placed ahead of their use by as many threads."""
+        if self._device.type == "cpu":
+            return prefetch(reads, lambda read: self.place(read()), num_threads)
+        stream = self._side_stream
+        placed = prefetch(reads, lambda read: stream.place(partial(self.place, read())), num_threads)
+        return map(stream.receive, placed)
+
+    @cached_property
+    def _side_stream(self) -> SideStream:
+        """One for all that is read: torch keeps the memory that was taken for a stream to that stream."""
+        return SideStream(self._device)
+
+    def place(self, batch: HostBatch) -> DeviceBatch:
+        images = self._images(batch).to(self._dtype).permute(0, 3, 1, 2)
+        return DeviceBatch(
+            images=images.contiguous(memory_format=self._memory_format),
+            labels=self._move(batch.labels).long(),
+            weights=self._move(batch.weights).to(self._dtype),
+            global_count=batch.global_count,
+            drop_masks=None if batch.drop_masks is None else self._move(batch.drop_masks).to(self._dtype),
+        )
+
+    def _images(self, batch: HostBatch) -> torch.Tensor:
+        """(rows, height, width, channels): bytes that the GPU looks up, or what the host has looked up."""
+        if self._device.type == "cpu":
+            return torch.from_numpy(batch.images)
+        flips = None if batch.flips is None else self._move(batch.flips)
+        return look_up(self._move(batch.pixels), self._move(batch.tables), flips)
+
+    def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        if self._device.type == "cpu":
+            return tensor
+        # torch keeps pinned memory and gives it out again when the copies from it have ended.
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    @staticmethod
+    def read_back(batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of a batch in the layout of a HostBatch; see `Backend.to_host`."""
+        images = batch.images.permute(0, 2, 3, 1).contiguous()
+        arrays = {"images": images, "labels": batch.labels.int(), "weights": batch.weights}
+        if batch.drop_masks is not None:
+            arrays["drop_masks"] = batch.drop_masks
+        return {name: array.cpu().numpy() for name, array in arrays.items()}
+
+
+@dataclass(frozen=True)
+class PlacedBatch:
+    """A batch that may still be on its way."""
+
+    batch: DeviceBatch
+    arrived: torch.cuda.Event
+
+
+class SideStream:
+    """A stream of its own, so that copies go on while the GPU computes; it does in order what any thread gives it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def place(self, make: Callable[[], DeviceBatch]) -> PlacedBatch:
+        """Have the stream do what `make` asks of the device; returns before it is done."""
+        torch.cuda.set_device(self._device)  # of this thread, which would wake the first GPU otherwise
+        with torch.cuda.stream(self._stream):
+            batch = make()
+            return PlacedBatch(batch, self._stream.record_event())
+
+    def receive(self, placed: PlacedBatch) -> DeviceBatch:
+        """The batch for the current stream, which waits for it; the host does not."""
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_event(placed.arrived)
+        for tensor in vars(placed.batch).values():
+            if isinstance(tensor, torch.Tensor):
+                # Its memory was taken by the side stream, which else would use it again while this one computes.
+                tensor.record_stream(computing)
+        return placed.batch
