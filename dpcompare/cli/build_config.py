@@ -83,7 +83,8 @@ def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOpti
         changes["devices_per_node"] = 1  # the baseline is one device, however many are visible
     if options.device == "auto" and mode.default_device is not None and placement.row.simulated:
         changes["device"] = mode.default_device
-    simulates_cpus = placement.row.simulated and mode.default_device is None and options.device != "tpu"
+    may_be_cpus = mode.default_device is None and options.device in ("auto", *mode.device_types)
+    simulates_cpus = placement.row.simulated and may_be_cpus
     if mode.multi_device and simulates_cpus and not _names_devices(options) and not _on_gpus(options):
         changes["nodes"], changes["devices_per_node"] = mode.default_topology(DEFAULT_REPLICAS)
     if options.stages is None and mode.default_stages > 1:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import click
 from click.core import ParameterSource
@@ -15,6 +15,7 @@ from dpcompare.cli import completion
 from dpcompare.cli.config_file import read_config_file
 from dpcompare.cli.option_table import Command, Typed, add_options, is_list, option, rows_of, rows_of_fields
 from dpcompare.cli.option_values import Precisions, WarmupSteps, listed, parse_augmentations, parse_steps, parse_tuning
+from dpcompare.config.cluster import DeviceChoice
 from dpcompare.config.engines import ENGINES, EngineOptions, engine_row
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.placement import Placement
@@ -58,8 +59,8 @@ class RunOptions:
         scope="run",
         help="Default: the visible GPUs shared out evenly; on the CPU 1, or 2 without --nodes in a mode of one node.",
     )
-    device: Literal["auto", "cpu", "gpu", "tpu"] = option(
-        type=click.Choice(["auto", "cpu", "gpu", "tpu"]),
+    device: DeviceChoice = option(
+        type=click.Choice(get_args(DeviceChoice)),
         default="auto",
         group=MODE,
         resumable=True,

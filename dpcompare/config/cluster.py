@@ -16,7 +16,8 @@ from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, gpu_mo
 from dpcompare.system.terminal_text import counted
 
 DeviceType = Literal["cpu", "gpu", "tpu"]
-
+DeviceChoice = Literal["auto", DeviceType]
+"""As devices are asked for."""
 
 MOST_DEVICES = 512
 """More than anybody simulates; a slip of the finger must not take the memory of the machine."""
@@ -106,7 +107,7 @@ class Cluster(Config):
         num_nodes: int = 1,
         devices_per_node: int | None = None,
         *,
-        device: Literal["auto", "cpu", "gpu", "tpu"] = "auto",
+        device: DeviceChoice = "auto",
         gpus: Sequence[str] | None = None,
         num_cores: int | None = None,
         share_gpu: bool = False,

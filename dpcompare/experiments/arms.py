@@ -9,7 +9,7 @@ import numpy as np
 
 from dpcompare.backends.availability import require_compiler, require_framework, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
-from dpcompare.config.cluster import topology_in_words
+from dpcompare.config.cluster import DeviceChoice, topology_in_words
 from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.modes import DEFAULT_REPLICAS, MODES
 from dpcompare.config.run import RunConfig
@@ -31,8 +31,7 @@ class ArmRequest:
     mode: str
     changes: str
     """The end of its name: the options that differ from those of all arms, such as ` precision=bfloat16`."""
-    device: str
-    """auto, cpu, gpu or tpu."""
+    device: DeviceChoice
     stages: int | None
     """Devices per replica; None: as the mode usually has."""
     build: Callable[[int, int, Sequence[RunConfig]], RunConfig]

@@ -7,11 +7,13 @@ import io
 import unicodedata
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
+from dpcompare.config.cluster import DeviceType
 from dpcompare.experiments.comparison import ArmRow, Comparison, Round
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.system.python_environment import import_extra
+from dpcompare.system.terminal_text import joined
 
 Value = str | int | float | bool | None
 
@@ -48,7 +50,7 @@ FIELDS: dict[str, Field] = {
     "nodes": _of_arm(int, "simulated nodes or machines", "num_nodes"),
     "devices_per_node": _of_arm(int, "devices of each node", "devices_per_node"),
     "replicas": _of_arm(int, "copies of the model", "num_replicas"),
-    "device_type": _of_arm(str, "`cpu`, `gpu` or `tpu`", "device_type"),
+    "device_type": _of_arm(str, joined([f"`{name}`" for name in get_args(DeviceType)], "or"), "device_type"),
     "emulated": _of_arm(bool, "imitated, on the CPU or on a shared GPU, and never ranked", "emulated"),
     "model": _of_arm(str, "what is trained", "model"),
     "dataset": _of_arm(str, "what it is trained on, as it was asked for", "dataset"),

@@ -15,9 +15,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun if count == 1 else plural}"
 
 
-def joined(words: Sequence[str]) -> str:
+def joined(words: Sequence[str], conjunction: str = "and") -> str:
     """`one`, `one and two`, `one, two and three`."""
-    return " and ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
+    return f" {conjunction} ".join([*([", ".join(words[:-1])] if words[1:] else []), *words[-1:]])
 
 
 def printable(text: str) -> str:
