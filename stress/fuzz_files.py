@@ -117,7 +117,7 @@ def _events(folder: Path) -> Reader:
 
     def read(content: bytes) -> None:
         read_run(b"".join(with_line_checksum(line) + b"\n" for line in content.split(b"\n")))
-        state = RunState(2)
+        state = RunState(range(2))
         with suppress(RequestError):  # as `watch` reads them
             for event in read_events(folder / "other" / "run", 2):
                 state.add(event)

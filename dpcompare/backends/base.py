@@ -36,7 +36,7 @@ class Backend(ABC):
 
     Order of use, the same in every process:
 
-    1. `setup`, after which the ranks and counts below hold. A process with `is_server` then only waits for `teardown`.
+    1. `setup`, after which the ranks and counts below hold. Processes that only serve then wait for `teardown`.
     2. `load_state` where training resumes.
     3. Any number of `train_step`, now and then a `synchronize`, after which `seconds_between_steps` is of the steps
        before it, and of `evaluate_step`, which takes

@@ -140,10 +140,7 @@ def description_of(config: RunConfig) -> Description:
 
 
 def _collective(config: RunConfig) -> str:
-    row = config.mode_row
-    if config.topology.num_replicas == 1 and not row.roles and not row.is_pipeline:
-        return "none"
-    return config.collective
+    return config.collective if config.topology.communicates else "none"
 
 
 def _settings(config: RunConfig) -> dict[str, Any]:

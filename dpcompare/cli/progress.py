@@ -57,7 +57,7 @@ class RunProgress:
         self._task: TaskID | None = None
         self._console = self._bar.console if self._bar else stderr_console()
         self.waiting = Waiting(self._console)
-        self._state = RunState(config.topology.num_trainers)
+        self._state = RunState(config.topology.trainers)
         self._line_at = float("-inf")
         self._compiling = _compiling(config)
 
@@ -254,7 +254,7 @@ class StudyView:
             self._running = (
                 file,
                 EventTail(run_dir, range(arm.config.topology.num_processes)),
-                RunState(arm.config.topology.num_trainers),
+                RunState(arm.config.topology.trainers),
             )
         _, tail, state = self._running
         for event in tail.new_events():

@@ -278,20 +278,32 @@ class Topology:
         return self.cluster.num_nodes * self.processes_per_node
 
     @property
-    def num_trainers(self) -> int:
-        """Processes that run the training loop, the first ones; the others serve them."""
-        return 1 if self.mode.roles else self.num_processes
+    def trainers(self) -> range:
+        """Ranks of the processes that run the training loop, the first ones; the others serve them."""
+        return range(1 if self.mode.nodes_without_replica else self.num_processes)
+
+    @property
+    def all_processes_train(self) -> bool:
+        return len(self.trainers) == self.num_processes
 
     @property
     def first_of_machines(self) -> list[int]:
         """Ranks of the first trainer of each machine; simulated nodes are one machine."""
-        return list(range(0, 1 if self.cluster.simulated else self.num_trainers, self.processes_per_node))
+        return list(range(0, 1 if self.cluster.simulated else len(self.trainers), self.processes_per_node))
+
+    @property
+    def nodes_with_replicas(self) -> int:
+        return self.cluster.num_nodes - self.mode.nodes_without_replica
 
     @property
     def num_replicas(self) -> int:
-        """Copies of the model that train, which all frameworks must agree on; nodes with a role hold none."""
-        without = len(self.mode.roles) * self.cluster.devices_per_node
-        return (self.cluster.num_devices - without) // self.stages
+        """Copies of the model that train, which all frameworks must agree on."""
+        return self.nodes_with_replicas * self.cluster.devices_per_node // self.stages
+
+    @property
+    def communicates(self) -> bool:
+        """Whether anything is sent between processes or replicas in a step."""
+        return self.num_processes > 1 or self.num_replicas > 1
 
     @property
     def devices_per_process(self) -> int:

@@ -38,6 +38,9 @@ class Mode:
     """Whether a step can be made without gradient sync, to measure what that costs."""
     roles: tuple[str, ...] = ()
     """What the first nodes are where they hold no replica: TensorFlow's names of their tasks."""
+    steps_together: bool = True
+    """Whether the replicas make each step together, on batches of their own, and it is over when it returns. Otherwise
+    each takes what is next as soon as it can, and what that takes is waited for where losses are read."""
     supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field of a workload -> the values that it can have, where not all are supported."""
     emulated_on: frozenset[str] = frozenset()
@@ -68,7 +71,15 @@ class Mode:
         """
         if self.is_pipeline:
             return 1, stages or self.default_stages
-        return (replicas + len(self.roles), stages or 1) if self.multi_node else (1, replicas)
+        return (replicas + self.nodes_without_replica, stages or 1) if self.multi_node else (1, replicas)
+
+    @property
+    def nodes_without_replica(self) -> int:
+        return len(self.roles)
+
+    def task_of(self, node_rank: int) -> str:
+        """TensorFlow's name of what a node is."""
+        return self.roles[node_rank] if node_rank < len(self.roles) else "worker"
 
     @property
     def default_device(self) -> str | None:
@@ -169,6 +180,7 @@ MODES: dict[tuple[str, str], Mode] = {
         multi_node=True,
         serves_files=True,
         roles=("chief", "ps"),
+        steps_together=False,
         supported_values={"accumulate": (1,), "batchnorm": ("local",)},
         collective={"cpu": "grpc", "gpu": "grpc"},
         exchange="server",

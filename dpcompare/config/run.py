@@ -202,7 +202,7 @@ def _gradient_sync(config: RunFields) -> Iterator[str]:
 def _reused_batch(config: RunFields) -> Iterator[str]:
     if not config.reuse_batch:
         return
-    if config.mode_row.roles:
+    if not config.mode_row.steps_together:
         yield (
             f"reuse_batch: received with mode {config.mode}, which sends a batch to whichever worker is free; expected "
             "a mode whose devices have batches of their own"

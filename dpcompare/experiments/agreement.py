@@ -171,7 +171,7 @@ class Agreement:
         )
         return Outcome(
             equal=agree and len(alike) == 1,
-            is_reason=not agree and all(self.applies_to(result) and not _is_asynchronous(result) for result in results),
+            is_reason=not agree and all(self.applies_to(result) and stepped_together(result) for result in results),
         )
 
 
@@ -203,9 +203,9 @@ def same_batches(results: Sequence[RunResult], values: Sequence[Any]) -> bool:
     return all(len({digests[step] for digests in known if step in digests}) == 1 for step in steps)
 
 
-def _is_asynchronous(result: RunResult) -> bool:
-    """Whether the order of the workers decides what is computed, which is another one in every run."""
-    return (result.settings or {}).get("updates") == "asynchronous"
+def stepped_together(result: RunResult) -> bool:
+    """Whether replicas made each step together; else their order decides what is computed, and differs by the run."""
+    return (result.settings or {}).get("updates") != "asynchronous"
 
 
 def _arithmetic(result: RunResult) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, of_workload
+from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, of_workload, stepped_together
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
     Differs,
@@ -166,7 +166,7 @@ def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]
 def _normalised_alike(results: Sequence[RunResult]) -> bool:
     """Whether BatchNorm does the same in all results, or there is none.
 
-    Workers that train asynchronously learn otherwise by their number alone.
+    Replicas that do not make a step together learn otherwise by their number alone.
     """
     found = {_normalisation(result) for result in results}
     return len(found) == 1 and None not in found
@@ -177,7 +177,7 @@ def _normalisation(result: RunResult) -> tuple[float, int] | None:
 
     Both are 0 without BatchNorm; None where that is not known.
     """
-    if result.model not in MODELS or (result.settings or {}).get("updates") == "asynchronous":
+    if result.model not in MODELS or not stepped_together(result):
         return None
     if MODELS[result.model].batchnorm_stride is None:
         return 0.0, 0

@@ -112,7 +112,7 @@ def to_explain(config: RunConfig, *, named: str) -> RunConfig:
             f"{config.framework} {config.mode} is emulated on {config.cluster.device_type} devices, so its exchange is "
             "not the framework's; expected another mode, or GPUs"
         )
-    elif config.mode_row.roles:
+    elif not config.mode_row.steps_together:
         reason = (
             f"the workers of {config.framework} {config.mode} do not wait for each other, so no step has parts that "
             "add up; expected a mode that trains synchronously"

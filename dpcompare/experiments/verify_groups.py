@@ -261,10 +261,10 @@ def _variants() -> Iterator[tuple[str, str, Variant]]:
 def _contender(framework: str, variant: Variant, num_replicas: int, *, alone: bool) -> Contender | None:
     """A variant with this many replicas, on two nodes where that is possible; None where it cannot have this many."""
     row = MODES[framework, variant.mode]
-    if row.roles:
-        if num_replicas > 1:  # asynchronous: one worker alone computes what others do
+    if row.nodes_without_replica:
+        if num_replicas > 1:  # that make no step together: one alone computes what those of other modes do
             return None
-        num_nodes = len(row.roles) + 1
+        num_nodes = row.nodes_without_replica + 1
         devices_per_node = 1
     else:
         if variant.stages == 1 and row.multi_device != (num_replicas > 1) and not (alone and num_replicas == 1):

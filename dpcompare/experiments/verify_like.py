@@ -57,7 +57,7 @@ def run_to_prove(run_dir: Path, *, other_data: bool) -> RunConfig:
 
 def _require_verifiable(config: RunConfig) -> None:
     reason = config.mode_row.unverifiable
-    if config.mode_row.roles and config.topology.num_replicas > 1:
+    if not config.mode_row.steps_together and config.topology.num_replicas > 1:
         reason = "its workers are asynchronous, so that no two runs train alike"
     if not config.sync_gradients:
         reason = "it was made without gradient sync, so that its replicas trained each a model of their own"

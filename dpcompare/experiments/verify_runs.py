@@ -182,7 +182,7 @@ def run_side(
     """Run one contender and gather what it left; `stopped_by` as for `run`."""
     config = prepare_inputs(config)
     result = run(config, run_dir, stopped_by=stopped_by)
-    left = arrays.load(run_dir, config.topology.num_trainers)
+    left = arrays.load(run_dir, config.topology.trainers)
     return Side(contender=contender, config=config, result=result, arrays=left)
 
 
@@ -217,6 +217,6 @@ def resume_side(
     for later in checkpoint_paths(run_dir)[:-1]:
         later.unlink()
     result = resume(run_dir, whole.config, stopped_by=stopped_by)
-    left = arrays.load(run_dir, whole.config.topology.num_trainers)
+    left = arrays.load(run_dir, whole.config.topology.trainers)
     trained = {name: array for name, array in left.items() if name.startswith(("trained.", "averaged."))}
     return Side(contender=contender, config=whole.config, result=result, arrays=whole.arrays | trained)

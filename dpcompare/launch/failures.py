@@ -91,7 +91,7 @@ def why_it_failed(config: RunConfig, run_dir: Path, outcome: LaunchOutcome) -> s
 
 
 def _last_steps(evidence: Evidence) -> str:
-    steps = dict.fromkeys(range(evidence.config.topology.num_trainers), len(History.load(evidence.run_dir).losses))
+    steps = dict.fromkeys(evidence.config.topology.trainers, len(History.load(evidence.run_dir).losses))
     for event in evidence.events_of(StepsTrained):
         steps[event.process_rank] = event.step
     return "last steps: " + ", ".join(f"process {rank}: {step}" for rank, step in steps.items())

@@ -143,15 +143,16 @@ def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodePro
 
 
 def _training_processes(config: RunConfig, node: Node) -> tuple[TrainingProcess, ...]:
-    num_devices = config.topology.devices_per_process
+    num_devices, processes_per_node = config.topology.devices_per_process, config.topology.processes_per_node
+    first = node.rank * processes_per_node
     return tuple(
         TrainingProcess(
-            process_rank=node.rank * config.topology.processes_per_node + local_rank,
+            process_rank=process_rank,
             local_rank=local_rank,
             devices=node.devices[local_rank * num_devices : (local_rank + 1) * num_devices],
-            trains=node.rank * config.topology.processes_per_node + local_rank < config.topology.num_trainers,
+            trains=process_rank in config.topology.trainers,
         )
-        for local_rank in range(config.topology.processes_per_node)
+        for local_rank, process_rank in enumerate(range(first, first + processes_per_node))
     )
 
 
@@ -192,7 +193,7 @@ def _mask(config: RunConfig, node: Node) -> str:
 
 def _keeps_parameters(config: RunConfig, node: Node) -> bool:
     """Whether a node only keeps parameters: TensorFlow would take all memory of a GPU that it never computes on."""
-    return config.mode_row.roles[node.rank : node.rank + 1] == ("ps",)
+    return config.mode_row.task_of(node.rank) == "ps"
 
 
 def _worker_argv(node: Node, run_dir: str) -> list[str]:
@@ -238,14 +239,14 @@ def _interface(endpoints: Endpoints) -> dict[str, str]:
 
 
 def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
-    """One TensorFlow task per node, on different ports since nodes may share a machine; workers, but for `roles`."""
-    roles = config.mode_row.roles
+    """One TensorFlow task per node, on different ports since nodes may share a machine."""
+    task_of = config.mode_row.task_of
     tasks: dict[str, list[str]] = {}
     for rank, port in enumerate(endpoints.ports):
-        tasks.setdefault(roles[rank] if rank < len(roles) else "worker", []).append(f"{endpoints.address(rank)}:{port}")
-    role = roles[node.rank] if node.rank < len(roles) else "worker"
-    index = tasks[role].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
-    content = {"cluster": tasks, "task": {"type": role, "index": index}}
+        tasks.setdefault(task_of(rank), []).append(f"{endpoints.address(rank)}:{port}")
+    task = task_of(node.rank)
+    index = tasks[task].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
+    content = {"cluster": tasks, "task": {"type": task, "index": index}}
     return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)} | _interface(endpoints)
 
 

@@ -35,7 +35,7 @@ def processes_per_core(config: RunConfig, cores: int | None) -> float:
     """
     if config.cluster.device_type != "cpu" or not cores:
         return 1.0
-    nodes = config.cluster.num_nodes - len(config.mode_row.roles) if config.cluster.simulated else 1
+    nodes = config.topology.nodes_with_replicas if config.cluster.simulated else 1
     return max(1.0, nodes * config.topology.processes_per_node / cores)
 
 
@@ -78,11 +78,10 @@ def interconnect_of_run(
         within: the link between the devices of a node.
         cores: of one machine, as `processes_per_core` takes them.
     """
-    roles = len(config.mode_row.roles)
-    nodes = config.cluster.num_nodes - roles
+    nodes = config.topology.nodes_with_replicas
     return Interconnect(
         nodes=nodes,
-        nodes_without_replica=roles,
+        nodes_without_replica=config.mode_row.nodes_without_replica,
         ranks_per_node=config.topology.num_replicas // nodes,
         between=between,
         within=within,

@@ -91,7 +91,7 @@ class MeasuredArm:
     @property
     def nodes_without_replica(self) -> int:
         """Nodes that hold no replica."""
-        return len(self.config.mode_row.roles)
+        return self.config.mode_row.nodes_without_replica
 
     def work_on(self, cores_per_replica: float = math.inf) -> StepWork:
         """Its work where each replica has that many cores; by default as many as it can use."""
@@ -180,8 +180,8 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     found = [measured_seconds(basis, Path(path)) for path in directories if path and Path(path).is_dir()]
     recorded = [processes for processes in found if any(processes)]
-    # Workers of a server wait for no other; of results alone, without their events, no step of each process is known.
-    if config.mode_row.roles or len(recorded) < len(without):
+    # Without a common step no replica waits for others; of results alone, no step of each process is known.
+    if not config.mode_row.steps_together or len(recorded) < len(without):
         computing = median(run.step_seconds.typical for run in without if run.step_seconds)
     else:
         computing = median(map(slowest_of_each_step, recorded))
@@ -254,7 +254,7 @@ def _refuse_unsuitable(arm: ArmRuns) -> None:
         )
     if config.stages > 1:
         raise NotProjectableError("there is no model of what the stages of a replica send each other")
-    if config.topology.num_replicas == 1 and not config.mode_row.roles:
+    if not config.topology.communicates:
         raise NotProjectableError("one device exchanges nothing; measure a mode with several devices")
     if config.mode_row.exchange is None:
         raise NotProjectableError(f"there is no model of what {config.framework} {config.mode} exchanges")

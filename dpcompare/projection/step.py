@@ -204,8 +204,7 @@ def predict_step(work: StepWork, interconnect: Interconnect, *, storage_bytes_pe
         storage_bytes_per_second: from which all nodes together read; None: reading keeps up, as it was measured.
     """
     ranks = interconnect.ranks
-    is_asynchronous = work.exchange.servers > 0
-    waits = 1.0 if is_asynchronous else slowdown(work.spread, ranks, work.measured_ranks)
+    waits = 1.0 if work.exchange.servers else slowdown(work.spread, ranks, work.measured_ranks)
     slowest = work.computing_seconds * waits
     with_exchange = seconds_with_exchange(work.exchange, slowest, interconnect)
     images = work.batch_per_device * ranks

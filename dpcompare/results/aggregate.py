@@ -135,7 +135,7 @@ def _computed(
 ) -> Computed | None:
     """What the training processes say they computed, beside what was asked of this attempt."""
     found = [record.computed for record in records if record.computed is not None]
-    if config.inputs is None or len(found) < config.topology.num_trainers:
+    if config.inputs is None or len(found) < len(config.topology.trainers):
         return None
     first_step, num_steps = processes[0].first_step, _num_steps(config, processes, evaluations)
     before, after = (config.samples_trained(steps) for steps in (first_step, num_steps))
@@ -169,7 +169,8 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
 def _loads(config: RunConfig, records: Sequence[ProcessRecord]) -> dict[int, MachineLoad]:
     """Of each machine, by the rank of its first node; nothing where a process did not tell."""
     # Processes that only serve measure no steps; those that are bound to some cores read the counters of these alone.
-    if config.mode_row.roles or any(record.cores_used is None or record.bound_to_cores for record in records):
+    untold = any(record.cores_used is None or record.bound_to_cores for record in records)
+    if untold or not config.topology.all_processes_train:
         return {}
     of_machine: dict[str, list[ProcessRecord]] = {}
     for record in records:
@@ -247,7 +248,7 @@ def _contradiction(
         return "its config names no prepared inputs"
     if len(records) != config.topology.num_processes:
         return f"of {counted(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
-    if len({record.sample_order_sha256 for record in records[: config.topology.num_trainers]}) != 1:
+    if len({records[rank].sample_order_sha256 for rank in config.topology.trainers}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from dpcompare.system.files import no_link
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def load(run_dir: Path, num_processes: int) -> Arrays:
-    """The arrays of all processes of a probe; rows in the order of the global batch."""
-    parts = [load_file(probe_path(run_dir, rank)) for rank in range(num_processes)]
+def load(run_dir: Path, ranks: Iterable[int]) -> Arrays:
+    """The arrays of processes of a probe; rows in the order of the global batch."""
+    parts = [load_file(probe_path(run_dir, rank)) for rank in ranks]
     rows = [name for name in parts[0] if name.startswith(("rows.", "activation.")) or name.endswith("_logits")]
     return parts[0] | {name: np.concatenate([part[name] for part in parts]) for name in rows}
 

@@ -136,7 +136,7 @@ class RunResult(BaseModel):
     """Steps of the last attempt for which the framework traced or compiled something in any process, by its own
     counter, as in the first one; see `Backend.num_compilations`."""
     slow_steps: SlowSteps | None = None
-    """None where an asynchronous mode has steps that cannot be timed one by one."""
+    """None where steps cannot be timed one by one."""
     data_wait_fraction: Measured | None = None
     """Part of the measured time in which the slowest process waited for its next batch."""
     host_overhead_seconds: Measured | None = None

@@ -12,7 +12,9 @@ from dpcompare.results.events import Evaluated, Event, Ready, StepsTrained
 class ProcessSeries:
     """What one process measured in the present attempt; every list has one entry per step."""
 
-    def __init__(self, events: Iterable[Event]) -> None:
+    def __init__(self, events: Iterable[Event], *, steps_together: bool = True) -> None:
+        self.steps_together = steps_together
+        """As the mode has it."""
         self.losses: list[float] = []
         """Sums over the samples of this process."""
         self.global_counts: list[int] = []
@@ -62,14 +64,11 @@ class ProcessSeries:
         """Whether the energy of every step was counted."""
         return len(self.joules) == len(self.step_seconds)
 
-    def durations(self, steps: slice, *, asynchronous: bool) -> list[float]:
-        """The seconds that each of some steps took.
-
-        A step of an asynchronous mode returns before it is made. What it takes is waited for between two steps, where
-        losses are read, so the time before a step counts as its part.
-        """
+    def durations(self, steps: slice) -> list[float]:
+        """The seconds that each of some steps took: with the time before it, where a step is not over when it returns
+        and what it takes is waited for between two."""
         seconds = self.step_seconds[steps]
-        if not asynchronous:
+        if self.steps_together:
             return seconds
         return [sum(pair) for pair in zip(seconds, self.host_overhead_seconds[steps], strict=True)]
 
@@ -79,13 +78,14 @@ def series_of_trainers(config: RunConfig, events: Iterable[Event]) -> list[Proce
     by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}
     for event in events:
         by_rank[event.process_rank].append(event)
-    return [ProcessSeries(by_rank[rank]) for rank in range(config.topology.num_trainers)]
+    steps_together = config.mode_row.steps_together
+    return [ProcessSeries(by_rank[rank], steps_together=steps_together) for rank in config.topology.trainers]
 
 
 class RunState:
     """How far a run is, from the events of its processes."""
 
-    def __init__(self, num_processes: int) -> None:
+    def __init__(self, trainers: Iterable[int]) -> None:
         self.step = 0
         """Finished by every process."""
         self.num_steps: int | None = None
@@ -94,7 +94,7 @@ class RunState:
         self.evaluated: list[tuple[int, float, float, int]] = []
         """(epoch, accuracy, loss, samples)"""
         # Steps of each process that the others have not all reported yet.
-        self._losses: dict[int, list[float]] = {rank: [] for rank in range(num_processes)}
+        self._losses: dict[int, list[float]] = {rank: [] for rank in trainers}
         self._counts: list[int] = []
         self._evaluations: defaultdict[int, list[Evaluated]] = defaultdict(list)
         self._speeds: dict[int, float] = {}

@@ -20,8 +20,8 @@ from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per
 def seconds_of_steps(config: RunConfig, run_dir: Path) -> dict[int, float]:
     """Step, from 1 -> the seconds that it took, in the slowest process of the last attempt; nothing without events."""
     processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
-    slowest, _ = _slowest(config, processes, _measured_steps(config, processes) or slice(0))
-    seconds = slowest.durations(slice(None), asynchronous=bool(config.mode_row.roles))
+    slowest, _ = _slowest(processes, _measured_steps(config, processes) or slice(0))
+    seconds = slowest.durations(slice(None))
     return dict(enumerate(seconds, start=slowest.first_step + 1))
 
 
@@ -29,7 +29,7 @@ def measured_seconds(config: RunConfig, run_dir: Path) -> list[list[float]]:
     """Per process, the seconds of its measured steps in the last attempt; nothing without events."""
     processes = series_of_trainers(config, read_events(run_dir, config.topology.num_processes))
     steps = _measured_steps(config, processes) or slice(0)
-    return [process.durations(steps, asynchronous=bool(config.mode_row.roles)) for process in processes]
+    return [process.durations(steps) for process in processes]
 
 
 def first_step_figures(processes: Sequence[ProcessSeries], started_at: float) -> dict[str, float]:
@@ -52,14 +52,13 @@ def _measured_steps(config: RunConfig, processes: Sequence[ProcessSeries]) -> sl
     steps = slice(warmup_steps, num_steps)
     if config.workload.warmup_steps == "auto":
         # By the slowest process, for all of them: each must leave out the same steps.
-        return slice(warmup_steps + steps_to_settle(_slowest(config, processes, steps)[1]), num_steps)
+        return slice(warmup_steps + steps_to_settle(_slowest(processes, steps)[1]), num_steps)
     return steps
 
 
-def _slowest(config: RunConfig, processes: Sequence[ProcessSeries], steps: slice) -> tuple[ProcessSeries, list[float]]:
+def _slowest(processes: Sequence[ProcessSeries], steps: slice) -> tuple[ProcessSeries, list[float]]:
     """The process whose measured steps took longest, and the seconds of each: the others wait for it."""
-    asynchronous = bool(config.mode_row.roles)
-    durations = [process.durations(steps, asynchronous=asynchronous) for process in processes]
+    durations = [process.durations(steps) for process in processes]
     return max(zip(processes, durations, strict=True), key=lambda pair: sum(pair[1]))
 
 
@@ -68,8 +67,8 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
     steps = _measured_steps(config, processes)
     if steps is None:
         return {}
-    slowest, seconds = _slowest(config, processes, steps)
-    counted_in_steps = bool(config.mode_row.roles)  # as `ProcessSeries.durations` has it
+    slowest, seconds = _slowest(processes, steps)
+    counted_in_steps = not slowest.steps_together  # as `ProcessSeries.durations` has it
     counts = slowest.global_counts[steps]
     is_windowed = not slowest.are_timed
     own = _own(config, slowest, steps)
@@ -99,7 +98,7 @@ def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict
 def _own(config: RunConfig, process: ProcessSeries, steps: slice) -> list[bool] | None:
     """Which steps have seconds of their own; None: all, as where each is a window of its own."""
     overheads = process.host_overhead_seconds[steps]
-    if config.window == 1 or config.mode_row.roles:
+    if config.window == 1 or not process.steps_together:
         return None
     if not process.are_timed:
         return [False] * len(overheads)
@@ -109,8 +108,7 @@ def _own(config: RunConfig, process: ProcessSeries, steps: slice) -> list[bool] 
 
 def clock_of(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:
     """The check of the clocks; None where events come much later than the steps that they tell of."""
-    # An asynchronous mode waits for its steps where it reads their losses.
-    return None if config.mode_row.roles else check_clocks(run_dir, processes)
+    return check_clocks(run_dir, processes) if config.mode_row.steps_together else None
 
 
 def joules_per_image(config: RunConfig, processes: Sequence[ProcessSeries]) -> float | None:
@@ -127,10 +125,8 @@ def _metered(config: RunConfig, processes: Sequence[ProcessSeries]) -> Sequence[
     on_cpu = config.cluster.device_type == "cpu"
     metered = [processes[rank] for rank in config.topology.first_of_machines] if on_cpu else processes
     # Processes that only serve read no counter: theirs count where another process reads those of the whole machine.
-    includes_servers = config.topology.num_trainers == config.topology.num_processes or (
-        on_cpu and config.cluster.simulated
-    )
-    return metered if includes_servers and all(process.has_energy for process in metered) else None
+    includes_all = config.topology.all_processes_train or (on_cpu and config.cluster.simulated)
+    return metered if includes_all and all(process.has_energy for process in metered) else None
 
 
 def evaluation_costs(

@@ -129,8 +129,8 @@ class Target:
 
     def __init__(self, config: RunConfig, run_dir: Path) -> None:
         self._target = config.target_accuracy if config.stop_at_target else None
-        self._num_trainers = config.topology.num_trainers
-        self._tail = EventTail(run_dir, range(self._num_trainers))
+        self._trainers = config.topology.trainers
+        self._tail = EventTail(run_dir, self._trainers)
         self._parts: dict[int, dict[int, Evaluated]] = {}
         """Step -> rank -> its part of the evaluation."""
 
@@ -146,7 +146,7 @@ class Target:
         """
         if self._target is None:
             return False
-        while len(parts := self._parts.get(step, {})) < self._num_trainers:
+        while len(parts := self._parts.get(step, {})) < len(self._trainers):
             self._read()
             still_waiting()
             time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -17,8 +17,9 @@ class Inspection:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         config = backend.config
-        # Without gradient sync every replica has a gradient of its own, and asynchronous workers are never all done.
-        self._is_defined = config.sync_gradients and not (config.mode_row.roles and backend.num_replicas > 1)
+        # Without gradient sync every replica has a gradient of its own, as where they do not make a step together.
+        is_of_all = config.mode_row.steps_together or backend.num_replicas == 1
+        self._is_defined = config.sync_gradients and is_of_all
         self._batch_digests: dict[int, str] = {}
         self._gradient_squares: float | None = None
         self._evaluation: tuple[float, float] | None = None

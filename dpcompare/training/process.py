@@ -76,7 +76,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         _check_against_plan(backend, config, process_rank)
         assert config.inputs is not None
         meters = Meters(config, _gpus(config, local_devices))
-        if backend.is_server:
+        if process_rank not in config.topology.trainers:
             _serve(events, run_dir)
             meters.read_gpus()
             trained = None
@@ -171,7 +171,7 @@ def _gpus(config: RunConfig, local_devices: tuple[str, ...]) -> list[GpuState]:
 def _bind_near_gpus(config: RunConfig, process_rank: int, local_rank: int) -> str | None:
     """Bind this process to the cores near its GPUs, where all of this machine can be; returns them as ranges."""
     gpus = _gpus_of_machine(config)
-    if not gpus or config.mode_row.roles:  # servers and coordinators have no GPU, and need cores
+    if not gpus or not config.topology.all_processes_train:  # where some only serve, all need cores
         return None
     numa_nodes, count = near_numa_nodes(gpus), config.topology.devices_per_process
     near = near_cores(

@@ -31,7 +31,7 @@ def test_every_node_has_its_role(tmp_path):
         workload=Workload(model="toy-cnn", image_size=32),
         cluster=Cluster.partition(4, 1, device="cpu"),
     )
-    assert (config.topology.num_replicas, config.topology.num_processes, config.topology.num_trainers) == (2, 4, 1)
+    assert (config.topology.num_replicas, config.topology.num_processes, config.topology.trainers) == (2, 4, range(1))
     planned = plan(config, tmp_path, Endpoints(range(7000, 7000 + num_ports(config))))
     configs = [json.loads(node.env["TF_CONFIG"]) for node in planned]
     assert configs[0]["cluster"] == {

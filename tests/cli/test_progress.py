@@ -28,7 +28,7 @@ def begin(rank, *, first_step=0):
 
 
 def test_a_step_counts_when_every_process_has_made_it():
-    state = RunState(2)
+    state = RunState(range(2))
     for event in (begin(0), train(0, [8.0, 4.0], step=2), begin(1), train(1, [8.0], step=1)):
         state.add(event)
     assert (state.step, state.num_steps, state.loss) == (1, 10, 2.0)
@@ -55,7 +55,7 @@ def test_a_first_step_that_compiles_says_so_and_for_how_long(tmp_path, monkeypat
 
 
 def test_processes_that_begin_again_forget_what_was_half_told():
-    state = RunState(2)
+    state = RunState(range(2))
     for event in (begin(0), begin(1), train(0, [8.0, 8.0, 8.0], step=3), train(1, [8.0], step=1)):
         state.add(event)
     for event in (begin(0, first_step=2), begin(1, first_step=2), train(0, [4.0], step=3), train(1, [4.0], step=3)):
@@ -78,7 +78,7 @@ def test_steps_that_make_no_sense_are_refused_or_not_counted(begun, changes):
 
 
 def test_an_evaluation_of_nothing_and_steps_of_who_only_serves_are_no_progress():
-    state = RunState(1)
+    state = RunState(range(1))
     for event in (Evaluated(step=0, epoch=1, loss_sum=0.0, correct=0, count=0), train(1, [8.0], step=1)):
         state.add(event)
     assert (state.evaluated, state.step, state.figures) == ([], 0, "")

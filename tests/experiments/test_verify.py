@@ -63,7 +63,7 @@ def healthy(train_once):
         result, run_dir = train_once(config_of(contender, chosen.workload, "cpu", {}))
         config = RunConfig.load(run_dir / CONFIG_FILE)
         return Side(
-            contender=contender, config=config, result=result, arrays=arrays.load(run_dir, config.topology.num_trainers)
+            contender=contender, config=config, result=result, arrays=arrays.load(run_dir, config.topology.trainers)
         )
 
     return side

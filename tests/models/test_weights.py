@@ -146,7 +146,7 @@ def probed(weights, run_dir):
     cluster = Cluster.partition(device="cpu")
     config = RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster, task="probe")
     run(prepare_inputs(config), run_dir)
-    return arrays.load(run_dir, 1)
+    return arrays.load(run_dir, [0])
 
 
 TIMM_COMPUTES = """

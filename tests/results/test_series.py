@@ -13,11 +13,10 @@ def test_events_add_up_to_one_entry_per_step():
     assert (series.first_step, series.num_steps, series.first_step_at) == (4, 7, 7.0)
 
 
-def test_the_time_before_an_asynchronous_step_is_part_of_it():
-    series = ProcessSeries([trained([1.0, 1.0, 1.0], step=3)])
-    steps = slice(1, 3)
-    assert series.durations(steps, asynchronous=False) == [0.1, 0.1]
-    assert series.durations(steps, asynchronous=True) == pytest.approx([0.102, 0.102])
+@pytest.mark.parametrize(("steps_together", "seconds"), [(True, 0.1), (False, 0.102)])
+def test_the_time_before_a_step_is_part_of_it_where_replicas_do_not_step_together(steps_together, seconds):
+    series = ProcessSeries([trained([1.0, 1.0, 1.0], step=3)], steps_together=steps_together)
+    assert series.durations(slice(1, 3)) == pytest.approx([seconds, seconds])
 
 
 @pytest.mark.parametrize(("joules", "has_energy"), [([2.0, 2.0], True), ([2.0], False), (None, False)])
