@@ -117,7 +117,7 @@ def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[Run
         models = [config.workload.model for config in beside]
         replicas = [config.topology.num_replicas for config in beside]
     else:
-        topology = Topology(mode=mode, cluster=cluster, stages=max(1, options.stages or 1))
+        topology = Topology(mode=mode, cluster=cluster, devices_per_replica=max(1, options.stages or 1))
         # A cluster that is too small for the mode is refused with the config.
         models, replicas = [given.get("model", Workload().model)], [max(1, topology.num_replicas)]
     clusters = [cluster, *(config.cluster for config in beside)]

@@ -245,7 +245,7 @@ def arm_request(text: str, run_options: RunOptions, named_by: str = "--arm") -> 
         mode=mode,
         changes=_in_name(overrides),
         device=options.device,
-        stages=options.stages,
+        devices_per_replica=options.stages,
         build=lambda nodes, devices, arms: build_config(options.changed(nodes=nodes, devices_per_node=devices), arms),
     )
 

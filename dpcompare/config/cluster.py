@@ -257,12 +257,12 @@ def _refuse_shared_gpus(gpus: Sequence[str], per_node: int, installed: Sequence[
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """The counts that follow from a mode, a cluster and a number of stages; all of them are derived, none is chosen."""
+    """The counts that follow from a mode, a cluster and the size of a replica; all are derived, none is chosen."""
 
     mode: Mode
     """The row of MODES, which says whether a process drives a device or a node, and which nodes hold no replica."""
     cluster: Cluster
-    stages: int = 1
+    devices_per_replica: int = 1
     """Devices over which each replica's model is split."""
 
     @property
@@ -270,7 +270,8 @@ class Topology:
         """Processes that each node runs: one, or one per device, or one per replica that has its devices in process."""
         if self.mode.process_per == "node":
             return 1
-        return self.cluster.devices_per_node // (self.stages if self.mode.stage_placement == "in process" else 1)
+        in_process = self.devices_per_replica if self.mode.stage_placement == "in process" else 1
+        return self.cluster.devices_per_node // in_process
 
     @property
     def num_processes(self) -> int:
@@ -298,7 +299,7 @@ class Topology:
     @property
     def num_replicas(self) -> int:
         """Copies of the model that train, which all frameworks must agree on."""
-        return self.nodes_with_replicas * self.cluster.devices_per_node // self.stages
+        return self.nodes_with_replicas * self.cluster.devices_per_node // self.devices_per_replica
 
     @property
     def communicates(self) -> bool:

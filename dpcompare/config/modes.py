@@ -62,16 +62,17 @@ class Mode:
         """Devices that a replica is split over where no number was asked for."""
         return 2 if self.is_pipeline else 1
 
-    def default_topology(self, replicas: int, stages: int | None = None) -> tuple[int, int]:
+    def default_topology(self, replicas: int, devices_per_replica: int | None = None) -> tuple[int, int]:
         """(nodes, devices per node) of a mode of several devices where none were asked for.
 
         Args:
             replicas: how many there are to be, but for a pipeline, which has one.
-            stages: devices of each; None: as the mode usually has.
+            devices_per_replica: None: as the mode usually has.
         """
         if self.is_pipeline:
-            return 1, stages or self.default_stages
-        return (replicas + self.nodes_without_replica, stages or 1) if self.multi_node else (1, replicas)
+            return 1, devices_per_replica or self.default_stages
+        on_nodes = replicas + self.nodes_without_replica, devices_per_replica or 1
+        return on_nodes if self.multi_node else (1, replicas)
 
     @property
     def nodes_without_replica(self) -> int:

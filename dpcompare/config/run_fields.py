@@ -301,7 +301,7 @@ class RunFields(Config):
     @property
     def topology(self) -> Topology:
         """How many processes and replicas the mode makes of the cluster."""
-        return Topology(mode=self.mode_row, cluster=self.cluster, stages=self.stages)
+        return Topology(mode=self.mode_row, cluster=self.cluster, devices_per_replica=self.stages)
 
     @property
     def tuning(self) -> dict[str, str]:

@@ -32,8 +32,8 @@ class ArmRequest:
     changes: str
     """The end of its name: the options that differ from those of all arms, such as ` precision=bfloat16`."""
     device: DeviceChoice
-    stages: int | None
-    """Devices per replica; None: as the mode usually has."""
+    devices_per_replica: int | None
+    """None: as the mode usually has."""
     build: Callable[[int, int, Sequence[RunConfig]], RunConfig]
     """From (nodes, devices per node, configs of all arms once they are known) to the config; raises RequestError."""
 
@@ -165,7 +165,7 @@ def _default_topology(request: ArmRequest) -> tuple[int, int]:
     replicas = DEFAULT_REPLICAS
     if request.device != "cpu" and (gpus := visible_gpus(installed_gpus())):
         replicas = min(replicas, len(gpus))
-    return MODES[request.framework, request.mode].default_topology(replicas, request.stages)
+    return MODES[request.framework, request.mode].default_topology(replicas, request.devices_per_replica)
 
 
 def estimate_seconds(study: Study, ended: Sequence[tuple[Arm, int, RunResult | None]]) -> tuple[float, str]:

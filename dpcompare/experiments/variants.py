@@ -78,8 +78,8 @@ def variants_of(config: RunConfig, name: str) -> Variants:
             if config.topology.num_replicas == 1
             else f"{config.framework} {config.mode} has no step without its exchange"
         )
-    if config.topology.num_replicas == 1 or config.stages > 1:
-        several = config.stages > 1
+    several = config.topology.devices_per_replica > 1
+    if config.topology.num_replicas == 1 or several:
         unmeasured["one device"] = "a replica needs several devices" if several else "the run has only one device"
     else:
         beside = computing or no_input

@@ -174,7 +174,8 @@ def utilization_figures(
     flops, values = training_flops(*asked), values_moved(*asked)
     if flops is None or values is None:
         return {}
-    per_device = images_per_second / (1 if config.cluster.shared else config.topology.num_replicas * config.stages)
+    devices = config.topology.num_replicas * config.topology.devices_per_replica
+    per_device = images_per_second / (1 if config.cluster.shared else devices)
     peaks = {name: peak_of(name) for name in device_names}
     peak = next(iter(peaks.values()), None) if len(peaks) == 1 and not config.cluster.shared else None
     kind = "tf32" if tf32 and workload.precision == "float32" else workload.precision

@@ -8,7 +8,7 @@ from dpcompare.config.modes import MODES
 
 def topology(framework, mode, nodes, devices, *, stages=1):
     cluster = Cluster.partition(nodes, devices, device="cpu", num_cores=8)
-    return Topology(mode=MODES[framework, mode], cluster=cluster, stages=stages)
+    return Topology(mode=MODES[framework, mode], cluster=cluster, devices_per_replica=stages)
 
 
 @pytest.mark.parametrize(

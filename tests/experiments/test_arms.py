@@ -29,7 +29,7 @@ def request(framework, mode, stages=None, device="cpu"):
         mode=mode,
         changes="",
         device=device,
-        stages=stages,
+        devices_per_replica=stages,
         build=lambda nodes, devices, arms: build_config(
             RunOptions(
                 framework=framework,
