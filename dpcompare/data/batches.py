@@ -64,6 +64,12 @@ class DeviceBatch:
     global_count: int
     drop_masks: Any = None
 
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Its arrays by their names; without drop masks where it has none."""
+        arrays = {"images": self.images, "labels": self.labels, "weights": self.weights}
+        return arrays if self.drop_masks is None else arrays | {"drop_masks": self.drop_masks}
+
 
 class BatchReader:
     """Reads one process's part of global batches from a split of the store, a micro-batch at a time."""

@@ -81,8 +81,8 @@ CALLS = """
 import json
 from types import SimpleNamespace
 from jax._src import xla_bridge
+from dpcompare.backends.jax import runtime
 from dpcompare.backends.jax.modes import _listen_on
-from dpcompare.backends.jax.modes import Spmd
 
 asked = []
 for interface in ("lo", None):
@@ -93,26 +93,28 @@ for interface in ("lo", None):
 def gpu(peak):
     return SimpleNamespace(device_kind="NVIDIA H200", memory_stats=lambda: {"peak_bytes_in_use": peak})
 
-def backend(kind, task, **tuning):
-    made = object.__new__(Spmd)  # without a run: only what it tells XLA and reads of its devices is looked at
-    made.mesh = SimpleNamespace(local_devices=[gpu(900), gpu(700)])
-    made.config = SimpleNamespace(cluster=SimpleNamespace(device_type=kind), task=task, tuning=tuning)
-    return made
+mesh = SimpleNamespace(local_devices=[gpu(900), gpu(700)])
 
+def config(kind, task, **tuning):  # only what JAX tells XLA and reads of its devices is looked at
+    return SimpleNamespace(cluster=SimpleNamespace(device_type=kind), task=task, tuning=tuning)
+
+trained, probed = config("gpu", "train"), config("gpu", "probe")
 found = {
     "asked": asked,
-    "memory": backend("gpu", "train")._peak_device_memory_bytes(),
-    "names": backend("gpu", "train")._device_names(),
-    "compared": backend("gpu", "probe")._compiler_options(),
-    "tuned": backend("gpu", "train", scheduler="latency-hiding")._compiler_options(),
-    "plain": backend("gpu", "train")._compiler_options(),
-    "CPU": [backend("cpu", "train")._peak_device_memory_bytes(), backend("cpu", "probe")._compiler_options()],
+    "memory": runtime.peak_device_memory_bytes(trained, mesh),
+    "names": runtime.device_names(trained, mesh, 0),
+    "compared": runtime.compiler_options(probed),
+    "tuned": runtime.compiler_options(config("gpu", "train", scheduler="latency-hiding")),
+    "plain": runtime.compiler_options(trained),
+    "CPU": [
+        runtime.peak_device_memory_bytes(config("cpu", "train"), mesh),
+        runtime.compiler_options(config("cpu", "probe")),
+    ],
 }
 found["without statistics"] = []
 for told in (None, {"num_allocs": 3}):  # as the allocator "platform" and others answer
-    made = backend("gpu", "train")
-    made.mesh.local_devices[1].memory_stats = lambda: told
-    found["without statistics"].append(made._peak_device_memory_bytes())
+    mesh.local_devices[1].memory_stats = lambda: told
+    found["without statistics"].append(runtime.peak_device_memory_bytes(trained, mesh))
 print(json.dumps(found))
 """
 

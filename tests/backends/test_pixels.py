@@ -28,7 +28,7 @@ as_array = lambda images: images.numpy()
     "jax": """
 import sys, jax, numpy
 jax.config.update("jax_enable_x64", True)
-from dpcompare.backends.jax.pixels import look_up
+from dpcompare.backends.jax.feed import look_up
 given = numpy.load(sys.argv[1])
 as_tensor = jax.numpy.asarray
 as_array = numpy.asarray

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,63 +14,24 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 from jax import numpy as jnp
-from jax._src import xla_bridge
 from jax.sharding import Mesh
 
 from dpcompare.backends.base import Counted, Inspectable
-from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
-from dpcompare.backends.jax.arrays import (
-    EVERYWHERE,
-    REPLICAS,
-    SPLIT,
-    everywhere,
-    local_rows,
-    mesh_of_replicas,
-    on_host,
-    split,
-)
+from dpcompare.backends.jax import runtime
+from dpcompare.backends.jax.arrays import EVERYWHERE, REPLICAS, SPLIT, local_rows, mesh_of_replicas
+from dpcompare.backends.jax.feed import DeviceFeed
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
-from dpcompare.backends.jax.optimizer import KERNELS, Optimizer
-from dpcompare.backends.jax.pixels import look_up
+from dpcompare.backends.jax.optimizer import KERNELS, Optimizer, Tensors
+from dpcompare.backends.jax.trained import SPECS, Trained
 from dpcompare.backends.update_rules import UpdateRules
-from dpcompare.config.optimizers import FIRST_MOMENTS
-from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
-from dpcompare.errors import RequestError
+from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
 from dpcompare.models.sealed import read_weights
-from dpcompare.models.state import State, TrainingState, is_statistic
-from dpcompare.system.cache import cache_dir
-from dpcompare.system.terminal_text import counted
+from dpcompare.models.state import State, TrainingState
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event of a function that was compiled, or found in the cache of those that were."""
-
-Tensors = Mapping[str, jax.Array]
-
-
-class Trained(NamedTuple):
-    """What a training step replaces. Where replicas differ, tensors have an axis of replicas in front."""
-
-    parameters: Tensors
-    slots: Mapping[str, Tensors]
-    """Slot of the optimizer -> parameter -> what it remembers."""
-    statistics: Tensors
-    """BatchNorm's, of each replica."""
-    optimizer_steps: jax.Array
-    """Counted by each replica, as are the images whose losses it has computed."""
-    images_computed: jax.Array
-
-
-WHERE: dict[str, Any] = {
-    "parameters": EVERYWHERE,
-    "slots": EVERYWHERE,
-    "statistics": SPLIT,
-    "optimizer_steps": SPLIT,
-    "images_computed": SPLIT,
-}
-SPECS = Trained(**WHERE)
-"""Of each of them, where it is."""
 
 
 class Rows(NamedTuple):
@@ -123,49 +82,20 @@ class JaxBackend(Inspectable):
     def setup(self) -> None:
         self._training: bool | None = None
         self._step = 0
-        self._configure_devices()
-        self._configure_precision()
+        self._dtype = np.dtype("float64" if self.workload.precision == "float64" else "float32")
+        runtime.configure(self.config)
         self.connect()
         self.process_rank, self.num_processes = jax.process_index(), jax.process_count()
         self.num_replicas = jax.device_count()
-        self._check_devices()
+        runtime.check_devices(self.config)
         self.mesh = mesh_of_replicas()
         # At their first collective gloo has processes wait 30 s for each other, and one may compile for longer.
         self.barrier()
         self._build()
+        device_type = self.config.cluster.device_type
+        self._device_feed = DeviceFeed(self.mesh, self._dtype, self._over_replicas, device_type=device_type)
         self._make_functions()
         self._count_compilations()
-
-    def _configure_devices(self) -> None:
-        if xla_bridge.backends_are_initialized():
-            raise RequestError(
-                "JAX has been used in this process already, which fixes its devices and its precision; expected a "
-                "process in which no array was made: make them inside functions, not where a module is imported"
-            )
-        topology = self.config.topology
-        on_gpu = self.config.cluster.device_type == "gpu"
-        jax.config.update("jax_platforms", "cuda" if on_gpu else "cpu")  # without a GPU it then refuses
-        if on_gpu:
-            os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        else:
-            os.environ["NPROC"] = str(topology.threads_per_process)  # nothing else tells XLA how many threads to start
-            jax.config.update("jax_num_cpu_devices", topology.replicas_per_process)
-        jax.config.update("jax_compilation_cache_dir", str(cache_dir() / "compiled" / "jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")  # their paths would be part of the keys
-
-    def _configure_precision(self) -> None:
-        jax.config.update("jax_enable_x64", self.workload.precision == "float64")
-        # JAX's own default is TF32, on the GPUs that have it.
-        jax.config.update("jax_default_matmul_precision", "default" if self.config.allows_tf32 else "highest")
-        self._dtype = np.dtype("float64" if self.workload.precision == "float64" else "float32")
-
-    def _check_devices(self) -> None:
-        planned = self.config.topology.replicas_per_process
-        if (found := jax.local_device_count()) != planned:
-            raise RuntimeError(
-                f"JAX sees {counted(found, 'device')}, the plan gives this process {planned}; its own message is above"
-            )
 
     def _build(self) -> None:
         """The model, its optimizer, and what both start from."""
@@ -174,8 +104,7 @@ class JaxBackend(Inspectable):
         initial = self.initial_state()
         initial = {name: np.asarray(array) for name, array in (initial or self.model.init()).items()}
         self._names = list(initial)
-        zeros = np.zeros(self.config.topology.replicas_per_process, np.int32)
-        self._trained = Trained({}, {}, {}, split(self.mesh, zeros), split(self.mesh, zeros))
+        self._trained = Trained.empty(self.mesh)
         self.load_state(TrainingState(model=initial, optimizer={}, step=0))
 
     def _make_functions(self) -> None:
@@ -197,10 +126,6 @@ class JaxBackend(Inspectable):
         )
         self._activations = function(self._activations_replica, (SPECS, SPLIT), SPLIT)
         self._broadcast_statistics = function(self._copy_statistics_of_replica_0, (SPLIT,), SPLIT)
-        self._look_up = {
-            rows: function(look_up, (SPLIT, SPLIT if rows == "each" else EVERYWHERE, SPLIT), SPLIT)
-            for rows in ("each", "all")
-        }
 
     def _over_replicas(
         self, function: Callable[..., Any], inputs: Any, outputs: Any, *, donated: tuple[int, ...] = ()
@@ -208,18 +133,7 @@ class JaxBackend(Inspectable):
         """A function that every replica computes with its parts of the arguments; those `donated` are used up."""
         # check_vma: with it JAX itself sums gradients over replicas, and they could not be left without gradient sync.
         mapped = jax.shard_map(function, mesh=self.mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
-        return jax.jit(mapped, donate_argnums=donated, compiler_options=self._compiler_options())
-
-    def _compiler_options(self) -> dict[str, bool] | None:
-        """XLA's flags that are asked for; one that is passed here, even as False, overrules the user's XLA_FLAGS."""
-        if self.config.cluster.device_type != "gpu":
-            return None
-        options = {
-            # What is compared must not depend on which algorithm was fastest, or on the order in which threads add up.
-            "xla_gpu_deterministic_ops": self.config.task == "probe",
-            "xla_gpu_enable_latency_hiding_scheduler": self.config.tuning.get("scheduler") == "latency-hiding",
-        }
-        return {name: True for name, asked in options.items() if asked} or None
+        return jax.jit(mapped, donate_argnums=donated, compiler_options=runtime.compiler_options(self.config))
 
     def _count_compilations(self) -> None:
         steps = (self._train, self._no_sums, self._accumulate, self._apply)
@@ -237,28 +151,7 @@ class JaxBackend(Inspectable):
         return self._num_compilations
 
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
-        return prefetch(reads, lambda read: self._to_device(read()), self.input_threads)
-
-    def _to_device(self, batch: HostBatch) -> DeviceBatch:
-        return DeviceBatch(
-            images=self._images(batch),
-            labels=split(self.mesh, batch.labels),
-            weights=split(self.mesh, batch.weights.astype(self._dtype, copy=False)),
-            global_count=batch.global_count,
-            drop_masks=None
-            if batch.drop_masks is None
-            else split(self.mesh, batch.drop_masks.astype(self._dtype, copy=False)),
-        )
-
-    def _images(self, batch: HostBatch) -> jax.Array:
-        """The images: bytes that each GPU looks up, or what the host has looked up."""
-        if self.config.cluster.device_type != "gpu":
-            return split(self.mesh, batch.images.astype(self._dtype, copy=False))
-        tables = batch.tables.astype(self._dtype, copy=False)
-        flips = None if batch.flips is None else split(self.mesh, batch.flips)
-        if len(tables) > 1:
-            return self._look_up["each"](split(self.mesh, batch.pixels), split(self.mesh, tables), flips)
-        return self._look_up["all"](split(self.mesh, batch.pixels), everywhere(self.mesh, tables), flips)
+        return prefetch(reads, lambda read: self._device_feed.place(read()), self.input_threads)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
@@ -381,10 +274,7 @@ class JaxBackend(Inspectable):
         return self._forward(trained.parameters, trained.statistics, rows.images, None, training=False)[1]
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
-        if batch.drop_masks is not None:
-            arrays["drop_masks"] = batch.drop_masks
-        return {name: local_rows(array) for name, array in arrays.items()}
+        return {name: local_rows(array) for name, array in batch.arrays.items()}
 
     def _enter(self, *, training: bool) -> None:
         """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
@@ -409,16 +299,10 @@ class JaxBackend(Inspectable):
 
     def state(self) -> TrainingState:
         self._enter(training=False)
-        trained = self._trained
-        tensors = {name: on_host(value) for name, value in trained.parameters.items()}
-        tensors |= {name: on_host(value)[0] for name, value in trained.statistics.items()}
+        tensors = self._trained.model_on_host()
         return TrainingState(
             model={name: tensors[name] for name in self._names},
-            optimizer={
-                f"{slot}.{name}": on_host(value)
-                for slot, values in trained.slots.items()
-                for name, value in values.items()
-            },
+            optimizer=self._trained.slots_on_host(),
             step=self._step,
         )
 
@@ -428,39 +312,12 @@ class JaxBackend(Inspectable):
                 f"state does not fit {self.workload.model}: missing {sorted(set(self._names) - state.model.keys())}, "
                 f"unknown {sorted(state.model.keys() - set(self._names))}"
             )
-        tensors = {name: value.astype(self._dtype) for name, value in state.model.items()}
-        parameters = {name: value for name, value in tensors.items() if not is_statistic(name)}
-        statistics = {name: value for name, value in tensors.items() if is_statistic(name)}
-        # torch makes its slots in the first step.
-        slots = state.optimizer if state.step else self._empty_slots(parameters)
-        num_local = self.config.topology.replicas_per_process
-        self._trained = self._trained._replace(
-            parameters={name: everywhere(self.mesh, value) for name, value in parameters.items()},
-            slots={
-                slot: {name: everywhere(self.mesh, slots[f"{slot}.{name}"].astype(self._dtype)) for name in parameters}
-                for slot in self.optimizer.slots
-            },
-            statistics={name: split(self.mesh, np.stack([value] * num_local)) for name, value in statistics.items()},
-        )
+        self._trained = self._trained.with_state(state, self.mesh, self.optimizer, self._dtype)
         self._step = state.step
         self._training = None
 
-    def _empty_slots(self, parameters: State) -> State:
-        return {
-            f"{slot}.{name}": np.zeros_like(value)
-            for slot in self.optimizer.slots
-            for name, value in parameters.items()
-        }
-
     def first_gradient_squares(self) -> float | None:
-        copies = [
-            np.asarray(copy.data).astype(np.float64) / FIRST_MOMENTS[slot]
-            for slot, values in self._trained.slots.items()
-            if slot in FIRST_MOMENTS
-            for value in values.values()
-            for copy in value.addressable_shards
-        ]
-        return float(sum(np.square(copy).sum() for copy in copies)) / self.num_replicas
+        return self._trained.first_gradient_squares() / self.num_replicas
 
     def counted(self) -> Counted:
         return Counted(
@@ -483,65 +340,17 @@ class JaxBackend(Inspectable):
     def describe(self) -> Description:
         description = replace(
             super().describe(),
-            devices=self._device_names(),
-            peak_device_memory_bytes=self._peak_device_memory_bytes(),
-            libraries=self._libraries(),
-        ).with_settings(memory_layout="NHWC", optimizer_kernels="XLA", compilation="XLA", tf32=_takes_tf32())
+            devices=runtime.device_names(self.config, self.mesh, self.process_rank),
+            peak_device_memory_bytes=runtime.peak_device_memory_bytes(self.config, self.mesh),
+            libraries=runtime.libraries(self.config),
+        ).with_settings(memory_layout="NHWC", optimizer_kernels="XLA", compilation="XLA", tf32=runtime.takes_tf32())
         if self.config.cluster.device_type == "gpu":
             # What XLA tries out in the first step is in it, and is not tried where its cache has the compiled step.
-            description = description.with_settings(peak_memory_counted=PEAK_OF_ALL_STEPS)
+            description = description.with_settings(peak_memory_counted=runtime.PEAK_OF_ALL_STEPS)
         if self.config.task == "probe":
             return description.with_settings(convolution_algorithms="fixed")
         return description
 
-    def _libraries(self) -> dict[str, str]:
-        if self.config.cluster.device_type != "gpu":
-            return {}
-        found = {name: _version(*distributions) for name, distributions in CUDA_DISTRIBUTIONS.items()}
-        found["driver"] = driver_version()
-        return {name: version for name, version in found.items() if version}
-
-    def _device_names(self) -> list[str]:
-        if self.config.cluster.device_type == "cpu":
-            return list(self.config.cluster.nodes[self.process_rank].devices)
-        return [device.device_kind for device in self.mesh.local_devices]
-
-    def _peak_device_memory_bytes(self) -> int | None:
-        if self.config.cluster.device_type != "gpu":
-            return None
-        # None, or without this key, where an allocator keeps no statistics (XLA_PYTHON_CLIENT_ALLOCATOR=platform).
-        peaks = [(device.memory_stats() or {}).get("peak_bytes_in_use") for device in self.mesh.local_devices]
-        known = [peak for peak in peaks if peak is not None]
-        return sum(known) if len(known) == len(peaks) else None
-
-
-PEAK_OF_ALL_STEPS = "from the start, with XLA's trials unless its cache was warm"
-"""What the peak of device memory is of here; in the other frameworks it is of the measured steps."""
-
 
 def _rows(batch: DeviceBatch) -> Rows:
     return Rows(batch.images, batch.labels, batch.weights, batch.drop_masks)
-
-
-CUDA_DISTRIBUTIONS = {
-    "cuda": ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"),
-    "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
-    "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12"),
-}
-"""Library -> the distributions that may bring it."""
-
-
-def _version(*distributions: str) -> str | None:
-    """Of the first distribution that is installed."""
-    for name in distributions:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def _takes_tf32() -> bool:
-    """Read back, since a variable of CUDA's overrules JAX's own setting."""
-    overruled = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
-    return jax.config.jax_default_matmul_precision != "highest" and not overruled

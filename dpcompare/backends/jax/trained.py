@@ -1,0 +1,87 @@
+"""What a JAX training step replaces, on the devices of all replicas, and on the host as the state of the training."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Mesh
+
+from dpcompare.backends.jax.arrays import EVERYWHERE, SPLIT, everywhere, on_host, split
+from dpcompare.backends.jax.optimizer import Optimizer, Slots, Tensors
+from dpcompare.config.optimizers import FIRST_MOMENTS
+from dpcompare.models.state import State, TrainingState, is_statistic
+
+
+class Trained(NamedTuple):
+    """What a training step replaces. Where replicas differ, tensors have an axis of replicas in front."""
+
+    parameters: Tensors
+    slots: Slots
+    """Slot of the optimizer -> parameter -> what it remembers."""
+    statistics: Tensors
+    """BatchNorm's, of each replica."""
+    optimizer_steps: jax.Array
+    """Counted by each replica, as are the images whose losses it has computed."""
+    images_computed: jax.Array
+
+    @classmethod
+    def empty(cls, mesh: Mesh) -> Trained:
+        """Without any tensor, and with counts from 0."""
+        zeros = np.zeros(len(mesh.local_devices), np.int32)
+        return cls({}, {}, {}, split(mesh, zeros), split(mesh, zeros))
+
+    def with_state(self, state: TrainingState, mesh: Mesh, optimizer: Optimizer, dtype: npt.DTypeLike) -> Trained:
+        """The tensors of a state on every replica, beside what was counted so far."""
+        tensors = {name: value.astype(dtype) for name, value in state.model.items()}
+        parameters = {name: value for name, value in tensors.items() if not is_statistic(name)}
+        statistics = {name: value for name, value in tensors.items() if is_statistic(name)}
+
+        def remembered(slot: str, name: str) -> npt.NDArray[Any]:
+            # torch makes its slots in the first step.
+            return state.optimizer[f"{slot}.{name}"].astype(dtype) if state.step else np.zeros_like(parameters[name])
+
+        num_local = len(mesh.local_devices)
+        return self._replace(
+            parameters={name: everywhere(mesh, value) for name, value in parameters.items()},
+            slots={
+                slot: {name: everywhere(mesh, remembered(slot, name)) for name in parameters}
+                for slot in optimizer.slots
+            },
+            statistics={name: split(mesh, np.stack([value] * num_local)) for name, value in statistics.items()},
+        )
+
+    def model_on_host(self) -> State:
+        """The model's tensors, those of the first replica here."""
+        parameters = {name: on_host(value) for name, value in self.parameters.items()}
+        return parameters | {name: on_host(value)[0] for name, value in self.statistics.items()}
+
+    def slots_on_host(self) -> State:
+        """What the optimizer remembers, as `<slot>.<tensor>`."""
+        return {
+            f"{slot}.{name}": on_host(value) for slot, values in self.slots.items() for name, value in values.items()
+        }
+
+    def first_gradient_squares(self) -> float:
+        """Of the first step, summed over the replicas here: from what the optimizer remembers."""
+        copies = [
+            np.asarray(copy.data).astype(np.float64) / FIRST_MOMENTS[slot]
+            for slot, values in self.slots.items()
+            if slot in FIRST_MOMENTS
+            for value in values.values()
+            for copy in value.addressable_shards
+        ]
+        return float(sum(np.square(copy).sum() for copy in copies))
+
+
+WHERE: dict[str, Any] = {
+    "parameters": EVERYWHERE,
+    "slots": EVERYWHERE,
+    "statistics": SPLIT,
+    "optimizer_steps": SPLIT,
+    "images_computed": SPLIT,
+}
+SPECS = Trained(**WHERE)
+"""Of each of them, where it is."""
