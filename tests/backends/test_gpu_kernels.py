@@ -16,7 +16,7 @@ from functools import cache
 import tensorflow as tf
 from tensorflow.python.framework import kernels
 from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
-from dpcompare.backends.tensorflow.pixels import look_up
+from dpcompare.backends.tensorflow.feed import look_up
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store
 from dpcompare.training.schedule import training_reader

@@ -20,7 +20,7 @@ as_array = lambda images: images.numpy()
 """,
     "tensorflow": """
 import sys, numpy, tensorflow as tf
-from dpcompare.backends.tensorflow.pixels import look_up
+from dpcompare.backends.tensorflow.feed import look_up
 given = numpy.load(sys.argv[1])
 as_tensor = tf.constant
 as_array = lambda images: images.numpy()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -17,18 +16,17 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dpcompare.backends.base import Counted, Inspectable
-from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
+from dpcompare.backends.tensorflow import runtime
+from dpcompare.backends.tensorflow.feed import DeviceFeed
 from dpcompare.backends.tensorflow.loss import cross_entropies
-from dpcompare.backends.tensorflow.model import MappedVariable, build_model, layer_name, mapped_variables
+from dpcompare.backends.tensorflow.model import build_model, layer_name, load_model, mapped_slots, mapped_variables
 from dpcompare.backends.tensorflow.optimizer import KERNELS, Optimizer
-from dpcompare.backends.tensorflow.pixels import look_up
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import Gradients, State, TrainingState
-from dpcompare.system.terminal_text import counted
 
 
 class TensorFlowBackend(Inspectable):
@@ -71,7 +69,7 @@ class TensorFlowBackend(Inspectable):
         self._training: bool | None = None
         self._step = 0
         self._configure_devices()
-        self._configure_precision()
+        self._dtype = runtime.configure_precision(self.config)
         self.strategy = self.make_strategy()
         self.num_replicas = self.strategy.num_replicas_in_sync
         with self.strategy.scope():
@@ -79,14 +77,12 @@ class TensorFlowBackend(Inspectable):
         if (initial := self.initial_state()) is not None:
             self._load_model(initial)
         self._make_functions()
+        self._device_feed = DeviceFeed(
+            self.strategy, self.local_devices(), self._dtype, device_type=self.config.cluster.device_type
+        )
 
-    def _configure_precision(self) -> None:
-        workload = self.workload
-        tf.config.experimental.enable_tensor_float_32_execution(self.config.allows_tf32)
-        keras.config.set_floatx("float64" if workload.precision == "float64" else "float32")
-        if workload.precision == "bfloat16":
-            keras.config.set_dtype_policy("mixed_bfloat16")
-        self._dtype = tf.float64 if workload.precision == "float64" else tf.float32
+    def _configure_devices(self) -> None:
+        runtime.configure_devices(self.config)
 
     def _build(self) -> None:
         """The model, its optimizer and the sums of its gradients; called inside the strategy's scope."""
@@ -128,88 +124,12 @@ class TensorFlowBackend(Inspectable):
         """The graphs that a training step consists of."""
         return (self._train, self._accumulate, self._apply)
 
-    @property
-    def inter_op_threads(self) -> int:
-        """How many operations may run side by side.
-
-        On CPUs one per replica, on the threads of the process. For GPUs these threads only launch kernels and wait for
-        copies, of which there are more than replicas.
-        """
-        topology = self.config.topology
-        on_gpu = self.config.cluster.device_type == "gpu"
-        return max(2, topology.threads_per_process if on_gpu else topology.replicas_per_process)
-
-    def _configure_devices(self) -> None:
-        replicas = self.config.topology.replicas_per_process
-        threads = self.config.topology.threads_per_process
-        tf.config.threading.set_inter_op_parallelism_threads(self.inter_op_threads)
-        tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
-        gpus = tf.config.list_physical_devices("GPU")
-        # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
-        if self.config.cluster.device_type == "gpu" and len(gpus) != replicas:
-            raise RuntimeError(
-                f"TensorFlow sees {counted(len(gpus), 'GPU')}, the plan gives this process {replicas}; its own message "
-                "is above; `dpcompare setup` makes an environment with its CUDA libraries"
-            )
-        for gpu in gpus:
-            tf.config.experimental.set_memory_growth(gpu, True)
-        if gpus and self.config.task == "probe":
-            # What is compared must not depend on which algorithm was fastest, or on the order in which threads add up.
-            tf.keras.utils.set_random_seed(self.workload.seed)  # which operations that draw ask for then
-            tf.config.experimental.enable_op_determinism()
-        if self.config.cluster.device_type == "cpu":
-            host = tf.config.list_physical_devices("CPU")[0]
-            tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * replicas)
-
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
         # Each thread places whole batches: one that waits for a replica's copy leaves the other replicas to the others.
         return prefetch(reads, lambda read: self._to_device(read()), self.input_threads)
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
-        return DeviceBatch(
-            images=self._scatter_images(batch),
-            labels=self._scatter(batch.labels, tf.int32),
-            weights=self._scatter(batch.weights, self._dtype),
-            global_count=batch.global_count,
-            drop_masks=None if batch.drop_masks is None else self._scatter(batch.drop_masks, self._dtype),
-        )
-
-    def _scatter_images(self, batch: HostBatch) -> Any:
-        """The images: bytes that each GPU looks up, or what the host has looked up."""
-        if self.config.cluster.device_type != "gpu":
-            return self._scatter(batch.images, self._dtype)
-        tables = batch.tables.astype(self._dtype.as_numpy_dtype, copy=False)
-
-        def part(rows: slice) -> tf.Tensor:
-            of_rows = tables[rows] if len(tables) > 1 else tables
-            flips = None if batch.flips is None else tf.constant(batch.flips[rows])
-            return look_up(tf.constant(batch.pixels[rows]), tf.constant(of_rows), flips)
-
-        return self._on_replicas(len(batch.pixels), part)
-
-    def _scatter(self, rows: npt.NDArray[Any], dtype: tf.DType) -> Any:
-        """This process's rows, a contiguous part on each of its replicas."""
-        # The host casts, where that is necessary: an operation less.
-        return self._on_replicas(
-            len(rows), lambda part: tf.constant(rows[part].astype(dtype.as_numpy_dtype, copy=False))
-        )
-
-    def _on_replicas(self, num_rows: int, make: Callable[[slice], tf.Tensor]) -> Any:
-        """What `make` gives for each replica's rows, made on the replica's device."""
-        replicas = self.config.topology.replicas_per_process
-        count = num_rows // replicas
-
-        def part(rank: int) -> tf.Tensor:
-            with tf.device(self.local_devices()[rank]):  # TensorFlow itself would put all parts on the first
-                return make(slice(rank * count, (rank + 1) * count))
-
-        if replicas == 1:  # nothing to wrap, which would take as long as the rest
-            return part(0)
-
-        def of_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
-            return part(context.replica_id_in_sync_group % replicas)
-
-        return self.strategy.experimental_distribute_values_from_function(of_replica)
+        return self._device_feed.place(batch)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         self._enter(training=True)
@@ -314,10 +234,7 @@ class TensorFlowBackend(Inspectable):
         return {name: np.asarray(value) for name, value in features.items()}
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
-        if batch.drop_masks is not None:
-            arrays["drop_masks"] = batch.drop_masks
-        return {name: self._local_rows(array) for name, array in arrays.items()}
+        return {name: self._local_rows(array) for name, array in batch.arrays.items()}
 
     def _local_rows(self, per_replica: Any) -> npt.NDArray[Any]:
         """The rows of this process's replicas, one replica after another."""
@@ -391,14 +308,17 @@ class TensorFlowBackend(Inspectable):
     def state(self) -> TrainingState:
         self._enter(training=False)
         return TrainingState(
-            model={mapped.name: _on_host(mapped, mapped.variable) for mapped in mapped_variables(self.model)},
-            optimizer={name: _on_host(mapped, slot) for name, (mapped, slot) in self._slots().items()},
+            model={mapped.name: mapped.on_host(mapped.variable) for mapped in mapped_variables(self.model)},
+            optimizer={
+                name: mapped.on_host(slot)
+                for name, (mapped, slot) in mapped_slots(self.model, self.optimizer.slots).items()
+            },
             step=self._step,
         )
 
     def load_state(self, state: TrainingState) -> None:
         self._load_model(state.model)
-        for name, (mapped, slot) in self._slots().items():
+        for name, (mapped, slot) in mapped_slots(self.model, self.optimizer.slots).items():
             if state.step:
                 slot.assign(mapped.layout.from_neutral(state.optimizer[name]))
             else:  # torch makes its slots in the first step
@@ -406,26 +326,8 @@ class TensorFlowBackend(Inspectable):
         self._step = state.step
 
     def _load_model(self, state: State) -> None:
-        variables = {mapped.name: mapped for mapped in mapped_variables(self.model)}
-        if state.keys() != variables.keys():
-            raise ValueError(
-                f"state does not fit {self.workload.model}: missing {sorted(variables.keys() - state.keys())}, "
-                f"unknown {sorted(state.keys() - variables.keys())}"
-            )
-        for name, mapped in variables.items():
-            mapped.variable.assign(mapped.layout.from_neutral(state[name]))
+        load_model(self.model, state, self.workload.model)
         self._training = None
-
-    def _slots(self) -> dict[str, tuple[MappedVariable, tf.Variable]]:
-        """`<slot>.<tensor>` -> the parameter that it belongs to, and the slot."""
-        neutral = {
-            id(mapped.variable.value): mapped for mapped in mapped_variables(self.model) if mapped.variable.trainable
-        }
-        return {
-            f"{slot}.{neutral[id(parameter)].name}": (neutral[id(parameter)], value)
-            for slot, values in self.optimizer.slots.items()
-            for parameter, value in zip(self._parameters, values, strict=True)
-        }
 
     def first_gradient_squares(self) -> float | None:
         copies = [
@@ -467,11 +369,10 @@ class TensorFlowBackend(Inspectable):
             super().describe(),
             devices=self._device_names(),
             peak_device_memory_bytes=self._peak_device_memory_bytes(),
-            libraries=self._libraries(),
+            libraries=runtime.libraries(self.config),
             gradients=None if self.is_server else self._gradients_exchanged(),
-        ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=_takes_tf32())
-        # TensorFlow's switch, which the user may have set, and which a probe overrules.
-        if self.config.task == "probe" or os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in ("0", "false"):
+        ).with_settings(memory_layout="NHWC", optimizer_kernels="ResourceApply", tf32=runtime.takes_tf32())
+        if runtime.has_fixed_algorithms(self.config):
             return description.with_settings(convolution_algorithms="fixed")
         return description
 
@@ -480,18 +381,10 @@ class TensorFlowBackend(Inspectable):
         num_bytes = sum(parameter.shape.num_elements() * parameter.dtype.size for parameter in self._parameters)
         return Gradients(num_bytes=num_bytes, messages=(num_bytes,))
 
-    def _libraries(self) -> dict[str, str]:
-        if self.config.cluster.device_type != "gpu":
-            return {}
-        built = tf.sysconfig.get_build_info()
-        found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "driver": driver_version()}
-        return {name: str(version) for name, version in found.items() if version}
-
     def _device_names(self) -> list[str]:
         if self.config.cluster.device_type == "cpu":
             return list(self.config.cluster.nodes[self.process_rank].devices)
-        gpus = tf.config.list_physical_devices("GPU")
-        return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+        return runtime.gpu_names()
 
     def _peak_device_memory_bytes(self) -> int | None:
         gpus = self._metered_gpus()
@@ -502,14 +395,3 @@ class TensorFlowBackend(Inspectable):
         if self.config.cluster.device_type != "gpu" or self.is_server:  # one that keeps parameters sees no GPU
             return []
         return [device.removeprefix("/device:") for device in self.local_devices()]
-
-
-def _on_host(mapped: MappedVariable, tensor: Any) -> npt.NDArray[Any]:
-    """A model's variable, or an optimizer's slot of it, in the framework-neutral layout."""
-    return np.ascontiguousarray(mapped.layout.to_neutral(tensor.numpy()))
-
-
-def _takes_tf32() -> bool:
-    """Read back, since a variable of CUDA's overrules TensorFlow's own switch."""
-    overruled = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
-    return tf.config.experimental.tensor_float_32_execution_enabled() and not overruled

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
@@ -21,6 +23,7 @@ from dpcompare.models.keras_layout import (
     tensor_name,
 )
 from dpcompare.models.spec import ModelSpec, columns
+from dpcompare.models.state import State
 from dpcompare.system.python_environment import is_custom
 
 
@@ -132,6 +135,42 @@ class MappedVariable:
     name: str
     variable: keras.Variable
     layout: Layout
+
+    def on_host(self, tensor: Any) -> npt.NDArray[Any]:
+        """The variable, or an optimizer's slot of it, in the framework-neutral layout."""
+        return np.ascontiguousarray(self.layout.to_neutral(tensor.numpy()))
+
+
+def load_model(model: keras.Model, state: State, name: str) -> None:
+    """Give a model's variables the tensors of a state.
+
+    Raises:
+        ValueError: they are not those of the model, which is called `name`.
+    """
+    variables = {mapped.name: mapped for mapped in mapped_variables(model)}
+    if state.keys() != variables.keys():
+        raise ValueError(
+            f"state does not fit {name}: missing {sorted(variables.keys() - state.keys())}, "
+            f"unknown {sorted(state.keys() - variables.keys())}"
+        )
+    for tensor, mapped in variables.items():
+        mapped.variable.assign(mapped.layout.from_neutral(state[tensor]))
+
+
+def mapped_slots(model: keras.Model, slots: Mapping[str, Sequence[Any]]) -> dict[str, tuple[MappedVariable, Any]]:
+    """`<slot>.<tensor>` -> the parameter that it belongs to, and the slot.
+
+    Args:
+        model: whose parameters are optimized.
+        slots: of the optimizer: name -> the slot of each parameter, in the model's order.
+    """
+    of_variable = {id(mapped.variable): mapped for mapped in mapped_variables(model)}
+    parameters = [of_variable[id(variable)] for variable in model.trainable_variables]
+    return {
+        f"{slot}.{mapped.name}": (mapped, value)
+        for slot, values in slots.items()
+        for mapped, value in zip(parameters, values, strict=True)
+    }
 
 
 def mapped_variables(model: keras.Model) -> Iterator[MappedVariable]:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dpcompare.backends.description import Description
+from dpcompare.backends.tensorflow import runtime
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.data.names import parts_trained
@@ -42,9 +43,9 @@ class ParameterServer(TensorFlowBackend):
 
     def _serve(self, resolver: tf.distribute.cluster_resolver.ClusterResolver) -> None:
         threads = self.config.topology.threads_per_process
-        self._configure_precision()
+        runtime.configure_precision(self.config)
         session = tf.compat.v1.ConfigProto(
-            inter_op_parallelism_threads=self.inter_op_threads, intra_op_parallelism_threads=threads
+            inter_op_parallelism_threads=runtime.inter_op_threads(self.config), intra_op_parallelism_threads=threads
         )
         session.gpu_options.allow_growth = True  # a server does not look at the setting that other processes have
         self._server = tf.distribute.Server(
@@ -165,10 +166,7 @@ class ParameterServer(TensorFlowBackend):
         return function(np.concatenate(batch.images), drop_masks).numpy()
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        arrays = {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
-        if batch.drop_masks is not None:
-            arrays["drop_masks"] = batch.drop_masks
-        return {name: np.concatenate(parts) for name, parts in arrays.items()}
+        return {name: np.concatenate(parts) for name, parts in batch.arrays.items()}
 
     def _optimizer_steps(self) -> int | None:
         # Of several workers each makes an update of its part: as many as parts, not as steps.

@@ -1,0 +1,88 @@
+"""TensorFlow itself in a process: what it is told of devices and precision, and what a result says of it."""
+
+from __future__ import annotations
+
+import os
+
+import keras
+import tensorflow as tf
+
+from dpcompare.backends.cuda_wheels import driver_version
+from dpcompare.config.run import RunConfig
+from dpcompare.system.terminal_text import counted
+
+
+def configure_devices(config: RunConfig) -> None:
+    """Set the threads, the GPUs, and the devices into which the CPU is divided, before TensorFlow uses any.
+
+    Raises:
+        RuntimeError: TensorFlow sees fewer or more GPUs than the plan gives this process.
+    """
+    replicas = config.topology.replicas_per_process
+    threads = config.topology.threads_per_process
+    tf.config.threading.set_inter_op_parallelism_threads(inter_op_threads(config))
+    tf.config.threading.set_intra_op_parallelism_threads(max(1, threads // replicas))
+    gpus = tf.config.list_physical_devices("GPU")
+    # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
+    if config.cluster.device_type == "gpu" and len(gpus) != replicas:
+        raise RuntimeError(
+            f"TensorFlow sees {counted(len(gpus), 'GPU')}, the plan gives this process {replicas}; its own message "
+            "is above; `dpcompare setup` makes an environment with its CUDA libraries"
+        )
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if gpus and config.task == "probe":
+        # What is compared must not depend on which algorithm was fastest, or on the order in which threads add up.
+        tf.keras.utils.set_random_seed(config.workload.seed)  # which operations that draw ask for then
+        tf.config.experimental.enable_op_determinism()
+    if config.cluster.device_type == "cpu":
+        host = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(host, [tf.config.LogicalDeviceConfiguration()] * replicas)
+
+
+def inter_op_threads(config: RunConfig) -> int:
+    """How many operations may run side by side.
+
+    On CPUs one per replica, on the threads of the process. For GPUs these threads only launch kernels and wait for
+    copies, of which there are more than replicas.
+    """
+    topology = config.topology
+    on_gpu = config.cluster.device_type == "gpu"
+    return max(2, topology.threads_per_process if on_gpu else topology.replicas_per_process)
+
+
+def configure_precision(config: RunConfig) -> tf.DType:
+    """Set the precision of what is made from now on; returns the type of images and losses."""
+    precision = config.workload.precision
+    tf.config.experimental.enable_tensor_float_32_execution(config.allows_tf32)
+    keras.config.set_floatx("float64" if precision == "float64" else "float32")
+    if precision == "bfloat16":
+        keras.config.set_dtype_policy("mixed_bfloat16")
+    return tf.float64 if precision == "float64" else tf.float32
+
+
+def takes_tf32() -> bool:
+    """Read back, since a variable of CUDA's overrules TensorFlow's own switch."""
+    overruled = os.environ.get("NVIDIA_TF32_OVERRIDE") == "0"
+    return tf.config.experimental.tensor_float_32_execution_enabled() and not overruled
+
+
+def has_fixed_algorithms(config: RunConfig) -> bool:
+    """Whether no convolution algorithm is chosen by its speed."""
+    # TensorFlow's switch, which the user may have set, and which a probe overrules.
+    return config.task == "probe" or os.environ.get("TF_CUDNN_USE_AUTOTUNE", "").lower() in ("0", "false")
+
+
+def libraries(config: RunConfig) -> dict[str, str]:
+    """The versions of what TensorFlow computes with on GPUs."""
+    if config.cluster.device_type != "gpu":
+        return {}
+    built = tf.sysconfig.get_build_info()
+    found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version"), "driver": driver_version()}
+    return {name: str(version) for name, version in found.items() if version}
+
+
+def gpu_names() -> list[str]:
+    """This process's GPUs, as their maker calls them."""
+    gpus = tf.config.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
