@@ -21,7 +21,7 @@ from dpcompare.config.setting import (
     settings_of,
 )
 from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset, steps_per_epoch
-from dpcompare.models.architectures import MODELS, model_of
+from dpcompare.models.architectures import MODELS, misfits, model_of
 from dpcompare.system.python_environment import is_custom
 from dpcompare.system.terminal_text import counted
 
@@ -350,23 +350,9 @@ class Workload(Config):
             )
         if is_custom_dataset(self.dataset) and self.skip_corrupt:
             problems.append("skip_corrupt: received with a custom dataset; leave such items out there")
-        smallest = model_of(self.model).min_image_size
-        if self.image_size < smallest:
-            problems.append(
-                f"image_size: received {self.image_size}, but {self.model} needs at least {smallest} pixels"
-            )
-        if self.regularization == "shared" and not model_of(self.model).drops:
-            regularized = [name for name, model in MODELS.items() if model.drops]
-            problems.append(
-                f"regularization: received shared, but {self.model} has no dropout and no stochastic depth; expected "
-                f"off, or one of the models {', '.join(regularized)}"
-            )
-        if self.weights == "imagenet" and model_of(self.model).published is None:
-            published = [name for name, model in MODELS.items() if model.published]
-            problems.append(
-                f"weights: received imagenet, but none are published for {self.model}; expected random or a file, or "
-                f"one of the models {', '.join(published)}"
-            )
+        problems += misfits(
+            self.model, image_size=self.image_size, regularization=self.regularization, weights=self.weights
+        )
         if self.epochs is not None and self.steps is not None:
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
         if self.steps is not None and self.least_warmup_steps >= self.steps:
@@ -408,9 +394,7 @@ class Workload(Config):
 
     def total_steps(self, num_train: int) -> int:
         """Optimizer steps of a complete run over a training split of `num_train` samples."""
-        if self.steps is not None:
-            return self.steps
-        return self.num_epochs * steps_per_epoch(num_train, self.global_batch_size)
+        return self.steps or self.num_epochs * steps_per_epoch(num_train, self.global_batch_size)
 
 
 WORKLOAD_SETTINGS = settings_of(Workload)

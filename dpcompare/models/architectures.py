@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,25 @@ CUSTOM = ModelSpec(family="", min_image_size=1, shapes=lambda size, classes: {},
 def model_of(name: str) -> ModelSpec:
     """The row of a model; of a custom one, `CUSTOM`."""
     return MODELS.get(name, CUSTOM)
+
+
+def misfits(name: str, *, image_size: int, regularization: str, weights: str) -> Iterator[str]:
+    """What these fields of a workload ask of a model that it does not offer, with what is expected instead."""
+    model = model_of(name)
+    if image_size < model.min_image_size:
+        yield f"image_size: received {image_size}, but {name} needs at least {model.min_image_size} pixels"
+    if regularization == "shared" and not model.drops:
+        regularized = [other for other, row in MODELS.items() if row.drops]
+        yield (
+            f"regularization: received shared, but {name} has no dropout and no stochastic depth; expected off, or one "
+            f"of the models {', '.join(regularized)}"
+        )
+    if weights == "imagenet" and model.published is None:
+        published = [other for other, row in MODELS.items() if row.published]
+        yield (
+            f"weights: received imagenet, but none are published for {name}; expected random or a file, or one of the "
+            f"models {', '.join(published)}"
+        )
 
 
 def family_of(name: str, framework: str) -> Any:
