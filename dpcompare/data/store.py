@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -25,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpcompare.data.digest import Duplicates, SplitContent, find_duplicates
 from dpcompare.errors import RequestError
+from dpcompare.system.cache import folder_held
 from dpcompare.system.files import sync
 from dpcompare.system.terminal_text import counted
 
@@ -299,22 +299,6 @@ def sweep(folder: Path) -> None:
                     shutil.rmtree(path, ignore_errors=True)
         except FileNotFoundError:  # another command was faster
             continue
-
-
-@contextmanager
-def folder_held(folder: Path) -> Iterator[bool]:
-    """Hold a folder while this lasts; yields False where another process does, or the disk has no locks."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        is_free = False
-    else:
-        is_free = True
-    try:
-        yield is_free
-    finally:
-        os.close(handle)
 
 
 def _reserved(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.uint8]]:

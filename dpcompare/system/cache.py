@@ -91,6 +91,22 @@ def is_held(folder: Path) -> bool:
     return False
 
 
+@contextmanager
+def folder_held(folder: Path) -> Iterator[bool]:
+    """Hold a folder while this lasts; yields False where another process does, or the disk has no locks."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        is_free = False
+    else:
+        is_free = True
+    try:
+        yield is_free
+    finally:
+        os.close(handle)
+
+
 def cache_dir() -> Path:
     """DPCOMPARE_CACHE_DIR, or the user's cache folder.
 

@@ -15,8 +15,9 @@ from scipy.io import savemat
 from dpcompare.data.decode import resize
 from dpcompare.data.folders import find_images
 from dpcompare.data.prepare import prepare
-from dpcompare.data.store import folder_held, sweep
+from dpcompare.data.store import sweep
 from dpcompare.errors import RequestError
+from dpcompare.system.cache import folder_held
 from dpcompare.system.processes import is_alive
 from tests.launch.test_local import wait_until
 from tests.support.command import with_default_signals
