@@ -100,6 +100,11 @@ FIRST_MOMENTS = {row.slots[0]: row.first_moment_factor for row in OPTIMIZERS.val
 """Slot -> how many times the gradient of the first step it is after that step."""
 
 
+def optimizers_for(size: str, precision: str) -> tuple[str, ...]:
+    """What `verify` trains models of a size with, see `Verification.precisions`."""
+    return tuple(name for name, row in OPTIMIZERS.items() if precision in row.verification.precisions[size])
+
+
 def require_all_kernels(slots: Mapping[str, tuple[str, ...]], framework: str) -> None:
     """Check the kernels of a framework: there must be one for every row, which remembers what the row says.
 

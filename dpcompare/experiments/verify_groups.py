@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dpcompare.backends.availability import require_compiler
 from dpcompare.config.cluster import topology_in_words
 from dpcompare.config.modes import MODES
-from dpcompare.config.optimizers import OPTIMIZERS
+from dpcompare.config.optimizers import OPTIMIZERS, optimizers_for
 from dpcompare.config.workload import Workload
 from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.errors import RequestError, did_you_mean
@@ -285,11 +285,6 @@ BIG_MODEL_REPLICAS = {"quick": 1, "full": 2}
 """The most replicas with which a big model is trained."""
 
 
-def optimizers_for(size: str, precision: str) -> tuple[str, ...]:
-    """What models of a size (see `Verification.precisions`) are trained with, one group each."""
-    return tuple(name for name, row in OPTIMIZERS.items() if precision in row.verification.precisions[size])
-
-
 WIDENED = {
     **{"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97, "batchnorm_recompute": 2, "label_smoothing": 0.1},
     **{"weight_decay": 0.05, "weight_average": 0.8},
@@ -356,9 +351,7 @@ def _compiled_here() -> dict[str, str]:
     return compiled
 
 
-def _workload(
-    model: str, optimizer: str, precision: str, *, quick: bool, asked: dict[str, Any] | None = None
-) -> Workload:
+def _workload(model: str, optimizer: str, precision: str, *, quick: bool, asked: Mapping[str, Any] = {}) -> Workload:
     # The 5th step is the last of the first epoch and half empty, so that padding rows must not count.
     how = OPTIMIZERS[optimizer].verification
     fields: dict[str, Any] = {
@@ -378,7 +371,7 @@ def _workload(
         fields["seed"] = WIDENED["seed"]
     elif not model_of(model).is_big:
         fields |= WIDENED | {"clip_norm": model_of(model).clip_norm_of_verify}
-    return Workload(**fields | (asked or {}))
+    return Workload(**{**fields, **asked})
 
 
 def _accumulation(

@@ -10,11 +10,12 @@ from typing import Any
 from dpcompare._version import __version__, major_minor
 from dpcompare.backends.availability import require_framework
 from dpcompare.config.frameworks import FRAMEWORKS
+from dpcompare.config.optimizers import optimizers_for
 from dpcompare.config.run import RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.data.built_in import batch_of_synthetic
 from dpcompare.errors import RequestError
-from dpcompare.experiments.verify_groups import Contender, Group, optimizers_for
+from dpcompare.experiments.verify_groups import Contender, Group
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import model_of
 from dpcompare.models.custom import custom_model, source_sha256
@@ -105,7 +106,7 @@ def group_like(
     Args:
         config: of the run.
         interpreters: framework -> interpreter of its environment.
-        precision: default: that of the run, but float64 where OPTIMIZERS of verify_groups has no Adam in float32.
+        precision: default: that of the run, but float64 where `optimizers_for` has no Adam in float32.
         asked: fields of the workload that are to be others.
 
     Raises:
