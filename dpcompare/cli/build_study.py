@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dpcompare.cli import completed_arms, completion
+from dpcompare.cli import completion
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.config_file import Numbers, names_like
 from dpcompare.cli.option_table import option
@@ -23,12 +23,26 @@ if TYPE_CHECKING:
     from dpcompare.experiments.study import Arm, Study
 
 
+def completed_arms(context: click.Context, parameter: click.Parameter, typed: str) -> completion.Items:
+    """`torch:ddp`, then behind a comma the options that are an arm's own, and their values where there are few."""
+    head, comma, change = typed.rpartition(",")
+    if not comma:
+        return completion.named_modes(context, parameter, typed)
+    names = {row.name: row for row in OPTIONS if row.scope == "arm"}
+    name, separator, _ = change.partition("=")
+    if not separator:
+        return completion.starting_with(typed, (f"{head},{name}=" for name in names))
+    kind = names[name].settings.get("type") if name in names else None
+    choices = kind.choices if isinstance(kind, click.Choice) else ()
+    return completion.starting_with(typed, (f"{head},{name}={choice}" for choice in choices))
+
+
 @dataclass(frozen=True, kw_only=True)
 class StudyOptions:
     """The options of a study as they were given, but for those that are options of a run."""
 
     arm: tuple[str, ...] = option(
-        shell_complete=completed_arms.arms,
+        shell_complete=completed_arms,
         multiple=True,
         metavar="FRAMEWORK:MODE[,OPTION=VALUE...]",
         help="An arm to compare; once for each.  [default: every usable mode]",
@@ -66,7 +80,7 @@ class StudyOptions:
         help="What the study is about, so that it may differ: a row of the fairness sheet, such as precision.",
     )
     pair: tuple[str, ...] = option(
-        shell_complete=completed_arms.arms,
+        shell_complete=completed_arms,
         multiple=True,
         metavar="ARM",
         help="Twice, for the two arms that the study is to judge; all other pairs are then exploratory.",
