@@ -32,6 +32,7 @@ from pathlib import Path
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, RunFailedError, Workload, resume, run
 from dpcompare.config.modes import MODES, modes_by_default
+from dpcompare.config.run import PreparedRun
 from dpcompare.results.checkpoint import load_checkpoint, training_id
 from dpcompare.results.events import CheckpointSaved, Event, Started, StepsTrained, read_events
 from dpcompare.results.result import RunResult
@@ -130,7 +131,7 @@ def unreadable(run_dir: Path) -> list[str]:
             json.loads(path.read_text())
         except ValueError as error:
             problems.append(f"{path}: {error}")
-    training = training_id(RunConfig.load(run_dir / CONFIG_FILE))
+    training = training_id(PreparedRun.load(run_dir / CONFIG_FILE))
     for path in checkpoint_paths(run_dir):
         load_checkpoint(path, training=training)
     return problems

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from dpcompare.backends.description import Description, description_of
 from dpcompare.config.run import RunConfig
-from dpcompare.config.run_fields import Inputs
 from dpcompare.data.batches import DeviceBatch, HostRead
 from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState
@@ -66,14 +65,9 @@ class Backend(ABC):
         Raises:
             RequestError: they are not.
         """
-        if config.inputs is None:
-            raise RequestError(
-                "this config has no inputs yet; pass it through dpcompare.prepare_inputs(config) first, which "
-                "prepares the dataset and the initial weights"
-            )
-        self.config = config
+        self.config = config.prepared()
         self.workload = config.workload
-        self.inputs: Inputs = config.inputs
+        self.inputs = self.config.inputs
 
     @property
     def data_parallel_rank(self) -> int:

@@ -212,7 +212,7 @@ def as_remembered(config: RunConfig) -> RunConfig:
             f"first step takes {fastest.first_step_seconds:.0f} s, more than a run of this length gains",
             err=True,
         )
-    return RunConfig(**dict(config) | {"tune": best.tune, "autotuned": True})
+    return config.changed(tune=best.tune, autotuned=True)
 
 
 def _in_words(tune: Mapping[str, str]) -> str:

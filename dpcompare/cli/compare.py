@@ -167,7 +167,7 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
         yield f"run again   {hint('compare', '--resume', out, '--retry-failed')}"
     without_interval = [row for row in comparison.arms if row.scaling and row.scaling.low is None]
     if study.repeats < ROUNDS_FOR_CLAIM and ("too few rounds" in comparison.outcomes or without_interval):
-        longer = study.model_copy(update={"repeats": ROUNDS_FOR_CLAIM})
+        longer = study.changed(repeats=ROUNDS_FOR_CLAIM)
         seconds, _ = estimate_seconds(longer, results(longer, out))
         command = hint("compare", "--resume", out, "--repeats", ROUNDS_FOR_CLAIM)
         yield f"settle it   {command}   (about {math.ceil(seconds / 60)} min)"
@@ -219,8 +219,8 @@ def prepared(study: Study) -> Study:
     with Waiting(stderr_console()) as waiting, data_progress(waiting) as images_done:
         waiting.begin("preparing data and initial weights")
         configs = prepare_compared([arm.config for arm in study.arms], images_done)
-    arms = (arm.model_copy(update={"config": config}) for arm, config in zip(study.arms, configs, strict=True))
-    return study.model_copy(update={"arms": tuple(arms)})
+    arms = (arm.changed(config=config) for arm, config in zip(study.arms, configs, strict=True))
+    return study.changed(arms=tuple(arms))
 
 
 def print_plan(study: Study, out: Path, *, as_json: bool) -> None:

@@ -193,7 +193,6 @@ def resumed_study(
     for arm in study.arms:
         refuse_strange(arm.config.python, arm.config.framework, known, named_by=f"--resume: arm {arm.name}")
     # The cache may have been emptied since, so the inputs are looked for again.
-    configs = (arm.config.model_copy(update={"inputs": None}) for arm in study.arms)
-    arms = tuple(arm.model_copy(update={"config": config}) for arm, config in zip(study.arms, configs, strict=True))
-    asked = {"repeats": max(study.repeats, repeats), "adding": adding, "dpcompare_version": __version__}
-    return study.model_copy(update={"arms": arms, **asked})
+    arms = tuple(arm.changed(config=arm.config.without_inputs()) for arm in study.arms)
+    repeats = max(study.repeats, repeats)
+    return study.changed(arms=arms, repeats=repeats, adding=adding, dpcompare_version=__version__)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from pydantic import BaseModel, model_validator
 
 from dpcompare.config.modes import MODES
 from dpcompare.config.optimizers import OPTIMIZERS
-from dpcompare.config.run_fields import RunFields
-from dpcompare.config.setting import in_several_lines, raise_problems
+from dpcompare.config.run_fields import Inputs, RunFields
+from dpcompare.config.setting import Changes, in_several_lines, raise_problems, setting
 from dpcompare.config.tuning import problems_of
-from dpcompare.errors import did_you_mean
+from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.python_environment import is_custom
@@ -241,9 +242,36 @@ class RunConfig(RunFields):
         raise_problems(problems_of_run(self))
         return self
 
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same run, whether or not one of them is a `PreparedRun`."""
+        return isinstance(other, RunConfig) and dict(self) == dict(other)
+
+    def prepared(self, inputs: Inputs | None = None) -> PreparedRun:
+        """The same run with these inputs, or with those that it has.
+
+        Raises:
+            RequestError: it has none.
+        """
+        if inputs is None and self.inputs is None:
+            raise RequestError(
+                "this config has no inputs yet; pass it through dpcompare.prepare_inputs(config) first, which "
+                "prepares the dataset and the initial weights"
+            )
+        return PreparedRun(**dict(self) | {"inputs": inputs or self.inputs})
+
+    def without_inputs(self) -> RunConfig:
+        """The same run, whose inputs are still to be prepared."""
+        return RunConfig(**dict(self) | {"inputs": None})
+
     def save(self, path: Path) -> None:
         write_document(self, path)
 
     @classmethod
-    def load(cls, path: Path) -> RunConfig:
+    def load(cls, path: Path) -> Self:
         return read_document(cls, path, kind="the config of a run", expected="the directory of a run")
+
+
+class PreparedRun(RunConfig):
+    """A run whose inputs are prepared; its files are those of any other."""
+
+    inputs: Inputs = setting(changes=Changes.NOTHING)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator
 
 from dpcompare.config.cluster import Cluster, Topology
 from dpcompare.config.frameworks import FRAMEWORKS
@@ -39,10 +39,8 @@ COMPILING_SECONDS = 900.0
 """At least, on GPUs, of a step that is compiled first."""
 
 
-class Inputs(BaseModel):
+class Inputs(Config):
     """The files that every process of a run reads; see `dpcompare.launch.inputs.prepare_inputs`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     store: Path
     store_sha256: str
@@ -329,13 +327,11 @@ class RunFields(Config):
         """What carries the collectives of the mode; gloo between processes on one GPU, which NCCL refuses."""
         return "gloo" if self.cluster.shared else self.mode_row.collective[self.cluster.device_type]
 
-    def samples_trained(self, num_steps: int) -> int:
-        """How many samples count in the first steps of a run whose inputs are prepared; those that come again do so."""
-        assert self.inputs is not None
-        num_train, batch = self.inputs.num_train, self.workload.global_batch_size
+    def samples_trained(self, num_train: int, num_steps: int) -> int:
+        """How many samples count in the first steps on a split of `num_train`; those that come again do so."""
         if self.reuse_batch:
-            return num_steps * min(num_train, batch)
-        return samples_trained(num_train, batch, num_steps=num_steps)
+            return num_steps * min(num_train, self.workload.global_batch_size)
+        return samples_trained(num_train, self.workload.global_batch_size, num_steps=num_steps)
 
 
 settings_of(RunFields)  # every field says what it changes

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Flag, auto
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -88,6 +88,10 @@ class Config(BaseModel):
 
     # A model that holds this one must not call it, or the places of problems in a document would be lost.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def changed(self, **fields: Any) -> Self:
+        """The same with other fields, checked as where it is built; a field that was never given stays so."""
+        return type(self)(**{name: value for name, value in self if name in self.model_fields_set} | fields)
 
 
 def _describe(error: Any, known: Iterable[str]) -> str:

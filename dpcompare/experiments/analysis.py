@@ -307,8 +307,8 @@ def _pipelines(arms: Sequence[ArmRuns]) -> list[str | None]:
 
 
 def _but_micro_batches(config: RunConfig) -> str:
-    workload = config.workload.model_copy(update={"accumulate": 1})
-    return config.model_copy(update={"workload": workload}).model_dump_json()
+    workload = config.workload.changed(accumulate=1)
+    return config.model_copy(update={"workload": workload}).model_dump_json()  # no run: 1f1b needs more micro-batches
 
 
 def _median_of(values: Sequence[float | None]) -> float | None:

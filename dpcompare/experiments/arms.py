@@ -122,7 +122,7 @@ def _sharing_defaults(
             arms.append(arm)
             continue
         try:
-            arms.append(arm.model_copy(update={"config": request.build(*topology, configs)}))
+            arms.append(arm.changed(config=request.build(*topology, configs)))
         except RequestError as error:  # beside an arm on the CPU, whose defaults do not suit every number of GPUs
             refusals.append(_refusal(request, topology, error))
     return tuple(arms), refusals

@@ -49,7 +49,7 @@ def tuned(study: Study, study_dir: Path, report: Callable[[str], None]) -> Study
                 remember_settings(arm.config, list(_kept(tried[arm.name])))
     best = {name: [one for one in made if one.kept][-1].tune for name, made in tried.items()}
     arms = tuple(_with(arm, best.get(arm.ablation_of or arm.name)) for arm in study.arms)
-    return study.model_copy(update={"arms": arms, "tried": tried})
+    return study.changed(arms=arms, tried=tried)
 
 
 def _kept(tried: Sequence[Tried]) -> Iterator[Settings]:
@@ -63,7 +63,7 @@ def _kept(tried: Sequence[Tried]) -> Iterator[Settings]:
 def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
     if tune is None:
         return arm
-    return arm.model_copy(update={"config": arm.config.model_copy(update={"tune": tune, "autotuned": True})})
+    return arm.changed(config=arm.config.changed(tune=tune, autotuned=True))
 
 
 def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator[Tried]:
@@ -113,13 +113,13 @@ def _short_run(
     config: RunConfig, tune: dict[str, str], study_dir: Path, report: Callable[[str], None]
 ) -> RunResult | None:
     """The result of a short run; None where it fails."""
-    workload = config.workload.model_copy(update={"epochs": None, "steps": STEPS, "warmup_steps": WARMUP_STEPS})
+    workload = config.workload.changed(epochs=None, steps=STEPS, warmup_steps=WARMUP_STEPS)
     changes = {"tune": tune, "workload": workload, "profile_steps": None, "checkpoint_every": None, "max_restarts": 0}
     study_dir.parent.mkdir(parents=True, exist_ok=True)
     # Next to the study, since nodes that are machines share that disk with this one.
     with tempfile.TemporaryDirectory(prefix=".autotune-", dir=study_dir.parent) as folder:
         try:
-            short = RunConfig(**dict(config) | changes)
+            short = config.changed(**changes)
             return run(short, Path(folder) / "run", report=report)
         except RunFailedError:
             return None

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpcompare.config.optimizers import OPTIMIZERS
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun
 from dpcompare.config.workload import Workload
 from dpcompare.data.order import OrderDigest, training_batches
 from dpcompare.data.store import open_store
@@ -27,7 +27,7 @@ class Side:
     """What one contender left behind."""
 
     contender: Contender
-    config: RunConfig
+    config: PreparedRun
     result: RunResult
     arrays: Arrays = field(repr=False)
 
@@ -89,7 +89,6 @@ def _correct(side: Side) -> float:
 
 def _weights_against_file(_: Side, side: Side) -> float:
     """How many tensors differ from the file of initial weights in any bit."""
-    assert side.config.inputs is not None
     expected = read_weights(side.config.inputs.weights)
     loaded = _tensors(side, "initial")
     same = loaded.keys() == expected.keys() and [
@@ -101,7 +100,6 @@ def _weights_against_file(_: Side, side: Side) -> float:
 def _order_against_plan(_: Side, side: Side) -> float:
     """1 where the samples were trained in another order than (seed, epoch) says."""
     workload = side.config.workload
-    assert side.config.inputs is not None
     digest = OrderDigest()
     for batch in training_batches(
         side.config.inputs.num_train,
@@ -116,7 +114,6 @@ def _order_against_plan(_: Side, side: Side) -> float:
 def _rows_against_host(side: Side, *names: str) -> float:
     """How many rows of the first batch reached the devices with other bytes than the store and the rules say."""
     workload = side.config.workload
-    assert side.config.inputs is not None
     split = open_store(side.config.inputs.store).split("train")
     reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)

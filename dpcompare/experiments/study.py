@@ -28,10 +28,8 @@ LONGEST_FOLDER = 80
 RUNS_DIR = "runs"
 
 
-class Arm(BaseModel):
+class Arm(Config):
     """One of the run configs that a study compares, trained once per round."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     """As people read it, such as `torch ddp 2x1` (nodes x devices per node); unique in its study."""
@@ -54,7 +52,7 @@ def ablated(arm: Arm) -> Arm | None:
     config = arm.config
     if config.topology.num_replicas == 1 or not config.mode_row.gradient_sync_separable:
         return None
-    without = config.model_copy(update={"sync_gradients": False})
+    without = config.changed(sync_gradients=False)
     return Arm(name=f"{arm.name} without gradient sync", config=without, ablation_of=arm.name)
 
 
@@ -114,7 +112,7 @@ class Study(Config):
     def extended(self, repeats: int) -> Study:
         """The same study with more rounds, after its claims could be read, where it had enough for any."""
         looks = (*self.looks, self.repeats) if self.repeats >= ROUNDS_FOR_CLAIM else self.looks
-        return self.model_copy(update={"repeats": repeats, "looks": looks})
+        return self.changed(repeats=repeats, looks=looks)
 
     @property
     def rounds(self) -> range:
@@ -207,15 +205,13 @@ def _continued(there: Study, asked: Study) -> Study:
     # An end to adding rounds that did not wait for narrow intervals may have come from what they showed.
     is_longer = asked.repeats > there.repeats or (there.adding and not asked.adding)
     continued = there.extended(max(there.repeats, asked.repeats)) if is_longer else there
-    return asked.model_copy(
-        update={
-            "repeats": continued.repeats,
-            "looks": continued.looks,
-            "adding": there.adding and asked.adding,
-            # More rounds than there were are not those that an earlier limit ended.
-            "stopped_by": there.stopped_by if asked.repeats <= there.repeats else None,
-            "subject": tuple(dict.fromkeys((*there.subject, *asked.subject))),
-        }
+    return asked.changed(
+        repeats=continued.repeats,
+        looks=continued.looks,
+        adding=there.adding and asked.adding,
+        # More rounds than there were are not those that an earlier limit ended.
+        stopped_by=there.stopped_by if asked.repeats <= there.repeats else None,
+        subject=tuple(dict.fromkeys((*there.subject, *asked.subject))),
     )
 
 

@@ -142,20 +142,20 @@ def add_rounds(
     asked_for = study.repeats
     made_before = max((number for _, number, result in results(study, study_dir) if result), default=0)
     if made_before < asked_for:
-        study = study.model_copy(update={"adding": True})
+        study = study.changed(adding=True)
     made_before = max(1, made_before)
     for number in range(made_before, asked_for + 1):
         if number > made_before and time.monotonic() - started_at >= budget_seconds:
             break
-        study = study.model_copy(update={"repeats": number})
+        study = study.changed(repeats=number)
         study.save(study_dir)
         run_study(study, study_dir, watcher, report_from=1 if number == made_before else number)
     while (reason := _why_no_more(wide(study_dir), started_at, until, budget_seconds)) is None:
         more = study if study.adding else study.extended(study.repeats)
-        study = more.model_copy(update={"repeats": study.repeats + 1, "adding": True})
+        study = more.changed(repeats=study.repeats + 1, adding=True)
         study.save(study_dir)
         run_study(study, study_dir, watcher, report_from=study.repeats)
-    study = study.model_copy(update={"adding": False, "stopped_by": reason})
+    study = study.changed(adding=False, stopped_by=reason)
     study.save(study_dir)
     return study
 

@@ -67,7 +67,7 @@ def variants_of(config: RunConfig, name: str) -> Variants:
     config = _measured(config)
     unmeasured: Unmeasured = {}
     whole = Arm(name=name, config=config)
-    no_input = Arm(name=f"{name} one batch", config=_changed(config, reuse_batch=True))
+    no_input = Arm(name=f"{name} one batch", config=config.changed(reuse_batch=True))
     arms: dict[Variant, Arm] = {"as it is": whole, "no input": no_input}
     no_exchange, computing = ablated(whole), ablated(no_input)
     if no_exchange and computing:
@@ -91,7 +91,7 @@ def variants_of(config: RunConfig, name: str) -> Variants:
     else:
         smaller = arms[alone]
         images = TIMES_THE_BATCH * smaller.config.workload.global_batch_size
-        larger = _changed(smaller.config, workload={"global_batch_size": images})
+        larger = smaller.config.changed(workload=smaller.config.workload.changed(global_batch_size=images))
         arms["larger batch"] = Arm(name=f"{smaller.name} {TIMES_THE_BATCH}x as large", config=larger)
     return Variants(arms=arms, alone=alone, unmeasured=unmeasured)
 
@@ -148,7 +148,8 @@ def run_to_explain(run_dir: Path) -> RunConfig:
 
 def _with_steps(config: RunConfig, measured: int) -> RunConfig:
     """With so many steps after those of the warm-up."""
-    return _changed(config, workload={"epochs": None, "steps": config.workload.least_warmup_steps + measured})
+    workload = config.workload
+    return config.changed(workload=workload.changed(epochs=None, steps=workload.least_warmup_steps + measured))
 
 
 def _measured(config: RunConfig) -> RunConfig:
@@ -158,38 +159,29 @@ def _measured(config: RunConfig) -> RunConfig:
         config = _with_steps(config, MEASURED_STEPS)
     steps = config.workload.steps
     assert steps is not None
-    return _changed(
-        config,
-        workload={
-            "lr_warmup_steps": min(workload.lr_warmup_steps, steps),
+    return config.without_inputs().changed(
+        workload=config.workload.changed(
+            lr_warmup_steps=min(workload.lr_warmup_steps, steps),
             # Refused without gradient sync, where replicas drift apart.
-            "weight_average": None,
-            "batchnorm_recompute": 0,
-        },
+            weight_average=None,
+            batchnorm_recompute=0,
+        ),
         evaluate_every=steps,
-        **{"profile_steps": None, "checkpoint_every": None, "max_restarts": 0, "resume": None, "inputs": None},
+        **{"profile_steps": None, "checkpoint_every": None, "max_restarts": 0, "resume": None},
         **{"target_accuracy": None, "stop_at_target": False, "keep_predictions": False, "on_nan": "continue"},
     )
 
 
 def _on_one_device(config: RunConfig) -> RunConfig:
     """The first device alone, with its part of the batch and of the cores."""
-    cluster, (node, *_) = config.cluster, config.cluster.nodes
+    workload, cluster, (node, *_) = config.workload, config.cluster, config.cluster.nodes
     cores = max(1, node.num_cores // len(node.devices))
-    alone = node.model_copy(update={"devices": node.devices[:1], "num_cores": cores})
-    return _changed(
-        config,
-        workload={"global_batch_size": config.workload.global_batch_size // config.topology.num_replicas},
+    alone = node.changed(devices=node.devices[:1], num_cores=cores)
+    return config.changed(
+        workload=workload.changed(global_batch_size=workload.global_batch_size // config.topology.num_replicas),
         cluster=Cluster(device_type=cluster.device_type, nodes=(alone,), simulated=cluster.simulated),
         placement=config.placement.on_first_node(),
     )
-
-
-def _changed(config: RunConfig, *, workload: dict[str, object] | None = None, **changes: object) -> RunConfig:
-    """With other fields, checked again."""
-    if workload:
-        changes["workload"] = type(config.workload)(**config.workload.model_dump() | workload)
-    return RunConfig(**dict(config) | changes)
 
 
 Part = Literal["input", "exchange", "waiting", "devices", "launching", "computing", "sharing", "together"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcompare.config.optimizers import OPTIMIZERS, Tolerances
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun
 from dpcompare.errors import RunFailedError
 from dpcompare.experiments.checks import (
     EACH_ALONE,
@@ -158,7 +158,7 @@ class _Begun:
     """The same once more."""
 
 
-def _begin(runs: Runs, group: Group, configs: Sequence[RunConfig], folder: Path) -> _Begun:
+def _begin(runs: Runs, group: Group, configs: Sequence[PreparedRun], folder: Path) -> _Begun:
     sides: dict[Contender, Future[Side]] = {}
     for contender, config in zip(group.to_run, configs, strict=True):
         told = f"{contender}: {group.described}, {group.workload.precision}"

@@ -85,8 +85,7 @@ def _require_same_model(config: RunConfig, result: RunResult) -> None:
 
 def _require_same_inputs(config: RunConfig, result: RunResult) -> None:
     largest_batch = batch_of_synthetic(config.inputs.num_train) if config.inputs else None
-    inputs = prepare_inputs(config.model_copy(update={"inputs": None}), largest_batch=largest_batch).inputs
-    assert inputs is not None
+    inputs = prepare_inputs(config.without_inputs(), largest_batch=largest_batch).inputs
     for what, recorded, found in (
         (f"the dataset {config.workload.dataset}", result.store_sha256, inputs.store_sha256),
         (f"the initial weights ({config.workload.weights})", result.weights_sha256, inputs.weights_sha256),

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpcompare.backends.availability import require_mode
 from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.checks import Side
 from dpcompare.experiments.verify_groups import Contender
@@ -89,7 +89,7 @@ class Runs:
             if before is None:
                 del os.environ[name]
 
-    def side(self, told: str, contender: Contender, config: RunConfig, run_dir: Path) -> Future[Side]:
+    def side(self, told: str, contender: Contender, config: PreparedRun, run_dir: Path) -> Future[Side]:
         """Begin a run, and gather what it will have left; `told` is said when its turn comes."""
         if (line := exposure(config)) and line not in self._told:
             self._told.add(line)
@@ -100,7 +100,7 @@ class Runs:
         """Begin to resume a run, when it is done."""
         return self._begin(told, lambda: resume_side(contender, whole.result(), run_dir, self._stopped_by))
 
-    def floor(self, contender: Contender, config: RunConfig, folder: Path) -> list[Future[Side]]:
+    def floor(self, contender: Contender, config: PreparedRun, folder: Path) -> list[Future[Side]]:
         """Begin runs of a contender whose initial weights are disturbed by about a rounding."""
         precision = config.workload.precision
         size = FLOOR_PERTURBATION[precision]
@@ -161,7 +161,7 @@ def config_of(
     config = RunConfig(
         framework=contender.framework,
         mode=contender.mode,
-        workload=workload.model_copy(update={"accumulate": contender.accumulate}),
+        workload=workload.changed(accumulate=contender.accumulate),
         cluster=cluster,
         task="probe",
         stages=contender.stages,
@@ -180,13 +180,13 @@ def run_side(
     contender: Contender, config: RunConfig, run_dir: Path, stopped_by: Callable[[], str | None] = lambda: None
 ) -> Side:
     """Run one contender and gather what it left; `stopped_by` as for `run`."""
-    config = prepare_inputs(config)
-    result = run(config, run_dir, stopped_by=stopped_by)
-    left = arrays.load(run_dir, config.topology.trainers)
-    return Side(contender=contender, config=config, result=result, arrays=left)
+    prepared = prepare_inputs(config)
+    result = run(prepared, run_dir, stopped_by=stopped_by)
+    left = arrays.load(run_dir, prepared.topology.trainers)
+    return Side(contender=contender, config=prepared, result=result, arrays=left)
 
 
-def disturbed(config: RunConfig, folder: Path, seed: int, perturbation: float) -> RunConfig:
+def disturbed(config: PreparedRun, folder: Path, seed: int, perturbation: float) -> PreparedRun:
     """The same run from initial weights that differ by about a rounding; `folder` gets them.
 
     Args:
@@ -195,7 +195,6 @@ def disturbed(config: RunConfig, folder: Path, seed: int, perturbation: float) -
         seed: of the disturbance.
         perturbation: its standard deviation, relative to each weight.
     """
-    assert config.inputs is not None
     generator = np.random.default_rng(seed)
     weights = {
         name: (array * (1 + perturbation * generator.standard_normal(array.shape))).astype(np.float32)
@@ -204,7 +203,7 @@ def disturbed(config: RunConfig, folder: Path, seed: int, perturbation: float) -
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"disturbed-{seed}.safetensors"
     path.write_bytes(seal(weights, {}))
-    return config.model_copy(update={"inputs": config.inputs.model_copy(update={"weights": path})})
+    return config.changed(inputs=config.inputs.changed(weights=path))
 
 
 def resume_side(

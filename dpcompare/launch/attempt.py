@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.data.store import StoreWatch
 from dpcompare.errors import RunFailedError
 from dpcompare.launch.failures import why_it_failed
@@ -27,7 +27,7 @@ INTERRUPTED = "interrupted"
 """Said of an attempt that was ended by a signal to this process."""
 
 
-def make_attempt(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunResult:
+def make_attempt(config: PreparedRun, run_dir: Path, callbacks: Callbacks) -> RunResult:
     """Launch the processes of a prepared run once, and write result.json whatever happens.
 
     Raises:
@@ -39,7 +39,6 @@ def make_attempt(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunR
     error: str | None = None
     ended_at: float | None = None
     there = FolderWatch(run_dir)
-    assert config.inputs is not None
     store = StoreWatch(config.inputs.store, config.inputs.store_sha256)
     watched = replace(callbacks, stopped_by=lambda: there.loss() or callbacks.stopped_by())
     # From the first process to the last word: between two contexts that hold them a signal would cost the result.

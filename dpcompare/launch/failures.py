@@ -103,7 +103,8 @@ def _remedy_for_gpu_memory(evidence: Evidence, parts: Sequence[str]) -> Iterator
     if config.cluster.device_type != "gpu" or not any(map(OUT_OF_GPU_MEMORY.search, said)):
         return
     accumulate = 2 * config.workload.accumulate
-    smaller_parts = config.workload.model_copy(update={"accumulate": accumulate})
+    smaller_parts = config.workload.changed(accumulate=accumulate)
+    # Not changed(), which would refuse what is asked here.
     is_possible = not problems_of_run(config.model_copy(update={"workload": smaller_parts}))
     fewer = "fewer replicas on the shared GPU, " if config.cluster.shared else ""
     yield (

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dpcompare.backends.custom_model import tensor_shapes
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
 from dpcompare.data.decode import DECODER, RESIZE_RULE
@@ -32,7 +32,7 @@ LONGEST_NAME = 48
 """Characters of a dataset's name that its cached store has: a file system takes 255 bytes, of up to 4 per character."""
 
 
-def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[RunConfig]:
+def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[PreparedRun]:
     """As `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
     largest_batch = max(config.workload.global_batch_size for config in configs)
     return [prepare_inputs(config, progress, largest_batch=largest_batch) for config in configs]
@@ -40,7 +40,7 @@ def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = N
 
 def prepare_inputs(
     config: RunConfig, progress: Progress | None = None, *, largest_batch: int | None = None
-) -> RunConfig:
+) -> PreparedRun:
     """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
 
     A config that has its inputs already is returned as it is.
@@ -54,7 +54,7 @@ def prepare_inputs(
         RequestError: the dataset cannot be used as asked.
     """
     if config.inputs is not None:
-        return config
+        return config.prepared()
     workload = config.workload
     # Before a dataset is prepared, which can take long.
     source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
@@ -70,7 +70,7 @@ def prepare_inputs(
         num_validation=store.manifest.splits["validation"].count,
         num_skipped=len(store.manifest.skipped),
     )
-    return config.model_copy(update={"inputs": inputs})
+    return config.prepared(inputs)
 
 
 def restored(config: RunConfig, *, largest_batch: int) -> RunConfig:
@@ -87,9 +87,9 @@ def restored(config: RunConfig, *, largest_batch: int) -> RunConfig:
     if inputs is None or (is_store(inputs.store) and is_whole(inputs.weights)):
         return config
     _store_by_content.cache_clear()
-    again = prepare_inputs(config.model_copy(update={"inputs": None}), largest_batch=largest_batch).inputs
+    again = prepare_inputs(config.without_inputs(), largest_batch=largest_batch).inputs
     if again != inputs:
-        changed = "dataset" if again is None or again.store_sha256 != inputs.store_sha256 else "weights"
+        changed = "dataset" if again.store_sha256 != inputs.store_sha256 else "weights"
         raise RequestError(
             f"the cache has lost what was prepared for this run, and the {changed} "
             f"{getattr(config.workload, changed)!r} gives something else now; put back what it was, or start again"
@@ -115,13 +115,13 @@ def with_seed(config: RunConfig, seed: int) -> RunConfig:
     Raises:
         RequestError: the weights cannot be had.
     """
-    workload = config.workload.model_copy(update={"seed": seed})
-    config = config.model_copy(update={"workload": workload})
+    workload = config.workload.changed(seed=seed)
+    config = config.changed(workload=workload)
     if config.inputs is None:
         return config
     source = load_source(workload.weights, workload.model, workload.image_size, cache_dir())
     weights = _weights(config, config.inputs.num_classes, source)
-    return config.model_copy(update={"inputs": config.inputs.model_copy(update=weights)})
+    return config.changed(inputs=config.inputs.changed(**weights))
 
 
 def _weights(config: RunConfig, num_classes: int, source: Source | None) -> dict[str, Any]:
@@ -150,8 +150,8 @@ def _with_fitting_warmup(config: RunConfig, num_steps: int) -> RunConfig:
     """
     workload = config.workload
     if "warmup_steps" not in workload.model_fields_set and workload.least_warmup_steps >= num_steps:
-        workload = workload.model_copy(update={"warmup_steps": num_steps - 1})  # as where few --steps are asked for
-        config = config.model_copy(update={"workload": workload})
+        # As where few --steps are asked for.
+        config = config.changed(workload=workload.changed(warmup_steps=num_steps - 1))
     _check_steps(config, num_steps)
     return config
 

@@ -21,7 +21,7 @@ from dpcompare._version import __version__
 from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.local import launch
@@ -43,7 +43,7 @@ STOP_POLL_SECONDS = 1.0
 class NodeContext:
     """A node of a run, as the machine that is this node knows it."""
 
-    config: RunConfig
+    config: PreparedRun
     run_dir: Path
     """Shared by all nodes."""
     rendezvous: Rendezvous
@@ -105,7 +105,7 @@ def _node_context(run_dir: Path, node_rank: int | None, attempt_id: str | None, 
             f"{host} has dpcompare {__version__}, and the run was started by {attempt.dpcompare}; install the same "
             "release on all hosts"
         )
-    config = RunConfig.load(attempt_config_path(run_dir))
+    config = PreparedRun.load(attempt_config_path(run_dir))
     rank, address = load_engine(config.placement.engine).node_identity(config, node_rank)
     rendezvous = Rendezvous(run_dir, attempt, config.cluster.num_nodes)
     if rank in rendezvous.node_infos():
@@ -210,7 +210,6 @@ def _stopped_by(node: NodeContext) -> Callable[[], str | None]:
 
 
 def _require_inputs(node: NodeContext) -> None:
-    assert node.config.inputs is not None
     for path in (node.config.inputs.store, node.config.inputs.weights):
         if not path.exists():
             raise RequestError(
@@ -219,7 +218,7 @@ def _require_inputs(node: NodeContext) -> None:
             )
 
 
-def _with_local_gpus(node: NodeContext) -> RunConfig:
+def _with_local_gpus(node: NodeContext) -> PreparedRun:
     """The config with this machine's GPUs in the place of as many unknown ones.
 
     Raises:
@@ -243,9 +242,9 @@ def _with_local_gpus(node: NodeContext) -> RunConfig:
             f"{node} sees {counted(len(visible), 'GPU')} ({', '.join(visible) or 'none'}), and the run takes "
             f"{cluster.devices_per_node} of each node; ask for fewer with --devices-per-node"
         )
-    local = cluster.nodes[node.rank].model_copy(update={"devices": tuple(visible[: cluster.devices_per_node])})
+    local = cluster.nodes[node.rank].changed(devices=tuple(visible[: cluster.devices_per_node]))
     nodes = tuple(local if each.rank == node.rank else each for each in cluster.nodes)
-    return node.config.model_copy(update={"cluster": cluster.model_copy(update={"nodes": nodes})})
+    return node.config.changed(cluster=cluster.changed(nodes=nodes))
 
 
 def _versions(framework: str) -> dict[str, str]:

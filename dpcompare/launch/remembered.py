@@ -69,7 +69,7 @@ def remembered_settings(config: RunConfig) -> tuple[Settings, ...]:
 def _is_possible(config: RunConfig, tune: dict[str, str]) -> bool:
     """Whether a run can have these settings: others may write a cache that is shared."""
     try:
-        RunConfig(**dict(config) | {"tune": tune})
+        config.changed(tune=tune)
     except RequestError:
         return False
     return True

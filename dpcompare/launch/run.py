@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from dpcompare.backends.availability import require_compiler, require_devices, require_mode
 from dpcompare.backends.cuda_wheels import require_cuda
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.setting import require_one_line
 from dpcompare.data.sources import Progress
 from dpcompare.errors import RequestError, RunFailedError
@@ -92,12 +92,12 @@ def run(
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
-        config = prepare_run(config, directory, data_progress)
-        for line in filter(None, (exposure(config), *remarks_on(config))):
+        prepared = prepare_run(config, directory, data_progress)
+        for line in filter(None, (exposure(prepared), *remarks_on(prepared))):
             (remark or callbacks.report)(line)
         try:
             with _hold(directory):
-                return _train(config, directory, callbacks)
+                return _train(prepared, directory, callbacks)
         except RequestError:
             if not any((directory / name).exists() for name in (EVENTS_DIR, ATTEMPTS_DIR)):  # nothing was ever started
                 shutil.rmtree(directory, ignore_errors=True)
@@ -132,28 +132,27 @@ def resume(
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
         _require_machine(config)
-        config = prepare_inputs(config.model_copy(update={"inputs": None}))
+        prepared = prepare_inputs(config.without_inputs())
         with _hold(directory):
-            path, step, problems = newest_checkpoint(directory, training=training_id(config))
+            path, step, problems = newest_checkpoint(directory, training=training_id(prepared))
             for problem in problems:
                 callbacks.report(problem)
-            assert config.inputs is not None
-            num_steps = config.workload.total_steps(config.inputs.num_train)
+            num_steps = prepared.workload.total_steps(prepared.inputs.num_train)
             if path is None:
-                raise RequestError(_nothing_to_resume(directory, config, problems))
-            _require_target_ahead(directory, config)
+                raise RequestError(_nothing_to_resume(directory, prepared, problems))
+            _require_target_ahead(directory, prepared)
             # A run that failed after its last checkpoint still lacks its evaluation or its result.
             if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
                 raise RequestError(
                     f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have "
                     f"{counted(num_steps, 'step')}; ask for more with --steps or --epochs"
                 )
-            if line := exposure(config):
+            if line := exposure(prepared):
                 callbacks.report(line)
             callbacks.report(f"resuming from {path.name}, after step {step} of {num_steps}")
-            config = config.model_copy(update={"resume": path.resolve()})
-            close_attempt(directory, config, step=step)
-            return _train(config, directory, callbacks)
+            prepared = prepared.changed(resume=path.resolve())
+            close_attempt(directory, prepared, step=step)
+            return _train(prepared, directory, callbacks)
 
 
 def _require_target_ahead(run_dir: Path, config: RunConfig) -> None:
@@ -186,7 +185,7 @@ def _hold(run_dir: Path) -> AbstractContextManager[None]:
     )
 
 
-def _train(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunResult:
+def _train(config: PreparedRun, run_dir: Path, callbacks: Callbacks) -> RunResult:
     """Attempt after attempt, until one completes or none is left."""
     restarts = ports_lost = 0
     while True:
@@ -215,7 +214,7 @@ def _train(config: RunConfig, run_dir: Path, callbacks: Callbacks) -> RunResult:
             path, step, problems = newest_checkpoint(run_dir, training=training_id(config))
             if problems and path is None:  # a new start would throw away what they may still hold
                 raise RunFailedError(f"{result.error}\nno restart: {'; '.join(problems)}", str(run_dir))
-            config = config.model_copy(update={"resume": path.resolve() if path else None})
+            config = config.changed(resume=path.resolve() if path else None)
             close_attempt(run_dir, config, step=step)
         for line in [*problems, f"failed; restarting after step {step}"]:
             callbacks.report(line)
@@ -226,7 +225,7 @@ def _lost_a_port(result: RunResult) -> bool:
     return not result.train_loss[result.first_step :] and any(word in (result.error or "").lower() for word in words)
 
 
-def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None = None) -> RunConfig:
+def prepare_run(config: RunConfig, run_dir: Path, data_progress: Progress | None = None) -> PreparedRun:
     """Refuse what cannot run here, prepare the inputs, and write config.json into a new run directory."""
     require_one_line(run_dir.absolute(), "run directory")
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):

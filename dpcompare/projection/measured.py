@@ -290,7 +290,7 @@ def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
     """Whether a replica of both computes the same, on the CPU on as many cores."""
 
     def computed(of: RunConfig) -> tuple[object, ...]:
-        workload = of.workload.model_copy(update={"global_batch_size": 1})
+        workload = of.workload.changed(global_batch_size=1)
         batch = of.workload.global_batch_size / of.topology.num_replicas
         threads = of.topology.threads_per_process if of.cluster.device_type == "cpu" else None
         return (of.framework, workload, batch, of.cluster.device_type, threads)

@@ -137,8 +137,9 @@ def _computed(
     found = [record.computed for record in records if record.computed is not None]
     if config.inputs is None or len(found) < len(config.topology.trainers):
         return None
-    first_step, num_steps = processes[0].first_step, _num_steps(config, processes, evaluations)
-    before, after = (config.samples_trained(steps) for steps in (first_step, num_steps))
+    num_train = config.inputs.num_train
+    first_step, num_steps = processes[0].first_step, _num_steps(config, num_train, processes, evaluations)
+    before, after = (config.samples_trained(num_train, steps) for steps in (first_step, num_steps))
     return Computed.of(
         found,
         optimizer_steps_asked=num_steps - first_step,
@@ -227,14 +228,15 @@ def _batch_losses(parts: Sequence[Evaluated]) -> dict[str, float | None]:
     return {"median_batch_loss": _finite(float(np.median(losses))), "largest_batch_loss": _finite(max(losses))}
 
 
-def _num_steps(config: RunConfig, processes: Sequence[ProcessSeries], evaluations: Sequence[Evaluation]) -> int:
+def _num_steps(
+    config: RunConfig, num_train: int, processes: Sequence[ProcessSeries], evaluations: Sequence[Evaluation]
+) -> int:
     """That a run was to have, when it had these evaluations: those up to its target where it was to end there."""
-    assert config.inputs is not None
     if config.stop_at_target and config.target_accuracy:
         judged = [evaluation for evaluation in evaluations if evaluation.step >= processes[0].first_step]
         if found := reached(judged, config.target_accuracy):
             return found.step
-    return config.workload.total_steps(config.inputs.num_train)
+    return config.workload.total_steps(num_train)
 
 
 def _contradiction(
@@ -252,7 +254,7 @@ def _contradiction(
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
         return f"the processes made different numbers of steps: {[process.num_steps for process in processes]}"
-    expected = _num_steps(config, processes, evaluations)
+    expected = _num_steps(config, config.inputs.num_train, processes, evaluations)
     if processes[0].num_steps != expected:
         return (
             f"of {counted(expected, 'step')} planned, {processes[0].num_steps} were logged; is an event file damaged?"

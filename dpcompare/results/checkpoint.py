@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpcompare._version import __version__
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun
 from dpcompare.config.workload import WORKLOAD_SETTINGS
 from dpcompare.errors import RequestError
 from dpcompare.models.sealed import DamagedError, seal, unseal
@@ -32,9 +32,8 @@ class Checkpoint(TrainingState):
     """`training_id` of the run that wrote it."""
 
 
-def training_id(config: RunConfig) -> str:
+def training_id(config: PreparedRun) -> str:
     """sha256 of what decides a training: workload, data and initial weights; not topology, mode or framework."""
-    assert config.inputs is not None
     # Without defaults: a setting that a later release adds does not make another training of it.
     may_change = {name for name, facts in WORKLOAD_SETTINGS.items() if facts.same_training}
     workload = config.workload.model_dump(mode="json", exclude=may_change, exclude_defaults=True)

@@ -141,7 +141,7 @@ def evaluation_costs(
     joules = [np.cumsum(process.joules) for process in metered]
     costs = []
     for step in (evaluation.step for evaluation in evaluations):
-        images = config.samples_trained(step)
+        images = config.samples_trained(config.inputs.num_train, step)
         known = is_timed and all(0 < step <= len(each) for each in (*seconds, *joules))
         costs.append(
             TrainingCost(

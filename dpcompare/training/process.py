@@ -19,7 +19,7 @@ import PIL
 from dpcompare._version import __version__
 from dpcompare.backends import load_backend
 from dpcompare.backends.base import Backend, Inspectable
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.data.store import open_store
 from dpcompare.errors import in_words
 from dpcompare.results.attempts import ProcessRecord
@@ -74,8 +74,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
         _check_against_plan(backend, config, process_rank)
-        assert config.inputs is not None
-        meters = Meters(config, _gpus(config, local_devices))
+        meters = Meters(backend.config, _gpus(config, local_devices))
         if process_rank not in config.topology.trainers:
             _serve(events, run_dir)
             meters.read_gpus()
@@ -96,8 +95,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
 class Meters:
     """What is read when the last step is done, before its evaluation: cores that were used, and the GPUs again."""
 
-    def __init__(self, config: RunConfig, gpus: list[GpuState]) -> None:
-        assert config.inputs is not None
+    def __init__(self, config: PreparedRun, gpus: list[GpuState]) -> None:
         self.gpus = gpus
         self.cores_used: CoresUsed | None = None
         self._last_step = config.workload.total_steps(config.inputs.num_train)
@@ -125,7 +123,6 @@ def _train(
 ) -> loop.Trained:
     """The training that the config asks for."""
     config = backend.config
-    assert config.inputs is not None
     store = open_store(config.inputs.store)
     if config.task == "probe":
         assert isinstance(backend, Inspectable)

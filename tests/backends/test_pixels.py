@@ -13,7 +13,7 @@ from dpcompare.data.pixels import look_up, normalised
 LOOKED_UP = {
     "torch": """
 import sys, numpy, torch
-from dpcompare.backends.torch.pixels import look_up
+from dpcompare.backends.torch.feed import look_up
 given = numpy.load(sys.argv[1])
 as_tensor = torch.from_numpy
 as_array = lambda images: images.numpy()

@@ -4,9 +4,10 @@ import pytest
 
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.placement import Placement
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from tests.support.recorded import INPUTS
 
 
 def config(framework="torch", mode="ddp", nodes=2, devices=1, num_cores=8, **workload):
@@ -45,6 +46,45 @@ def test_a_config_survives_its_file(tmp_path):
     run = config(augment=("flip",), steps=20, learning_rate=0.1)
     run.save(tmp_path / "config.json")
     assert RunConfig.load(tmp_path / "config.json") == run
+
+
+def test_a_change_is_checked_like_a_new_config():
+    run = config()
+    assert run.changed(stages=1, mode="fsdp") == RunConfig(framework="torch", mode="fsdp", cluster=run.cluster)
+    for of, field, message in [
+        (run, {"mod": "fsdp"}, r"^mod is unknown, received 'fsdp'\. Did you mean 'mode'\?$"),
+        (run, {"mode": "dp"}, "^mode dp of torch trains on one node, received 2 nodes"),
+        (run, {"workload": run.workload.changed(accumulate=3)}, "global_batch_size: received 32, which does not"),
+        (run.workload, {"image_size": 0}, r"^image_size: received 0, expected at least 1$"),
+        (run.cluster, {"nodes": (run.cluster.nodes[0],) * 2}, "^each device may be used once"),
+        (run.cluster.nodes[0], {"num_cores": "all"}, "^num_cores: received 'all'"),
+    ]:
+        with pytest.raises(RequestError, match=message):
+            of.changed(**field)
+
+
+def test_a_change_leaves_the_rest_as_it_is():
+    run = config().changed(placement=Placement(engine="local"))
+    changed = run.changed(input_threads=2)
+    assert all(getattr(changed, name) is getattr(run, name) for name in ("workload", "cluster", "placement"))
+    # The usual warm-up, which nobody asked for, still gives way to a short run.
+    assert Workload().changed(seed=3).model_fields_set == {"seed"}
+    assert Workload().changed(steps=3).warmup_steps == 2
+
+
+def test_a_prepared_run_is_the_same_run_with_its_inputs(tmp_path):
+    prepared = config().prepared(INPUTS)
+    assert prepared.without_inputs() == config()
+    assert prepared != config()
+    assert isinstance(prepared.changed(input_threads=2), PreparedRun)
+    with pytest.raises(RequestError, match=r"^inputs: received None"):
+        prepared.changed(inputs=None)
+    with pytest.raises(RequestError, match="pass it through"):
+        config().prepared()
+    prepared.save(tmp_path / "config.json")
+    read = RunConfig.load(tmp_path / "config.json")
+    assert (type(read), read, read.prepared().inputs) == (RunConfig, prepared, INPUTS)
+    assert read.model_dump_json() == prepared.model_dump_json()
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from dpcompare.experiments.collection import collect
 from dpcompare.experiments.statistics import Plan
 from dpcompare.experiments.study import Arm, Study, ablated, hold, open_study
 from tests.experiments.test_fairness import result
+from tests.support.recorded import INPUTS
 
 
 def arm(name="torch single 1x1", mode="single", framework="torch", nodes=1, devices=1, **workload):
@@ -63,6 +64,14 @@ def test_only_what_exchanges_gradients_can_be_tried_without():
     assert ablated(ddp).ablation_of == ddp.name
     assert ablated(arm()) is None
     assert ablated(arm("torch dp 1x2", "dp", devices=2)) is None
+    with pytest.raises(RequestError, match="weight_average, batchnorm_recompute: received without gradient sync"):
+        ablated(arm("torch ddp 2x1", "ddp", nodes=2, weight_average=0.9))
+
+
+def test_a_study_of_prepared_runs_goes_on_as_the_one_in_its_file(tmp_path):
+    prepared = study(arms=tuple(each.changed(config=each.config.prepared(INPUTS)) for each in study().arms))
+    open_study(prepared, tmp_path / "study")
+    assert open_study(prepared, tmp_path / "study") == Study.load(tmp_path / "study") == prepared
 
 
 def test_a_study_goes_on_only_as_the_same_study(tmp_path):

@@ -31,6 +31,7 @@ from dpcompare.system.network_namespace import isolated
 from dpcompare.system.ports import local_address
 from dpcompare.system.processes import is_alive
 from tests.support.command import dpcompare, invoke, start
+from tests.support.recorded import INPUTS
 
 TINY = ["--model", "toy-cnn", "--image-size", "32", "--dataset", "synthetic-mini", "--global-batch-size", "16"]
 MODES = [
@@ -235,9 +236,9 @@ def test_a_node_trains_what_its_attempt_was_started_with(tmp_path):
     """Meanwhile, as in a queue, config.json was edited."""
     placement = Placement(engine="hosts", hosts=("127.0.0.1", "localhost"))
     cluster = Cluster.of_machines(2, 1, device_type="cpu", num_cores=1)
-    config = RunConfig(framework="torch", mode="ddp", placement=placement, cluster=cluster)
+    config = RunConfig(framework="torch", mode="ddp", placement=placement, cluster=cluster).prepared(INPUTS)
     config.save(tmp_path / "attempt-config.json")
-    config.model_copy(update={"mode": "fsdp"}).save(tmp_path / "config.json")
+    config.changed(mode="fsdp").save(tmp_path / "config.json")
     Rendezvous.open(tmp_path, 2)
     assert _node_context(tmp_path, 0, None, print).config == config
 

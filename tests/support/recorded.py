@@ -2,6 +2,7 @@
 
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.run import RunConfig
+from dpcompare.config.run_fields import Inputs
 from dpcompare.config.workload import Workload
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.aggregate import LaunchEnd, aggregate
@@ -10,6 +11,17 @@ from dpcompare.results.events import Evaluated, EventLog
 from tests.support.events import trained
 
 STARTED_AT = 1000.0
+INPUTS = Inputs(
+    store="/store",
+    store_sha256="a",
+    weights="/weights",
+    weights_sha256="b",
+    num_classes=2,
+    num_train=4,
+    num_validation=2,
+    num_skipped=0,
+)
+"""Of a run whose files nobody reads."""
 
 
 def recorded_config():

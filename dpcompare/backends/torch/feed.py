@@ -10,8 +10,8 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from dpcompare.backends.torch.pixels import look_up
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+from dpcompare.data.pixels import NUM_BYTES
 
 
 class DeviceFeed:
@@ -98,3 +98,15 @@ class SideStream:
                 # Its memory was taken by the side stream, which else would use it again while this one computes.
                 tensor.record_stream(computing)
         return placed.batch
+
+
+def look_up(pixels: torch.Tensor, tables: torch.Tensor, flips: torch.Tensor | None) -> torch.Tensor:
+    """As `dpcompare.data.pixels.look_up`, bit for bit, on the device of its arguments."""
+    num_channels = tables.shape[1]
+    first = torch.arange(num_channels, device=pixels.device) * NUM_BYTES
+    if len(tables) > 1:
+        rows = torch.arange(len(pixels), device=pixels.device) * (num_channels * NUM_BYTES)
+        first = rows.view(-1, 1, 1, 1) + first
+    if flips is not None:
+        pixels = torch.where(flips.view(-1, 1, 1, 1), pixels.flip(2), pixels)
+    return torch.take(tables, pixels.long() + first)

@@ -66,7 +66,7 @@ def manifests(config: RunConfig, name: str) -> Manifest:
             f"--max-restarts: received {config.max_restarts}, but a pod that has ended is not started again, so the "
             "others would wait for it; leave it out with --engine kubernetes"
         )
-    config = config.model_copy(update={"python": PYTHON})
+    config = config.changed(python=PYTHON)
     settings: Manifest = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
