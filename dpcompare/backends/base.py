@@ -52,8 +52,6 @@ class Backend(ABC):
     num_processes: int = 1
     num_replicas: int = 1
     """Replicas over all processes, as the framework itself counts them after `setup`."""
-    is_server: bool = False
-    """Whether this process only serves those that run the loop, from `setup` until it ends."""
 
     packages: ClassVar[tuple[str, ...]]
     """Modules whose versions belong in every result."""

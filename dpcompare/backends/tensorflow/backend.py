@@ -35,6 +35,8 @@ class TensorFlowBackend(Inspectable):
     packages = ("tensorflow", "keras")
 
     strategy: tf.distribute.Strategy
+    is_server = False
+    """Whether this process only serves those that run the loop, from `setup` until it ends."""
 
     @abstractmethod
     def make_strategy(self) -> tf.distribute.Strategy:

@@ -60,11 +60,8 @@ class DeviceFeed:
     @staticmethod
     def read_back(batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         """The arrays of a batch in the layout of a HostBatch; see `Backend.to_host`."""
-        images = batch.images.permute(0, 2, 3, 1).contiguous()
-        arrays = {"images": images, "labels": batch.labels.int(), "weights": batch.weights}
-        if batch.drop_masks is not None:
-            arrays["drop_masks"] = batch.drop_masks
-        return {name: array.cpu().numpy() for name, array in arrays.items()}
+        arrays = batch.arrays | {"images": batch.images.permute(0, 2, 3, 1), "labels": batch.labels.int()}
+        return {name: array.contiguous().cpu().numpy() for name, array in arrays.items()}
 
 
 @dataclass(frozen=True)
