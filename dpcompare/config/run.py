@@ -252,6 +252,8 @@ class RunConfig(RunFields):
         Raises:
             RequestError: it has none.
         """
+        if inputs is None and isinstance(self, PreparedRun):
+            return self
         if inputs is None and self.inputs is None:
             raise RequestError(
                 "this config has no inputs yet; pass it through dpcompare.prepare_inputs(config) first, which "
