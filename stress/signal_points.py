@@ -106,7 +106,7 @@ def _be_the_command(point: Point, run_dir: Path, count: int) -> NoReturn:
     def prepared(config: RunConfig, directory: Path, progress: Any) -> RunConfig:
         nothing = {"store": directory, "store_sha256": "", "weights": directory, "weights_sha256": ""}
         inputs = Inputs(**nothing, num_classes=2, num_train=64, num_validation=64, num_skipped=0)
-        config = config.model_copy(update={"inputs": inputs})
+        config = config.prepared(inputs)
         (directory / LOGS_DIR).mkdir(parents=True)
         config.save(directory / CONFIG_FILE)
         return config

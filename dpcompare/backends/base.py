@@ -35,7 +35,8 @@ class Backend(ABC):
 
     Order of use, the same in every process:
 
-    1. `setup`, after which the ranks and counts below hold. Processes that only serve then wait for `teardown`.
+    1. `setup`, after which the ranks and counts below hold. Processes that are not in `Topology.trainers` only serve,
+       and wait for `teardown`.
     2. `load_state` where training resumes.
     3. Any number of `train_step`, now and then a `synchronize`, after which `seconds_between_steps` is of the steps
        before it, and of `evaluate_step`, which takes

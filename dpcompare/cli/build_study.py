@@ -111,7 +111,7 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
     """
     from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
     from dpcompare.experiments.fairness import require_known
-    from dpcompare.experiments.study import Study, ablated
+    from dpcompare.experiments.study import Study
 
     require_known(options.subject)
     repeats = num_rounds(options)
@@ -122,7 +122,7 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
             f"--until: received one arm ({arms[0].name}), expected at least 2: an interval is that of a ratio"
         )
     if options.ablate:
-        arms += tuple(filter(None, map(ablated, arms)))
+        arms += tuple(filter(None, map(_ablated, arms)))
     pair = _pair(options.pair, arms, run_options)
     if options.vary_seed:
         _check_seeds(arms, repeats)
@@ -136,6 +136,15 @@ def build_study(options: StudyOptions, run_options: RunOptions) -> Study:
         margin=DEFAULT_MARGIN if options.margin is None else options.margin,
         adding=options.until is not None,
     )
+
+
+def _ablated(arm: Arm) -> Arm | None:
+    from dpcompare.experiments.study import ablated
+
+    try:
+        return ablated(arm)
+    except RequestError as error:
+        raise RequestError(f"--ablate: {arm.name} cannot be measured without gradient sync: {error}") from None
 
 
 def _refuse_wrong_margin(options: StudyOptions, repeats: int) -> None:

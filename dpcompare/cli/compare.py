@@ -254,7 +254,7 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
                         "position": position,
                         "arm": arm.name,
                         "run_dir": str(run_dir),
-                        "workload": study.config_of(number, arm).workload.model_dump(mode="json"),
+                        "workload": study.workload_of(number, arm).model_dump(mode="json"),
                     }
                     for number, position, arm, run_dir in runs
                 ],

@@ -285,6 +285,7 @@ class Topology:
 
     @property
     def all_processes_train(self) -> bool:
+        """Whether no process only serves others."""
         return len(self.trainers) == self.num_processes
 
     @property
@@ -294,6 +295,7 @@ class Topology:
 
     @property
     def nodes_with_replicas(self) -> int:
+        """Nodes that train."""
         return self.cluster.num_nodes - self.mode.nodes_without_replica
 
     @property

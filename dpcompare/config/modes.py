@@ -39,8 +39,8 @@ class Mode:
     roles: tuple[str, ...] = ()
     """What the first nodes are where they hold no replica: TensorFlow's names of their tasks."""
     steps_together: bool = True
-    """Whether the replicas make each step together, on batches of their own, and it is over when it returns. Otherwise
-    each takes what is next as soon as it can, and what that takes is waited for where losses are read."""
+    """Whether all replicas make each step together, and `train_step` returns when it is made. If not, each takes the
+    next batch as soon as it is free, and the time of a step is spent where its losses are read."""
     supported_values: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Field of a workload -> the values that it can have, where not all are supported."""
     emulated_on: frozenset[str] = frozenset()
@@ -76,6 +76,7 @@ class Mode:
 
     @property
     def nodes_without_replica(self) -> int:
+        """The first nodes, which only serve the others."""
         return len(self.roles)
 
     def task_of(self, node_rank: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from pydantic import SerializeAsAny, model_serializer, model_validator
 
@@ -44,8 +44,11 @@ class Placement(Config):
 
     def on_first_node(self) -> Placement:
         """The same, of the first node alone."""
-        hosts = {"hosts": self.hosts[:1]} if self.hosts else {}
-        return Placement(**self.model_dump() | hosts)
+        return self.changed(hosts=self.hosts[:1]) if self.hosts else self
+
+    def changed(self, **fields: Any) -> Self:
+        """As `Config.changed`; the options of the engine are fields as well."""
+        return type(self)(**self.model_dump() | fields)
 
     @model_validator(mode="before")
     @classmethod

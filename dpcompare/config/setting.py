@@ -90,7 +90,7 @@ class Config(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def changed(self, **fields: Any) -> Self:
-        """The same with other fields, checked as where it is built; a field that was never given stays so."""
+        """A copy with other values for some fields, validated like a new one; a field that was never given stays so."""
         return type(self)(**{name: value for name, value in self if name in self.model_fields_set} | fields)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
@@ -331,13 +332,15 @@ class Workload(Config):
     recorded steps when the run has ended; nothing of what is trained or recorded depends on it.
     """
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _leave_a_step_to_measure(cls, values: Any) -> Any:
+    def _leave_a_step_to_measure(cls, values: Any, validate: Callable[[Any], Self]) -> Self:
         steps = values.get("steps") if isinstance(values, dict) else None
-        if type(steps) is int and 0 < steps <= DEFAULT_WARMUP_STEPS and "warmup_steps" not in values:
-            return values | {"warmup_steps": steps - 1}
-        return values
+        if type(steps) is not int or not 0 < steps <= DEFAULT_WARMUP_STEPS or "warmup_steps" in values:
+            return validate(values)
+        fitting = validate(values | {"warmup_steps": steps - 1})
+        fitting.model_fields_set.discard("warmup_steps")  # nobody gave it: of more steps it is another
+        return fitting
 
     @model_validator(mode="after")
     def _check(self) -> Workload:
@@ -345,14 +348,11 @@ class Workload(Config):
         if is_custom(self.model) and self.batchnorm_momentum != DEFAULT_BATCHNORM_MOMENTUM:
             problems.append("batchnorm_momentum: received with a custom model, which sets it itself; expected none")
         if is_custom(self.model) and self.batchnorm_recompute:
-            problems.append(
-                "batchnorm_recompute: received with a custom model, whose momentum dpcompare does not know; expected 0"
-            )
+            problems.append("batchnorm_recompute: received with a custom model, whose momentum is unknown; expected 0")
         if is_custom_dataset(self.dataset) and self.skip_corrupt:
             problems.append("skip_corrupt: received with a custom dataset; leave such items out there")
-        problems += misfits(
-            self.model, image_size=self.image_size, regularization=self.regularization, weights=self.weights
-        )
+        asked = {name: getattr(self, name) for name in ("image_size", "regularization", "weights")}
+        problems += misfits(self.model, **asked)
         if self.epochs is not None and self.steps is not None:
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
         if self.steps is not None and self.least_warmup_steps >= self.steps:

@@ -171,7 +171,7 @@ class Agreement:
         )
         return Outcome(
             equal=agree and len(alike) == 1,
-            is_reason=not agree and all(self.applies_to(result) and stepped_together(result) for result in results),
+            is_reason=not agree and all(self.applies_to(result) and has_one_order(result) for result in results),
         )
 
 
@@ -203,8 +203,8 @@ def same_batches(results: Sequence[RunResult], values: Sequence[Any]) -> bool:
     return all(len({digests[step] for digests in known if step in digests}) == 1 for step in steps)
 
 
-def stepped_together(result: RunResult) -> bool:
-    """Whether replicas made each step together; else their order decides what is computed, and differs by the run."""
+def has_one_order(result: RunResult) -> bool:
+    """Whether its updates come in the same order in every run; asynchronous ones do not, and so compute others."""
     return (result.settings or {}).get("updates") != "asynchronous"
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, of_workload, stepped_together
+from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, of_workload
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
     Differs,
@@ -177,7 +177,7 @@ def _normalisation(result: RunResult) -> tuple[float, int] | None:
 
     Both are 0 without BatchNorm; None where that is not known.
     """
-    if result.model not in MODELS or not stepped_together(result):
+    if result.model not in MODELS or not has_one_order(result):
         return None
     if MODELS[result.model].batchnorm_stride is None:
         return 0.0, 0

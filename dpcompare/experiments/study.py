@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from dpcompare._version import __version__, major_minor
 from dpcompare.config.run import RunConfig
 from dpcompare.config.setting import Config
+from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
@@ -125,8 +126,13 @@ class Study(Config):
         return [self.arms[index] for index in generator.permutation(len(self.arms))]
 
     def config_of(self, number: int, arm: Arm) -> RunConfig:
-        """What an arm trains in a round: with `vary_seed` under the seed of that round, with its initial weights."""
-        return with_seed(arm.config, arm.config.workload.seed + number) if self.vary_seed else arm.config
+        """The run of an arm in a round: with `vary_seed` under the seed of that round, with its initial weights."""
+        return with_seed(arm.config, self.workload_of(number, arm).seed) if self.vary_seed else arm.config
+
+    def workload_of(self, number: int, arm: Arm) -> Workload:
+        """What an arm trains in a round."""
+        workload = arm.config.workload
+        return workload.changed(seed=workload.seed + number) if self.vary_seed else workload
 
     def run_dir(self, study_dir: Path, number: int, arm: Arm) -> Path:
         return study_dir / RUNS_DIR / f"round-{number:02d}" / arm.folder

@@ -262,7 +262,7 @@ def _contender(framework: str, variant: Variant, num_replicas: int, *, alone: bo
     """A variant with this many replicas, on two nodes where that is possible; None where it cannot have this many."""
     row = MODES[framework, variant.mode]
     if row.nodes_without_replica:
-        if num_replicas > 1:  # that make no step together: one alone computes what those of other modes do
+        if num_replicas > 1:  # one alone computes what replicas of other modes do, several never twice the same
             return None
         num_nodes = row.nodes_without_replica + 1
         devices_per_node = 1

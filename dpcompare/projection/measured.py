@@ -180,7 +180,7 @@ def _measured_arm(arm: ArmRuns, all_arms: Sequence[ArmRuns], measured_link: str 
         raise NotProjectableError(f"it has no completed run without gradient sync; {HOW_TO_MEASURE}")
     found = [measured_seconds(basis, Path(path)) for path in directories if path and Path(path).is_dir()]
     recorded = [processes for processes in found if any(processes)]
-    # Without a common step no replica waits for others; of results alone, no step of each process is known.
+    # Replicas that do not step together wait for no other; without events the steps of a process are not known.
     if not config.mode_row.steps_together or len(recorded) < len(without):
         computing = median(run.step_seconds.typical for run in without if run.step_seconds)
     else:
@@ -290,7 +290,7 @@ def _computes_alike(other: RunConfig, config: RunConfig) -> bool:
     """Whether a replica of both computes the same, on the CPU on as many cores."""
 
     def computed(of: RunConfig) -> tuple[object, ...]:
-        workload = of.workload.changed(global_batch_size=1)
+        workload = of.workload.model_copy(update={"global_batch_size": 1})  # no run: of each pair of arms
         batch = of.workload.global_batch_size / of.topology.num_replicas
         threads = of.topology.threads_per_process if of.cluster.device_type == "cpu" else None
         return (of.framework, workload, batch, of.cluster.device_type, threads)

@@ -65,8 +65,11 @@ class ProcessSeries:
         return len(self.joules) == len(self.step_seconds)
 
     def durations(self, steps: slice) -> list[float]:
-        """The seconds that each of some steps took: with the time before it, where a step is not over when it returns
-        and what it takes is waited for between two."""
+        """The seconds that each of some steps took.
+
+        Where replicas do not step together, a step returns before it is made, and its time is spent between two steps,
+        where losses are read: so the time before a step counts as its part.
+        """
         seconds = self.step_seconds[steps]
         if self.steps_together:
             return seconds
@@ -86,6 +89,9 @@ class RunState:
     """How far a run is, from the events of its processes."""
 
     def __init__(self, trainers: Iterable[int]) -> None:
+        """Args:
+        trainers: ranks of the processes that train.
+        """
         self.step = 0
         """Finished by every process."""
         self.num_steps: int | None = None

@@ -61,7 +61,7 @@ def _write_output_to(path: Path) -> None:
 
 
 def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
-    config = RunConfig.load(attempt_config_path(run_dir))
+    config = PreparedRun.load(attempt_config_path(run_dir))
     process_rank = node_rank * config.topology.processes_per_node + local_rank
     local_devices = _local_devices(config, node_rank, local_rank)
     place = {"node_rank": node_rank, "local_rank": local_rank}
@@ -74,7 +74,7 @@ def _work(run_dir: Path, node_rank: int, local_rank: int) -> int:
         backend = load_backend(config.framework, config.mode)(config)
         backend.setup()
         _check_against_plan(backend, config, process_rank)
-        meters = Meters(backend.config, _gpus(config, local_devices))
+        meters = Meters(config, _gpus(config, local_devices))
         if process_rank not in config.topology.trainers:
             _serve(events, run_dir)
             meters.read_gpus()

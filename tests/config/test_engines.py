@@ -163,6 +163,13 @@ def test_an_engine_of_another_package_without_a_class_is_refused(monkeypatch):
         engine_row("cloud")
 
 
+def test_a_change_of_a_placement_reaches_the_options_of_its_engine():
+    placement = Placement(engine="slurm", partition="gpu")
+    assert placement.changed(partition="cpu") == Placement(engine="slurm", partition="cpu")
+    with pytest.raises(RequestError, match="partition: received with engine local; expected engine slurm"):
+        placement.changed(engine="local")
+
+
 def test_an_option_without_what_it_changes_is_refused_by_name():
     class Undeclared(EngineOptions):
         zone: str | None = None

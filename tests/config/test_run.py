@@ -70,6 +70,8 @@ def test_a_change_leaves_the_rest_as_it_is():
     # The usual warm-up, which nobody asked for, still gives way to a short run.
     assert Workload().changed(seed=3).model_fields_set == {"seed"}
     assert Workload().changed(steps=3).warmup_steps == 2
+    assert Workload(steps=3).changed(steps=200).warmup_steps == 5
+    assert Workload(steps=3, warmup_steps=1).changed(steps=200).warmup_steps == 1
 
 
 def test_a_prepared_run_is_the_same_run_with_its_inputs(tmp_path):

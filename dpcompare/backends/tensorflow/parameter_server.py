@@ -34,7 +34,7 @@ class ParameterServer(TensorFlowBackend):
         first_rank = {"chief": 0, "ps": 1, "worker": 2}
         self.process_rank = first_rank[resolver.task_type] + resolver.task_id
         self.num_processes, self.num_replicas = sum(tasks.values()), tasks["worker"]
-        self.is_server = resolver.task_type != "chief"
+        self.is_server = self.process_rank not in self.config.topology.trainers
         if self.is_server:
             self._serve(resolver)
         else:

@@ -27,8 +27,7 @@ class Accelerate(DistributedDataParallel):
         )
 
     def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
-        self.replicated = self.wrapper.prepare_model(computation)
-        return self.replicated
+        return self.wrapper.prepare_model(computation)
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return self.wrapper.prepare_optimizer(optimizer)

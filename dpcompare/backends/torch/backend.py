@@ -41,7 +41,7 @@ MOST_ENDS_KEPT = 10_000
 
 
 class TorchBackend(Inspectable):
-    """One process that trains on `self.device`; `parallel` makes and connects the replicas, in each mode another."""
+    """One process that trains on `device`; `parallel` makes and connects the replicas, differently in each mode."""
 
     packages: ClassVar[tuple[str, ...]] = ("torch", "timm")
 
@@ -52,11 +52,14 @@ class TorchBackend(Inspectable):
     """The model itself, whose tensors are those of replica 0 in this process."""
     replicated: nn.Module
     """The model as the mode trains it."""
+    features_layout: torch.memory_format
+    """How images and features are laid out in memory."""
+    device_feed: DeviceFeed
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__(config)
-        self.parallel = self.parallelism(config)
-        self.precision = Precision(config)
+        self.parallel = self.parallelism(self.config)
+        self.precision = Precision(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -115,7 +118,7 @@ class TorchBackend(Inspectable):
         if (initial := self.initial_state()) is not None:
             self._load_model(initial)
         self._local = self.precision.computation(placed, self.device.type)
-        self.replicated = self.replicate()
+        self.parallel.replicated = self.replicated = self.replicate()
         self.optimizer = self.build_optimizer()
         self._stepped = self.parallel.wrap_optimizer(self.optimizer)
         self._images_computed = torch.zeros((), dtype=torch.float64, device=self.device)

@@ -99,7 +99,7 @@ class DistributedDataParallel(Parallel):
 
     def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
         views = self.config.tuning["gradient_buckets"] != "copies"
-        self.replicated = nn.parallel.DistributedDataParallel(
+        return nn.parallel.DistributedDataParallel(
             computation,
             device_ids=[self.device] if self.device.type == "cuda" and self.config.stages == 1 else None,
             **BUFFERS_STAY,
@@ -107,7 +107,6 @@ class DistributedDataParallel(Parallel):
             # Not where some backward passes go without gradient sync.
             static_graph=views and self.config.workload.accumulate == 1 and self.config.sync_gradients,
         )
-        return self.replicated
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         return _AllReduce.apply(tensor, self.replicas_group)

@@ -26,13 +26,10 @@ class DataParallel(Parallel):
 
     def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
         if self.num_replicas == 1:
-            self.replicated = computation
-        elif self.device.type == "cuda":
-            self.replicated = nn.DataParallel(computation)
-        else:
-            threads = self.config.topology.threads_per_process
-            self.replicated = ThreadedDataParallel(computation, self.num_replicas, threads)
-        return self.replicated
+            return computation
+        if self.device.type == "cuda":
+            return nn.DataParallel(computation)
+        return ThreadedDataParallel(computation, self.num_replicas, self.config.topology.threads_per_process)
 
 
 class DpBackend(TorchBackend):

@@ -33,8 +33,7 @@ class Fabric(DistributedDataParallel):
         self.wrapper.launch()
 
     def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
-        self.replicated = self.wrapper.setup_module(computation)
-        return self.replicated
+        return self.wrapper.setup_module(computation)
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         return self.wrapper.setup_optimizers(optimizer)

@@ -1,4 +1,4 @@
-"""The way of a batch from the host to its device, and back for whoever looks at it."""
+"""The way of a batch from the host to its device, and back to the host for checks."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class DeviceFeed:
         return SideStream(self._device)
 
     def place(self, batch: HostBatch) -> DeviceBatch:
+        """A batch on the device."""
         images = self._images(batch).to(self._dtype).permute(0, 3, 1, 2)
         return DeviceBatch(
             images=images.contiguous(memory_format=self._memory_format),

@@ -33,8 +33,7 @@ class FullyShardedDataParallel(DistributedDataParallel):
         for layer in _layers(model):
             fully_shard(layer, mesh=mesh)
         # The last layers' too, which it would otherwise leave gathered: what reads the model expects shards.
-        self.replicated = fully_shard(computation, mesh=mesh, reshard_after_forward=True)
-        return self.replicated
+        return fully_shard(computation, mesh=mesh, reshard_after_forward=True)
 
     @property
     def optimizer_kernels(self) -> str:

@@ -10,19 +10,20 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun
 
 
 class Parallel:
     """One device alone; the modes of several override what is different there.
 
-    Order of use, as `TorchBackend.setup` has it: `connect`, `place_stages`, `replicate`, `wrap_optimizer`.
+    Order of use, as `TorchBackend.setup` has it: `connect`, which sets `device` and, where there are several processes,
+    the counts below; `place_stages`, `replicate`, `wrap_optimizer`.
     """
 
     device: torch.device
     """Where this process's batches go; chosen by `connect`."""
     replicated: nn.Module
-    """The model as the mode trains it; kept by `replicate`."""
+    """What `replicate` returned, where the backend keeps it."""
 
     process_rank = 0
     num_processes = 1
@@ -32,7 +33,7 @@ class Parallel:
     num_holders = 1
     """Processes that hold the same tensors of model and optimizer."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: PreparedRun) -> None:
         self.config = config
 
     def connect(self) -> None:
@@ -107,7 +108,6 @@ class Parallel:
             computation: what each replica computes.
             model: the model in it.
         """
-        self.replicated = computation
         return computation
 
     def wrap_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -29,9 +29,15 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 class StagedReplicas(DistributedDataParallel):
     """Processes (replica, stage) in this order of ranks; the same stages of all replicas sum their gradients."""
 
+    stage: int
+    """Of this process, from 0."""
+    stages_group: distributed.ProcessGroup
+    """The processes of this replica."""
+
     def connect(self) -> None:
         super().connect()
         self.num_replicas = self.num_holders = self.num_processes // self.config.stages
+        self.gradient_average_over = 1
         self._replica, self.stage = divmod(self.process_rank, self.config.stages)
         mesh = init_device_mesh(
             self.device.type, (self.num_replicas, self.config.stages), mesh_dim_names=("replicas", "stages")
@@ -67,9 +73,6 @@ class StagedReplicas(DistributedDataParallel):
     def broadcast_buffers(self, model: nn.Module) -> None:
         for buffer in model.buffers():
             distributed.broadcast(buffer, src=self.stage, group=self.replicas_group)
-
-    def messages(self, model: nn.Module) -> tuple[int, ...]:
-        return ()
 
 
 class PipelineBackend(TorchBackend):

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 
 from dpcompare.backends.torch.model import SharedDrop, set_drop_masks
-from dpcompare.config.run import RunConfig
+from dpcompare.config.run import PreparedRun
 
 
 class Precision:
     """Switches of torch that hold for the whole process, and the types of tensors."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: PreparedRun) -> None:
         self._config = config
         precision = config.workload.precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
