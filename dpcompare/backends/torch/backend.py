@@ -37,7 +37,7 @@ from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.models.state import State, TrainingState
 
 MOST_ENDS_KEPT = 10_000
-"""Steps of a window, beyond which it has no times of its steps."""
+"""Steps of a window, beyond which it has no times of its steps: the newest are kept where nobody asks for them."""
 
 
 class TorchBackend(Inspectable):
@@ -124,7 +124,6 @@ class TorchBackend(Inspectable):
         self._images_computed = torch.zeros((), dtype=torch.float64, device=self.device)
         self._gradient_times = GradientTimes(list(self.model.parameters()), self.device)
         self._optimizer_steps = 0
-        # Of those who never ask for their times the newest are kept.
         self._ends_of_steps: deque[torch.cuda.Event] = deque(maxlen=MOST_ENDS_KEPT)
         self.optimizer.register_step_post_hook(self._count_optimizer_step)
         RuledUpdates(UpdateRules.of(workload), self.parallel, steps_taken=lambda: self._step).register(self.optimizer)
