@@ -44,11 +44,6 @@ class HostBatch:
         """(rows, height, width, channels), looked up by the host when first asked for; a GPU does so itself."""
         return look_up(self.pixels, self.tables, self.flips)
 
-    def looked_up(self) -> HostBatch:
-        """This batch, with its images made."""
-        _ = self.images
-        return self
-
 
 HostRead = Callable[[], HostBatch]
 """Reads a batch when it is called, by whichever thread."""
