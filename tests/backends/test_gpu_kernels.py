@@ -133,6 +133,7 @@ def test_every_operation_of_a_step_has_a_kernel_for_gpus():
     assert looked_up_on_the_gpu(lookup["operations"])
 
 
+@pytest.mark.slow
 def test_the_optimizer_cuts_and_casts_the_constants_of_a_step_once_for_all_variables(toy_bn):
     """On a GPU each would be a launch: EfficientNet-B2 had 903 slices and 301 casts."""
     kinds = Counter(operation["type"] for operation in toy_bn["operations"])
@@ -141,6 +142,7 @@ def test_the_optimizer_cuts_and_casts_the_constants_of_a_step_once_for_all_varia
     assert (kinds["StridedSlice"], kinds["Unpack"], kinds["Cast"]) == (0, 1, 2)
 
 
+@pytest.mark.slow
 def test_an_evaluation_in_parts_holds_fewer_rows_and_finds_the_same(toy_bn):
     """As torch's, on GPUs: of as many rows as a micro-batch has."""
     whole, parts = toy_bn["evaluated"]

@@ -50,6 +50,7 @@ print(json.dumps(differences))
 """
 
 
+@pytest.mark.slow
 def test_a_sum_of_shifted_products_is_the_depthwise_convolution_and_its_gradient():
     differences = printed(DEPTHWISE)
     assert len(differences) == 4

@@ -63,12 +63,10 @@ print(json.dumps([Counter(operation.type for operation in graph.get_operations()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "kernel"),
-    [
-        ("sgd", "float32", "ResourceApplyMomentum"),
-        pytest.param("adam", "float64", "ResourceApplyAdam", marks=pytest.mark.slow),
-    ],
+    [("sgd", "float32", "ResourceApplyMomentum"), ("adam", "float64", "ResourceApplyAdam")],
 )
 def test_the_constants_of_a_step_are_made_once_and_the_numbers_are_the_same_bits(name, precision, kernel):
     done = subprocess.run([sys.executable, "-c", STEP, name, precision, "50"], capture_output=True, text=True)

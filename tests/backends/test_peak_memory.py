@@ -32,6 +32,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.tensorflow
+@pytest.mark.slow
 def test_tensorflow_resets_the_counter_of_each_of_its_gpus():
     done = subprocess.run([sys.executable, "-c", OF_TENSORFLOW], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"gpu": [1600, 200], "cpu": [None, None], "tpu": [None, None]}

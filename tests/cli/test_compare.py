@@ -112,6 +112,7 @@ def test_a_study_whose_cache_disappears_prepares_it_again(tmp_path, monkeypatch)
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_runs_that_are_done(tmp_path):
     arguments = ["--arm", "torch:single", *TINY, "--repeats", "50", "--out", tmp_path / "out"]
     process = start("compare", *arguments)

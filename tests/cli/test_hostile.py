@@ -131,6 +131,7 @@ def listing(folder):
     return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
 
 
+@pytest.mark.slow
 def test_every_command_that_reads_executes_nothing_and_writes_nowhere_else(hostile, tmp_path):
     allowed = tmp_path / "allowed"
     allowed.mkdir()

@@ -151,6 +151,7 @@ def test_without_gpus_jax_finds_none():
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_mode_that_works_says_how():
     finding = diagnosis.trial("torch", "ddp", Cluster.partition(2, 1, device="cpu"), {})
     assert finding.status == "ok"

@@ -70,7 +70,7 @@ def sockets_of(request, run_dir, then=lambda new: None):
 @pytest.mark.parametrize(
     ("framework", "mode", "changes"),
     [
-        pytest.param("torch", "ddp", {}, marks=pytest.mark.torch),
+        pytest.param("torch", "ddp", {}, marks=[pytest.mark.torch, pytest.mark.slow]),
         pytest.param("torch", "ddp", {"launcher": "spawn"}, marks=[pytest.mark.torch, pytest.mark.slow]),
         pytest.param("jax", "multiprocess", {}, marks=pytest.mark.jax),
     ],

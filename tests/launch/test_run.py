@@ -84,7 +84,8 @@ def test_a_process_that_raises_ends_the_run_with_its_traceback(tmp_path, framewo
     assert "is damaged" in result["error"]
 
 
-@pytest.mark.parametrize(("framework", "mode"), [with_mark(MULTI_NODE[0], pytest.mark.slow), MULTI_NODE[1]])
+@pytest.mark.slow
+@pytest.mark.parametrize(("framework", "mode"), MULTI_NODE)
 def test_a_killed_process_ends_the_run_and_what_was_measured_stays(tmp_path, framework, mode):
     pids = {}
 

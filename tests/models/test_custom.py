@@ -288,10 +288,11 @@ leaves = CustomModel(torch=lambda size, num_classes: Ending(size, num_classes, l
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "mode", "says"), [
     ("exits", "single", "SystemExit: 0"),
-    pytest.param("leaves", "single", "its exit status was 0, so its own code ended it", marks=pytest.mark.slow),
-    pytest.param("leaves", "ddp", "its exit status was 0, so its own code ended it", marks=pytest.mark.slow),
+    ("leaves", "single", "its exit status was 0, so its own code ended it"),
+    ("leaves", "ddp", "its exit status was 0, so its own code ended it"),
 ])  # fmt: skip
 def test_a_model_that_ends_its_process_is_a_failure_with_its_step(elsewhere, monkeypatch, kind, mode, says):
     (elsewhere / "ends.py").write_text(ENDS)

@@ -147,6 +147,7 @@ print(calls)
 """
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_call_leaves_the_old_or_the_new_one(tmp_path):
     """The process dies at the k-th call to the operating system, for all k."""
     code = SAVE.format(root=str(Path(__file__).parents[2]))
