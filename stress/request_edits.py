@@ -381,9 +381,10 @@ REQUESTS: dict[str, Request] = {
             (
                 "-c",
                 "import json; from pathlib import Path; "
-                "one, other = (json.loads(path.read_text())['train_loss'] for path in "
-                "Path('both').glob('runs/*/*/result.json')); "
-                "print(worst := max(abs(a - b) for a, b in zip(one, other, strict=True))); assert worst < 1e-12",
+                "one, *others = (json.loads(path.read_text())['train_loss'] for path in "
+                "Path('both').glob('runs/*/*/result.json')); "  # more than two where one was disturbed and made again
+                "print(worst := max(abs(a - b) for other in others for a, b in zip(one, other, strict=True))); "
+                "assert worst < 1e-12",
             ),
         ),
         says="a study of it and torch, whose losses in float64 are within 1e-12",

@@ -13,8 +13,7 @@ import click
 from click.core import ParameterSource
 
 from dpcompare.cli.commands import LazyGroup
-from dpcompare.config.frameworks import FRAMEWORKS
-from dpcompare.config.workload import NO_FLOAT16
+from dpcompare.config.frameworks import FRAMEWORKS, NO_FLOAT16
 from dpcompare.errors import RequestError, did_you_mean
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, model_validator
 
 from dpcompare.config import gpu_defaults
+from dpcompare.config.frameworks import NO_FLOAT16
 from dpcompare.config.optimizers import OPTIMIZERS
 from dpcompare.config.setting import (
     DATA,
@@ -37,10 +38,6 @@ DEFAULT_EPOCHS = 1
 DEFAULT_WARMUP_STEPS = 5
 DEFAULT_BATCHNORM_MOMENTUM = 0.9
 LARGEST_SEED = 2**63 - 1
-NO_FLOAT16 = (
-    "float16 needs scaled losses, or gradients underflow, and torch and TensorFlow share no rule for that; use "
-    "bfloat16, or float32 on GPUs older than Ampere, which have no hardware for bfloat16"
-)
 
 
 def _number_or_auto(received: Any) -> Any:

@@ -185,3 +185,18 @@ def test_completion_imports_no_framework_and_nothing_slow(tmp_path, words, answe
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "click" in imported
     assert not imported & {"torch", "tensorflow", "keras", "rich", "scipy", "numpy", "altair"}
+
+
+def test_the_list_of_commands_imports_neither_a_command_nor_the_classes_of_the_config():
+    command = [sys.executable, "-X", "importtime", "-m", "dpcompare", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "compare" in done.stdout
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "dpcompare.cli" in imported
+    assert not imported & {
+        "pydantic",
+        "numpy",
+        "dpcompare.config.workload",
+        "dpcompare.cli.run",
+        "dpcompare.cli.compare",
+    }
