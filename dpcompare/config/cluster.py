@@ -285,7 +285,7 @@ class Topology:
 
     @property
     def all_processes_train(self) -> bool:
-        """Whether no process only serves others."""
+        """Whether every process runs the training loop."""
         return len(self.trainers) == self.num_processes
 
     @property

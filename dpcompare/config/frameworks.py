@@ -66,7 +66,7 @@ NO_FLOAT16 = (
     "float16 needs scaled losses, or gradients underflow, and torch and TensorFlow share no rule for that; use "
     "bfloat16, or float32 on GPUs older than Ampere, which have no hardware for bfloat16"
 )
-"""Why no run computes in it; the command line, too, says so before it loads the config's classes."""
+"""Why float16 is refused. It stands here because the command line needs it before it loads the config's classes."""
 
 FRAMEWORKS: dict[str, Framework] = {
     "torch": Framework(

@@ -336,7 +336,7 @@ class Workload(Config):
         if type(steps) is not int or not 0 < steps <= DEFAULT_WARMUP_STEPS or "warmup_steps" in values:
             return validate(values)
         fitting = validate(values | {"warmup_steps": steps - 1})
-        fitting.model_fields_set.discard("warmup_steps")  # nobody gave it: of more steps it is another
+        fitting.model_fields_set.discard("warmup_steps")  # it was derived, so more steps may derive another
         return fitting
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""JAX itself in a training process: what it is told of devices and precision, and what a result says of it."""
+"""The JAX runtime of a training process: its devices, precision and flags, and the versions that a result records."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Trained(NamedTuple):
         return cls({}, {}, {}, split(mesh, zeros), split(mesh, zeros))
 
     def with_state(self, state: TrainingState, mesh: Mesh, optimizer: Optimizer, dtype: npt.DTypeLike) -> Trained:
-        """The tensors of a state on every replica, beside what was counted so far."""
+        """The tensors of a state on every replica; the counts go on from those so far."""
         tensors = {name: value.astype(dtype) for name, value in state.model.items()}
         parameters = {name: value for name, value in tensors.items() if not is_statistic(name)}
         statistics = {name: value for name, value in tensors.items() if is_statistic(name)}

@@ -1,4 +1,4 @@
-"""TensorFlow itself in a process: what it is told of devices and precision, and what a result says of it."""
+"""The TensorFlow runtime of a process: its devices, threads and precision, and the versions that a result records."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.models.state import State, TrainingState
 
 MOST_ENDS_KEPT = 10_000
-"""Steps of a window, beyond which it has no times of its steps: the newest are kept where nobody asks for them."""
+"""Most steps of a window whose times are kept; a longer window has none."""
 
 
 class TorchBackend(Inspectable):
@@ -65,14 +65,6 @@ class TorchBackend(Inspectable):
     def device(self) -> torch.device:
         """Where this process's batches go."""
         return self.parallel.device
-
-    @property
-    def data_parallel_rank(self) -> int:
-        return self.parallel.data_parallel_rank
-
-    @property
-    def data_parallel_size(self) -> int:
-        return self.parallel.data_parallel_size
 
     def build_model(self) -> nn.Module:
         """The model to train, on the host; override it together with `initial_state` to train another."""

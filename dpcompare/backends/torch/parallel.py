@@ -41,16 +41,6 @@ class Parallel:
         # With an index, also where there is one GPU only: torch.cuda.set_device takes no device without.
         self.device = torch.device("cuda", 0) if self.config.cluster.device_type == "gpu" else torch.device("cpu")
 
-    @property
-    def data_parallel_rank(self) -> int:
-        """Which part of every global batch this process reads; see `Backend.data_parallel_rank`."""
-        return self.process_rank
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Parts into which a global batch is divided among the processes."""
-        return self.num_processes
-
     def local_devices(self) -> list[torch.device]:
         """This process's devices, one per replica and stage."""
         if self.device.type == "cpu":
@@ -155,7 +145,7 @@ class Parallel:
         return {}
 
     def barrier(self) -> None:
-        """One process waits for nobody."""
+        """Wait until all processes are here; with one process there is nothing to wait for."""
 
     def leave(self) -> None:
-        """One process leaves nobody behind."""
+        """Leave the other processes in good order; one process alone has none to leave."""

@@ -29,8 +29,10 @@ SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 class StagedReplicas(DistributedDataParallel):
     """Processes (replica, stage) in this order of ranks; the same stages of all replicas sum their gradients."""
 
+    replica: int
+    """The replica that this process holds a part of, from 0."""
     stage: int
-    """Of this process, from 0."""
+    """The part of it that this process holds, from 0."""
     stages_group: distributed.ProcessGroup
     """The processes of this replica."""
 
@@ -38,20 +40,12 @@ class StagedReplicas(DistributedDataParallel):
         super().connect()
         self.num_replicas = self.num_holders = self.num_processes // self.config.stages
         self.gradient_average_over = 1
-        self._replica, self.stage = divmod(self.process_rank, self.config.stages)
+        self.replica, self.stage = divmod(self.process_rank, self.config.stages)
         mesh = init_device_mesh(
             self.device.type, (self.num_replicas, self.config.stages), mesh_dim_names=("replicas", "stages")
         )
         self.replicas_group, self.stages_group = mesh.get_group("replicas"), mesh.get_group("stages")
         self.is_first, self.is_last = self.stage == 0, self.stage == self.config.stages - 1
-
-    @property
-    def data_parallel_rank(self) -> int:
-        return self._replica
-
-    @property
-    def data_parallel_size(self) -> int:
-        return self.num_replicas
 
     def place_stages(self, model: nn.Module, micro_batch: Callable[[], torch.Tensor]) -> nn.Module:
         return model  # undivided until its tensors are loaded; see PipelineBackend.replicate
@@ -83,6 +77,14 @@ class PipelineBackend(TorchBackend):
 
     parallelism = StagedReplicas
     parallel: StagedReplicas
+
+    @property
+    def data_parallel_rank(self) -> int:
+        return self.parallel.replica
+
+    @property
+    def data_parallel_size(self) -> int:
+        return self.num_replicas
 
     def replicate(self) -> nn.Module:
         layers = MODELS[self.workload.model].layers
