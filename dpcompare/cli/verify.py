@@ -15,7 +15,14 @@ from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
 from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
-from dpcompare.cli.output import EXIT_NEGATIVE, if_anybody_reads, print_json, stderr_console, stdout_console
+from dpcompare.cli.output import (
+    EXIT_INTERRUPTED,
+    EXIT_NEGATIVE,
+    if_anybody_reads,
+    print_json,
+    stderr_console,
+    stdout_console,
+)
 from dpcompare.config.modes import modes_of_each_framework
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
@@ -117,14 +124,22 @@ def verify(
             against=against,
             interpreters=interpreters(python),
         )
-    checks = _run(plan, against)
-    passed = bool(checks) and all(check.passed for check in checks)
+    checks: list[Check] = []
+    interrupted = False
+    try:
+        _run(plan, against, checks)
+    except KeyboardInterrupt:  # what has been found by then is still told
+        interrupted = True
+    passed = bool(checks) and all(check.passed for check in checks) and not interrupted
     if as_json:
-        print_json({"passed": passed, "checks": list(map(_as_json, checks)), "not_compared": plan.left_out})
+        shown = {"passed": passed, "checks": list(map(_as_json, checks)), "not_compared": plan.left_out}
+        print_json(shown | ({"interrupted": True} if interrupted else {}))
     else:
         with if_anybody_reads():
             _print_checks(checks, plan.left_out)
-    return 0 if passed else EXIT_NEGATIVE
+            if interrupted:
+                click.echo("interrupted: the other checks were not made")
+    return EXIT_INTERRUPTED if interrupted else 0 if passed else EXIT_NEGATIVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +187,8 @@ def _asked_for(
     return _Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
 
 
-def _run(plan: _Plan, against: Literal["cpu"] | None) -> list[Check]:
-    """The checks, each told when it fails."""
+def _run(plan: _Plan, against: Literal["cpu"] | None, checks: list[Check]) -> None:
+    """Make the checks, say of each that it fails, and append them to `checks`."""
     from dpcompare.experiments.verify import verify as run_checks
     from dpcompare.experiments.verify_runs import runs_at_once
     from dpcompare.system.devices import installed_gpus, visible_gpus
@@ -183,7 +198,6 @@ def _run(plan: _Plan, against: Literal["cpu"] | None) -> list[Check]:
         console.print("no GPU is visible here: both sides of every comparison run on the CPU", soft_wrap=True)
     for line in plan.left_out:
         console.print(f"not compared: {line}", soft_wrap=True)
-    checks = []
     for check in run_checks(
         plan.groups,
         device=plan.device,
@@ -194,7 +208,6 @@ def _run(plan: _Plan, against: Literal["cpu"] | None) -> list[Check]:
         checks.append(check)
         if not check.passed:
             console.print(f"FAILED {check.name}: {check.pair}\n{check.detail}".rstrip(), soft_wrap=True)
-    return checks
 
 
 def _as_json(check: Check) -> dict[str, Any]:

@@ -71,8 +71,9 @@ GPU_TOLERANCES: dict[str, Mapping[str, float]] = {
     "evaluation loss": {"float64": 1e-7},
     "accumulation = replicas = one batch": {"float32": 1e-3, "float64": 1e-11},
 }
-"""In the place of TOLERANCES where a side ran on GPUs; what is not here stays as it is. Reasoned, not measured: up to
-ten times those of the CPU, since thousands of threads add up in another order and cuDNN may transform a convolution."""
+"""In the place of TOLERANCES where a side ran on GPUs; what is not here stays as it is. Reasoned: up to ten
+times those of the CPU, since thousands of threads add up in another order and cuDNN may transform a convolution. An
+H200 needed at most 0.06 of them in float32 and 0.0012 in float64."""
 
 REPEAT_MULTIPLE = 4.0
 """Not every operation of a GPU has a deterministic kernel. How much two identical runs differ, of the framework that

@@ -19,6 +19,7 @@ from dpcompare.experiments.verify import (
     MOST_WIDENING,
     REPEAT_MULTIPLE,
     TOLERANCES,
+    Check,
     compare_sides,
     tolerance_of,
     verify,
@@ -348,6 +349,27 @@ def test_the_floor_of_a_gpu_is_a_column_and_a_key(on_gpus, monkeypatch):
     assert floors["weight round trip"] is None
     assert "floor" in invoke("verify", "--device", "auto").stdout
     assert "floor" not in invoke("verify").stdout
+
+
+@pytest.mark.torch
+def test_an_interrupted_verify_tells_what_it_has_found(monkeypatch):
+    made = Check(
+        name="gradient", modes="a, b", pair="a / b", workload="mlp", precision="float64", measured=0.0, tolerance=1e-11
+    )
+
+    def interrupted_after_one(groups, **settings):
+        yield made
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dpcompare.experiments.verify.verify", interrupted_after_one)
+    asked = ("verify", "--frameworks", "torch", "--model", "mlp")
+    ended = invoke(*asked, "--json")
+    told = ended.json
+    assert (ended.code, told["interrupted"], told["passed"]) == (130, True, False)
+    assert [check["name"] for check in told["checks"]] == ["gradient"]
+    as_text = invoke(*asked).stdout
+    assert "1 of 1 checks passed\n" in as_text
+    assert as_text.endswith("\ninterrupted: the other checks were not made\n")
 
 
 @pytest.mark.parametrize(("scale", "first_stage"), [("b0", 1), ("b2", 2), ("b5", 3)])

@@ -73,7 +73,7 @@ def test_an_interruption_ends_all_of_them(interruptible, slow_runs, tmp_path):
 
 @pytest.mark.parametrize(
     ("device", "cores", "gigabytes", "expected"),
-    [("cpu", 2, 24, 2), ("cpu", 64, 500, 4), ("cpu", 8, 17, 2), ("cpu", 2, 3, 1), ("auto", 64, 500, 4)],
+    [("cpu", 2, 24, 2), ("cpu", 64, 500, 8), ("cpu", 8, 17, 2), ("cpu", 2, 3, 1), ("auto", 64, 500, 8)],
 )
 def test_cores_and_memory_bound_the_runs_at_the_same_time(monkeypatch, device, cores, gigabytes, expected):
     monkeypatch.setattr(verify_runs.os, "sched_getaffinity", lambda pid: set(range(cores)))
@@ -83,7 +83,7 @@ def test_cores_and_memory_bound_the_runs_at_the_same_time(monkeypatch, device, c
 
 @pytest.mark.parametrize(
     ("free", "total", "expected"),
-    [(140e9, 140e9, 4), (80e9, 80e9, 3), (40e9, 80e9, 1), (40e9, 40e9, 1), (None, None, 1)],
+    [(140e9, 140e9, 8), (80e9, 80e9, 6), (40e9, 80e9, 1), (24e9, 24e9, 2), (None, None, 1)],
 )
 def test_the_memory_of_gpus_bounds_them_too(monkeypatch, install_gpus, free, total, expected):
     """Together they take less than the half of which a run is refused the rest."""
@@ -93,4 +93,4 @@ def test_the_memory_of_gpus_bounds_them_too(monkeypatch, install_gpus, free, tot
     monkeypatch.setattr(verify_runs, "free_gpu_memory", lambda gpus: free)
     monkeypatch.setattr(verify_runs, "gpu_memory", lambda gpus: total)
     assert runs_at_once("auto") == expected
-    assert runs_at_once("cpu") == 4
+    assert runs_at_once("cpu") == 8
