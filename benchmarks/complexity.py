@@ -31,7 +31,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.sections import commit, typed, write_section
-from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
+from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.backends.base import Backend, Counted
 from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
 from dpcompare.data.prepare import prepare
@@ -39,6 +39,7 @@ from dpcompare.data.store import open_store
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.study import Arm, Study, open_study
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.state import TrainingState
 from dpcompare.results.events import EventLog, EventTail
 from dpcompare.results.result import RunResult, StepSeconds

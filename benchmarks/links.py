@@ -22,8 +22,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.sections import commit, typed, write_section
-from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
+from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.placement import Placement
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.architectures import MODELS
 
 MODES = (("torch", "ddp"), ("tensorflow", "multiworker"))

@@ -8,47 +8,83 @@ from typing import TYPE_CHECKING, Any
 from dpcompare._version import __version__
 
 if TYPE_CHECKING:
-    from dpcompare.backends import load_backend
+    from dpcompare.api.proof import Check, Verification, explain, verify
+    from dpcompare.api.saved import verify_saved
+    from dpcompare.api.scripts import ScriptRun, run_script
+    from dpcompare.api.studies import Arm, Report, Study, compare, load
+    from dpcompare.api.training import Batch, Evaluation, Training, backend, batches
+    from dpcompare.backends.custom_optimizer import CustomOptimizer
     from dpcompare.config.cluster import Cluster, Node
     from dpcompare.config.run import RunConfig
     from dpcompare.config.workload import Workload
     from dpcompare.errors import RequestError, RunFailedError
-    from dpcompare.launch.inputs import prepare_inputs
     from dpcompare.launch.run import resume, run
     from dpcompare.models.custom import CustomModel
     from dpcompare.results.result import RunResult
 
 __all__ = [
+    "Arm",
+    "Batch",
+    "Check",
     "Cluster",
     "CustomModel",
+    "CustomOptimizer",
+    "Evaluation",
     "Node",
+    "Report",
     "RequestError",
     "RunConfig",
     "RunFailedError",
     "RunResult",
+    "ScriptRun",
+    "Study",
+    "Training",
+    "Verification",
     "Workload",
     "__version__",
-    "load_backend",
-    "prepare_inputs",
+    "backend",
+    "batches",
+    "compare",
+    "explain",
+    "load",
     "resume",
     "run",
+    "run_script",
+    "verify",
+    "verify_saved",
 ]
 
-# Public name -> the module that defines it. Resolved on first use, so that `dpcompare --help` loads none of them.
 _DEFINED_IN = {
+    "Arm": "api.studies",
+    "Batch": "api.training",
+    "Check": "api.proof",
     "Cluster": "config.cluster",
-    "Node": "config.cluster",
     "CustomModel": "models.custom",
+    "CustomOptimizer": "backends.custom_optimizer",
+    "Evaluation": "api.training",
+    "Node": "config.cluster",
+    "Report": "api.studies",
     "RequestError": "errors",
     "RunConfig": "config.run",
     "RunFailedError": "errors",
     "RunResult": "results.result",
+    "ScriptRun": "api.scripts",
+    "Study": "api.studies",
+    "Training": "api.training",
+    "Verification": "api.proof",
     "Workload": "config.workload",
-    "load_backend": "backends",
-    "prepare_inputs": "launch.inputs",
+    "backend": "api.training",
+    "batches": "api.training",
+    "compare": "api.studies",
+    "explain": "api.proof",
+    "load": "api.studies",
     "resume": "launch.run",
     "run": "launch.run",
+    "run_script": "api.scripts",
+    "verify": "api.proof",
+    "verify_saved": "api.saved",
 }
+"""Public name -> the module that defines it. Resolved on first use, so that `dpcompare --help` loads none of them."""
 
 
 def __getattr__(name: str) -> Any:

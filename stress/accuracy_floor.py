@@ -13,9 +13,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
+from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.modes import MODES
 from dpcompare.experiments.verify_runs import FLOOR_PERTURBATION, disturbed
+from dpcompare.launch.inputs import prepare_inputs
 
 
 def main() -> None:

@@ -14,12 +14,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
+from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.study import Arm, Study, ablated, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study
+from dpcompare.launch.inputs import prepare_inputs
 from stress.injection import interpreter_with
 
 WORKLOAD = Workload(model="toy-bn", image_size=64, global_batch_size=64, steps=150, warmup_steps=20)

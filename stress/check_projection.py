@@ -40,9 +40,10 @@ from pydantic import TypeAdapter
 
 from benchmarks.collectives import SIZES, latency_per_step, measured
 from benchmarks.sections import commit, typed, write_section
-from dpcompare import Cluster, RunConfig, Workload, prepare_inputs, run
+from dpcompare import Cluster, RunConfig, Workload, run
 from dpcompare.config.modes import MODES
 from dpcompare.config.placement import Placement
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.state import Gradients
 from dpcompare.projection.calibration import Fitted, MeasuredCell, exchange_of, fit, interconnect_of_run
 from dpcompare.projection.exchange import Exchange

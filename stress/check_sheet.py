@@ -16,10 +16,11 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
-from dpcompare import Cluster, RunConfig, RunResult, Workload, prepare_inputs, run
+from dpcompare import Cluster, RunConfig, RunResult, Workload, run
 from dpcompare.experiments.agreement import TOLERANCES
 from dpcompare.experiments.fairness import compare
 from dpcompare.experiments.fairness_checks import CHECKS
+from dpcompare.launch.inputs import prepare_inputs
 
 TINY = {"dataset": "synthetic-mini", "global_batch_size": 16, "warmup_steps": 1}
 SGD = {"optimizer": "sgd", "learning_rate": 0.01, "augment": ("flip", "brightness", "contrast")}

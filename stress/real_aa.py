@@ -31,13 +31,14 @@ from unittest.mock import patch
 
 from scipy.stats import binom
 
-from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
+from dpcompare import Cluster, RunConfig, Workload
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import Comparison
 from dpcompare.experiments.statistics import FALSE_CLAIMS, ROUNDS_FOR_CLAIM
 from dpcompare.experiments.study import Arm, Study, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.results.events import EventTail, Ready, Started
 from dpcompare.system.devices import available_cores
 from tests.support.warm import IMPORTED, WarmLauncher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -57,26 +57,37 @@ def compare(context: click.Context, /, **values: Any) -> int:
     dpcompare compare --arm torch:ddp --arm torch:ddp,precision=bfloat16 --subject precision
     dpcompare compare --repeats 6 --pair torch:ddp --pair tensorflow:multiworker
     """
+    study, out, options = study_asked_for(context, values)
+    if options.dry_run:
+        print_plan(study, out, as_json=options.as_json)
+        return 0
+    make_runs(study, out, options)
+    return _print_comparison(out, as_json=options.as_json)
+
+
+def study_asked_for(context: click.Context, values: Mapping[str, Any]) -> tuple[Study, Path, StudyOptions]:
+    """The study that the options of the command ask for, new or resumed, its directory, and the study's own options.
+
+    Raises:
+        RequestError: there can be none.
+    """
     from dpcompare.cli.resume import resumed_study
     from dpcompare.experiments.study import refuse_other_files
 
-    options = StudyOptions(**{field.name: values.pop(field.name) for field in dataclasses.fields(StudyOptions)})
+    own = {field.name for field in dataclasses.fields(StudyOptions)}
+    options = StudyOptions(**{name: value for name, value in values.items() if name in own})
     if options.resume is not None:
         out = options.resume
         known, adding = interpreters(values["python"]), options.until is not None
         study = resumed_study(context, out, repeats=num_rounds(options), adding=adding, known=known)
     else:
-        study = build_study(options, RunOptions.of(values))
+        study = build_study(options, RunOptions.of({n: value for n, value in values.items() if n not in own}))
         out = options.out or Path("studies") / datetime.now().strftime("%Y%m%d-%H%M%S-%f")
         refuse_other_files(out)
-    if options.dry_run:
-        print_plan(study, out, as_json=options.as_json)
-        return 0
-    _run(study, out, options)
-    return _print_comparison(out, as_json=options.as_json)
+    return study, out, options
 
 
-def _run(study: Study, out: Path, options: StudyOptions) -> None:
+def make_runs(study: Study, out: Path, options: StudyOptions) -> None:
     """Make all runs of a study that are not there yet."""
     from dpcompare.cli.progress import StudyProgress
     from dpcompare.experiments.autotune import tuned
@@ -109,7 +120,7 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
             f"to continue: {_go_on(out, options)}" if is_study(out) else "nothing was kept; run the command again"
         )
         click.echo(f"interrupted; {what_next}", err=True)
-        if not options.as_json and any(result.status == "completed" for result in _compared_results(out)):
+        if not options.as_json and any(result.status == "completed" for result in ended_runs(out)):
             comparison = analyse(collect([out]))
             with if_anybody_reads():
                 print_comparison(comparison)
@@ -137,7 +148,7 @@ def _print_comparison(out: Path, *, as_json: bool) -> int:
     from dpcompare.experiments.analysis import analyse
     from dpcompare.experiments.collection import collect
 
-    ended = _compared_results(out)
+    ended = ended_runs(out)
     if all(result.status == "failed" for result in ended):
         raise RunFailedError(f"every run failed, so nothing can be compared.\n{_causes(ended)}", str(out))
     comparison = analyse(collect([out]))
@@ -176,7 +187,7 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
         yield f"why         {hint('report', out, '--full')}"
 
 
-def _compared_results(out: Path) -> list[RunResult]:
+def ended_runs(out: Path) -> list[RunResult]:
     """Of all runs that have ended, except those that only show what gradient sync costs."""
     from dpcompare.experiments.study import Study, is_study
     from dpcompare.experiments.study_runs import results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -45,10 +45,6 @@ _ROWS = tuple(row for row in OPTIONS if row.scope != "run" or row.name in ("node
 def explain(
     context: click.Context,
     /,
-    arm_or_run: str,
-    repeats: int,
-    out: Path | None,
-    measured_link: str | None,
     dry_run: bool,
     markdown: bool,
     as_json: bool,
@@ -66,19 +62,11 @@ def explain(
     dpcompare explain torch:ddp --nodes 2 --model efficientnet-b0 --steps 60
     dpcompare explain tensorflow:multiworker,engine=namespaces,link=100mbit --nodes 2
     """
-    from dpcompare.experiments.study import refuse_other_files
-    from dpcompare.experiments.variants import variants_of
-
-    config, name = _to_explain(context, arm_or_run, RunOptions.of(values))
-    _refuse_other_link(config, measured_link)
-    variants = variants_of(config, name)
-    study = variants.study(repeats)
-    out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-explained"
-    refuse_other_files(out)
     if dry_run:
-        print_plan(study, out, as_json=as_json)
+        asked = _asked_for(context, **values)
+        print_plan(asked.study, asked.out, as_json=as_json)
         return
-    explanation = _with_commands(_measured(study, out, variants, measured_link), config)
+    explanation = explanation_asked_for(context, **values)
     if as_json:
         print_json(explanation.model_dump(mode="json"))
     else:
@@ -88,6 +76,40 @@ def explain(
         text = explained.as_markdown(explanation) if markdown else explained.as_text(explanation, width)
         with if_anybody_reads():
             click.echo(text, nl=False)
+
+
+class _AskedFor(NamedTuple):
+    config: RunConfig
+    variants: Variants
+    study: Study
+    out: Path
+
+
+def _asked_for(
+    context: click.Context, /, arm_or_run: str, repeats: int, out: Path | None, measured_link: str | None, **values: Any
+) -> _AskedFor:
+    """What the options of the command ask to be explained, and by which runs."""
+    from dpcompare.experiments.study import refuse_other_files
+    from dpcompare.experiments.variants import variants_of
+
+    config, name = _to_explain(context, arm_or_run, RunOptions.of(values))
+    _refuse_other_link(config, measured_link)
+    variants = variants_of(config, name)
+    out = out or Path("studies") / f"{datetime.now():%Y%m%d-%H%M%S-%f}-explained"
+    refuse_other_files(out)
+    return _AskedFor(config, variants, variants.study(repeats), out)
+
+
+def explanation_asked_for(context: click.Context, /, measured_link: str | None, **values: Any) -> Explanation:
+    """Make the runs that the options of the command ask for, and explain by them.
+
+    Raises:
+        RequestError: it cannot be explained; nothing was started.
+    """
+    for name in ("dry_run", "markdown", "as_json"):  # how the command shows it
+        values.pop(name, None)
+    asked = _asked_for(context, measured_link=measured_link, **values)
+    return _with_commands(_measured(asked.study, asked.out, asked.variants, measured_link), asked.config)
 
 
 def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) -> tuple[RunConfig, str]:

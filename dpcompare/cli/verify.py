@@ -84,18 +84,9 @@ PLANNED_BY_A_RUN = ("frameworks", "modes", "model", "replicas", "quick")
 def verify(
     context: click.Context,
     /,
-    like: Path | None,
-    frameworks: str,
-    modes: str,
-    model: str,
-    replicas: str | None,
-    precision: str | None,
-    quick: bool,
-    device: str | None,
     against: Literal["cpu"] | None,
-    python: tuple[str, ...],
     as_json: bool,
-    **of_the_workload: Any,
+    **values: Any,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array.
 
@@ -107,27 +98,11 @@ def verify(
     dpcompare verify --like runs/a --precision float64
     dpcompare verify --quick --replicas 1 --against cpu
     """
-    asked = values_of(Workload, RunOptions.of(of_the_workload))
-    if like is not None:
-        _refuse_beside_like(context)
-        plan = _like(like, asked, precision, device, python, against)
-    else:
-        plan = _asked_for(
-            listed(frameworks),
-            modes,
-            _known_model(model),
-            _numbers(replicas or ("1,2" if quick else "1,2,4")),
-            _known_precisions(listed("float32,float64" if precision is None else precision)),
-            asked,
-            quick=quick,
-            device=device or ("cpu" if against is None else "auto"),
-            against=against,
-            interpreters=interpreters(python),
-        )
+    plan = plan_asked_for(context, against=against, **values)
     checks: list[Check] = []
     interrupted = False
     try:
-        _run(plan, against, checks)
+        make_checks(plan, against, checks)
     except KeyboardInterrupt:  # what has been found by then is still told
         interrupted = True
     passed = bool(checks) and all(check.passed for check in checks) and not interrupted
@@ -142,8 +117,47 @@ def verify(
     return EXIT_INTERRUPTED if interrupted else 0 if passed else EXIT_NEGATIVE
 
 
+def plan_asked_for(
+    context: click.Context,
+    /,
+    like: Path | None,
+    frameworks: str,
+    modes: str,
+    model: str,
+    replicas: str | None,
+    precision: str | None,
+    quick: bool,
+    device: str | None,
+    against: Literal["cpu"] | None,
+    python: tuple[str, ...],
+    **of_the_workload: Any,
+) -> Plan:
+    """What the options of the command ask to be verified.
+
+    Raises:
+        RequestError: it cannot be.
+    """
+    of_the_workload.pop("as_json", None)
+    asked = values_of(Workload, RunOptions.of(of_the_workload))
+    if like is not None:
+        _refuse_beside_like(context)
+        return _like(like, asked, precision, device, python, against)
+    return _asked_for(
+        listed(frameworks),
+        modes,
+        _known_model(model),
+        _numbers(replicas or ("1,2" if quick else "1,2,4")),
+        _known_precisions(listed("float32,float64" if precision is None else precision)),
+        asked,
+        quick=quick,
+        device=device or ("cpu" if against is None else "auto"),
+        against=against,
+        interpreters=interpreters(python),
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Plan:
+class Plan:
     """What is verified, on which devices, with which interpreters, and what is left out."""
 
     groups: list[Group]
@@ -164,7 +178,7 @@ def _asked_for(
     device: str,
     against: Literal["cpu"] | None,
     interpreters: dict[str, str],
-) -> _Plan:
+) -> Plan:
     """The groups of the named modes."""
     from dpcompare.experiments.verify_groups import known_modes, not_compared, plan_groups
 
@@ -184,10 +198,10 @@ def _asked_for(
     if not present:
         raise RequestError("no framework is left to verify; install one, or name its environment with --python")
     left_out = not_compared(groups, present, named)
-    return _Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
+    return Plan(groups=groups, device=device, interpreters=interpreters, left_out=left_out)
 
 
-def _run(plan: _Plan, against: Literal["cpu"] | None, checks: list[Check]) -> None:
+def make_checks(plan: Plan, against: Literal["cpu"] | None, checks: list[Check]) -> None:
     """Make the checks, say of each that it fails, and append them to `checks`."""
     from dpcompare.experiments.verify import verify as run_checks
     from dpcompare.experiments.verify_runs import runs_at_once
@@ -247,7 +261,7 @@ def _like(
     device: str | None,
     python: tuple[str, ...],
     against: Literal["cpu"] | None,
-) -> _Plan:
+) -> Plan:
     """The groups that prove a run, with its own interpreters unless others are named."""
     from dpcompare.config.run import RunConfig
     from dpcompare.experiments.verify_groups import has_one_gpu, on_one_gpu, with_each_on
@@ -268,7 +282,7 @@ def _like(
     groups = [group_like(config, each, asked, chosen) for each in precisions]
     groups = groups if against is None else [with_each_on(against, group) for group in groups]
     groups = [on_one_gpu(group) for group in groups] if device == "auto" and has_one_gpu() else groups
-    return _Plan(groups=groups, device=device, interpreters=chosen)
+    return Plan(groups=groups, device=device, interpreters=chosen)
 
 
 def _usable(frameworks: list[str], chosen: dict[str, str]) -> list[str]:

@@ -256,8 +256,8 @@ class RunConfig(RunFields):
             return self
         if inputs is None and self.inputs is None:
             raise RequestError(
-                "this config has no inputs yet; pass it through dpcompare.prepare_inputs(config) first, which "
-                "prepares the dataset and the initial weights"
+                "this config has no inputs yet; expected one of dpcompare.launch.inputs.prepare_inputs, which prepares "
+                "the dataset and the initial weights, as dpcompare.run and dpcompare.backend do"
             )
         return PreparedRun(**dict(self) | {"inputs": inputs or self.inputs})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -39,7 +39,11 @@ def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = N
 
 
 def prepare_inputs(
-    config: RunConfig, progress: Progress | None = None, *, largest_batch: int | None = None
+    config: RunConfig,
+    progress: Progress | None = None,
+    *,
+    largest_batch: int | None = None,
+    custom_shapes: Mapping[str, tuple[int, ...]] | None = None,
 ) -> PreparedRun:
     """The same config with `inputs` filled in; dataset and weights are prepared now unless the cache has them.
 
@@ -49,6 +53,7 @@ def prepare_inputs(
         config: of a run.
         progress: called while images are prepared.
         largest_batch: images of the largest global batch of the runs that it is compared with; default: of its own.
+        custom_shapes: of the tensors of a custom model for which weights are to be drawn; default: of all that it has.
 
     Raises:
         RequestError: the dataset cannot be used as asked.
@@ -64,7 +69,7 @@ def prepare_inputs(
     inputs = Inputs(
         store=store.path,
         store_sha256=store.manifest.sha256,
-        **_weights(config, num_classes, source),
+        **_weights(config, num_classes, source, custom_shapes),
         num_classes=num_classes,
         num_train=store.manifest.splits["train"].count,
         num_validation=store.manifest.splits["validation"].count,
@@ -124,10 +129,15 @@ def with_seed(config: RunConfig, seed: int) -> RunConfig:
     return config.changed(inputs=config.inputs.changed(**weights))
 
 
-def _weights(config: RunConfig, num_classes: int, source: Source | None) -> dict[str, Any]:
+def _weights(
+    config: RunConfig,
+    num_classes: int,
+    source: Source | None,
+    custom_shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> dict[str, Any]:
     """What `Inputs` says of the initial weights, which are made now unless the cache has them."""
-    workload, custom_shapes = config.workload, None
-    if is_custom(workload.model):
+    workload = config.workload
+    if is_custom(workload.model) and custom_shapes is None:
         limit = {} if config.start_timeout is None else {"seconds": config.start_timeout}
         custom_shapes = tensor_shapes(
             workload.model, config.framework, config.python, workload.image_size, num_classes, **limit

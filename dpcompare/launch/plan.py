@@ -119,18 +119,22 @@ class Endpoints(NamedTuple):
         return self.addresses[node_rank] if self.addresses else LOOPBACK
 
 
-def plan(config: RunConfig, run_dir: Path, endpoints: Endpoints) -> list[NodeProcess]:
+def plan(
+    config: RunConfig, run_dir: Path, endpoints: Endpoints, script: Sequence[str] | None = None
+) -> list[NodeProcess]:
     """One node process per node, in the order of the node ranks.
 
     Args:
         config: the run.
         run_dir: where the processes find config.json and leave their results.
         endpoints: with `num_ports(config)` ports that are free.
+        script: a file of Python and its arguments, in the place of the training process of a run.
     """
     start = _STARTERS[config.launch]
     node_processes = []
     for node in config.cluster.nodes:
-        argv, env = start(config, node, str(run_dir), endpoints)
+        program = _worker_argv(node, str(run_dir)) if script is None else list(script)
+        argv, env = start(config, node, program, endpoints)
         node_processes.append(
             NodeProcess(
                 node_rank=node.rank,
@@ -203,11 +207,11 @@ def _worker_argv(node: Node, run_dir: str) -> list[str]:
 Start = tuple[list[str], dict[str, str]]
 
 
-def _plain(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
-    return [config.python, *_worker_argv(node, run_dir)], _interface(endpoints)
+def _plain(config: RunConfig, node: Node, program: list[str], endpoints: Endpoints) -> Start:
+    return [config.python, *program], _interface(endpoints)
 
 
-def _torchrun(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+def _torchrun(config: RunConfig, node: Node, program: list[str], endpoints: Endpoints) -> Start:
     """A torchrun agent; static rendezvous keeps the order of the nodes (c10d takes the order of arrival)."""
     agent = [
         *(config.python, "-m", "dpcompare.backends.torch.agent"),
@@ -216,13 +220,14 @@ def _torchrun(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints)
         # Each training process writes its own log; left out, an empty folder of the agent's stays below /tmp.
         *("--max-restarts", "0", "--log-dir", os.devnull),
     ]
-    return [*agent, *_worker_argv(node, run_dir)], _interface(endpoints)
+    return [*agent, *program], _interface(endpoints)
 
 
-def _spawn(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
-    """A program that starts its training processes itself."""
-    program = [config.python, "-m", "dpcompare.backends.torch.spawn", *_world(config, endpoints)]
-    return [*program, run_dir, "--node-rank", str(node.rank)], _interface(endpoints)
+def _spawn(config: RunConfig, node: Node, program: list[str], endpoints: Endpoints) -> Start:
+    """A program that starts its training processes itself, from the arguments of one of them."""
+    _module, _worker, *arguments = program
+    spawning = [config.python, "-m", "dpcompare.backends.torch.spawn", *_world(config, endpoints)]
+    return [*spawning, *arguments], _interface(endpoints)
 
 
 def _world(config: RunConfig, endpoints: Endpoints) -> list[str]:
@@ -238,7 +243,7 @@ def _interface(endpoints: Endpoints) -> dict[str, str]:
     return {} if endpoints.addresses else {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo"}
 
 
-def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+def _tf_config(config: RunConfig, node: Node, program: list[str], endpoints: Endpoints) -> Start:
     """One TensorFlow task per node, on different ports since nodes may share a machine."""
     task_of = config.mode_row.task_of
     tasks: dict[str, list[str]] = {}
@@ -247,20 +252,20 @@ def _tf_config(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints
     task = task_of(node.rank)
     index = tasks[task].index(f"{endpoints.address(node.rank)}:{endpoints.ports[node.rank]}")
     content = {"cluster": tasks, "task": {"type": task, "index": index}}
-    return [config.python, *_worker_argv(node, run_dir)], {"TF_CONFIG": json.dumps(content)} | _interface(endpoints)
+    return [config.python, *program], {"TF_CONFIG": json.dumps(content)} | _interface(endpoints)
 
 
-def _coordinator(config: RunConfig, node: Node, run_dir: str, endpoints: Endpoints) -> Start:
+def _coordinator(config: RunConfig, node: Node, program: list[str], endpoints: Endpoints) -> Start:
     """One JAX process per node; the first one coordinates them."""
     place = {
         "JAX_COORDINATOR_ADDRESS": f"{endpoints.address(0)}:{endpoints.ports[0]}",
         "JAX_NUM_PROCESSES": str(config.cluster.num_nodes),
         "JAX_PROCESS_ID": str(node.rank),
     }
-    return [config.python, *_worker_argv(node, run_dir)], place | _interface(endpoints)
+    return [config.python, *program], place | _interface(endpoints)
 
 
-_STARTERS: dict[str, Callable[[RunConfig, Node, str, Endpoints], Start]] = {
+_STARTERS: dict[str, Callable[[RunConfig, Node, list[str], Endpoints], Start]] = {
     "plain": _plain,
     "torchrun": _torchrun,
     "spawn": _spawn,

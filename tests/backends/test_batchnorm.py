@@ -14,7 +14,9 @@ pytestmark = pytest.mark.torch
 TRAIN = """
 import sys
 import numpy as np
-from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.backends import load_backend
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.config import run_fields as run_module
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store

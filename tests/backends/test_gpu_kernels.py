@@ -15,7 +15,9 @@ import json, sys
 from functools import cache
 import tensorflow as tf
 from tensorflow.python.framework import kernels
-from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.backends import load_backend
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.backends.tensorflow.feed import look_up
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store

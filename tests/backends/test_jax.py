@@ -60,7 +60,9 @@ def test_a_sum_of_shifted_products_is_the_depthwise_convolution_and_its_gradient
 USED_ALREADY = """
 import json, tempfile
 import jax.numpy as jnp
-from dpcompare import Cluster, RunConfig, RequestError, Workload, load_backend, prepare_inputs
+from dpcompare import Cluster, RunConfig, RequestError, Workload
+from dpcompare.backends import load_backend
+from dpcompare.launch.inputs import prepare_inputs
 ones = jnp.ones(3)  # as where a user's module makes an array when it is imported
 workload = Workload(model="mlp", dataset="synthetic-mini", image_size=8, steps=2, warmup_steps=0)
 made = RunConfig(framework="jax", mode="spmd", workload=workload, cluster=Cluster.partition(1, 2, device="cpu"))

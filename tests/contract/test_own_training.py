@@ -59,7 +59,9 @@ class Own(load_backend("jax", mode)):
 }
 LOOP = """
 import json, sys
-from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.backends import load_backend
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import open_store

@@ -18,11 +18,13 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from dpcompare import Cluster, RunConfig, Workload, load_backend, prepare_inputs
+from dpcompare import Cluster, RunConfig, Workload
+from dpcompare.backends import load_backend
 from dpcompare.backends.base import Inspectable
 from dpcompare.data.batches import BatchReader
 from dpcompare.data.order import evaluation_batches, training_batches
 from dpcompare.data.store import open_store
+from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.training.schedule import training_reader
 
 WORKLOAD: dict[str, Any] = {

@@ -17,13 +17,14 @@ from jax import numpy as jnp
 from jax.sharding import Mesh
 
 from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description
 from dpcompare.backends.jax import runtime
 from dpcompare.backends.jax.arrays import EVERYWHERE, REPLICAS, SPLIT, local_rows, mesh_of_replicas
 from dpcompare.backends.jax.feed import DeviceFeed
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
-from dpcompare.backends.jax.optimizer import KERNELS, Optimizer, Tensors
+from dpcompare.backends.jax.optimizer import KERNELS, Custom, Optimizer, Tensors
 from dpcompare.backends.jax.trained import SPECS, Trained
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
@@ -67,6 +68,10 @@ class JaxBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None takes those of `Model.init`."""
         return read_weights(self.inputs.weights)
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor of the model, once it is built."""
+        return {name: np.shape(array) for name, array in self.model.init().items()}
+
     def row_losses(self, logits: jax.Array, labels: jax.Array, *, training: bool) -> jax.Array:
         """The loss of each row, from logits (rows, classes) and labels (rows,); override it to train with another.
 
@@ -74,6 +79,10 @@ class JaxBackend(Inspectable):
         is ignored, if it is finite.
         """
         return cross_entropies(labels, logits, self.workload.label_smoothing if training else 0.0)
+
+    def custom_optimizer(self, given: CustomOptimizer | Callable[[], Optimizer]) -> Optimizer:
+        """The optimizer of a formula, or that which a function makes."""
+        return Custom(UpdateRules.of(self.workload), given) if isinstance(given, CustomOptimizer) else given()
 
     def build_optimizer(self) -> Optimizer:
         """What updates the parameters; override it to train with another."""

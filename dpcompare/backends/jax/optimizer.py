@@ -9,6 +9,7 @@ from typing import ClassVar
 import jax
 from jax import numpy as jnp
 
+from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
@@ -103,6 +104,23 @@ class Adam(Optimizer):
         mean = ADAM_BETAS[0] * slots[0] + (1 - ADAM_BETAS[0]) * gradient
         square = ADAM_BETAS[1] * slots[1] + (1 - ADAM_BETAS[1]) * jnp.square(gradient)
         return parameter - constants[0] * mean / (jnp.sqrt(square) + ADAM_EPSILON), [mean, square]
+
+
+class Custom(Optimizer):
+    """The optimizer of a formula that a user gives; see `CustomOptimizer`."""
+
+    def __init__(self, rules: UpdateRules, formula: CustomOptimizer) -> None:
+        self.slot_names = tuple(formula.slots)  # type: ignore[misc]  # a formula's own, not its class's
+        self._formula = formula
+        super().__init__(rules)
+
+    def kernel_constants(self, step: int, learning_rate: float) -> list[float]:
+        return [learning_rate, float(step)]
+
+    def update(
+        self, parameter: jax.Array, slots: Sequence[jax.Array], gradient: jax.Array, constants: jax.Array
+    ) -> tuple[jax.Array, list[jax.Array]]:
+        return self._formula.updated(parameter, gradient, slots, constants[0], constants[1])
 
 
 KERNELS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -16,12 +16,20 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow import runtime
 from dpcompare.backends.tensorflow.feed import DeviceFeed
 from dpcompare.backends.tensorflow.loss import cross_entropies
-from dpcompare.backends.tensorflow.model import build_model, layer_name, load_model, mapped_slots, mapped_variables
-from dpcompare.backends.tensorflow.optimizer import KERNELS, Optimizer
+from dpcompare.backends.tensorflow.model import (
+    build_model,
+    layer_name,
+    load_model,
+    mapped_slots,
+    mapped_variables,
+    neutral_shapes,
+)
+from dpcompare.backends.tensorflow.optimizer import KERNELS, Optimizer, custom_optimizer
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
@@ -55,6 +63,10 @@ class TensorFlowBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
         return read_weights(self.inputs.weights)
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor of the model in the neutral layouts, once it is built."""
+        return dict(neutral_shapes(self.model))
+
     def row_losses(self, logits: tf.Tensor, labels: tf.Tensor, *, training: bool) -> tf.Tensor:
         """The loss of each row, from logits (rows, classes) and labels (rows,); override it to train with another.
 
@@ -66,6 +78,12 @@ class TensorFlowBackend(Inspectable):
     def build_optimizer(self, variables: Sequence[tf.Variable]) -> Optimizer:
         """What updates the model's variables; override it to train with another."""
         return KERNELS[self.workload.optimizer](variables, UpdateRules.of(self.workload))
+
+    def custom_optimizer(
+        self, given: CustomOptimizer | Callable[..., Optimizer], variables: Sequence[tf.Variable]
+    ) -> Optimizer:
+        """The optimizer that a user gives."""
+        return custom_optimizer(given, variables, UpdateRules.of(self.workload))
 
     def setup(self) -> None:
         self._training: bool | None = None

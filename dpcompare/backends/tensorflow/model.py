@@ -71,14 +71,20 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
             f"model: {name!r} gives {model.output_shape} in tensorflow; expected logits (None, {num_classes})"
         )
     shapes: dict[str, tuple[int, ...]] = {}
-    for mapped in mapped_variables(model):
-        if mapped.name in shapes:
+    for tensor, shape in neutral_shapes(model):
+        if tensor in shapes:
             raise RequestError(
-                f"model: {name!r} has several tensors called {mapped.name} in tensorflow; expected layers that are no "
+                f"model: {name!r} has several tensors called {tensor} in tensorflow; expected layers that are no "
                 "models and hold each kind of tensor once"
             )
-        shapes[mapped.name] = mapped.layout.to_neutral(mapped.variable.numpy()).shape
+        shapes[tensor] = shape
     return shapes
+
+
+def neutral_shapes(model: keras.Model) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor of a model, in the framework-neutral layouts."""
+    for mapped in mapped_variables(model):
+        yield mapped.name, mapped.layout.to_neutral(mapped.variable.numpy()).shape
 
 
 def _aligned(model: keras.Model, workload: Workload) -> keras.Model:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
 import tensorflow as tf
 
+from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
@@ -133,6 +134,43 @@ class Adam(Optimizer):
         self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, arguments: dict[str, tf.Tensor]
     ) -> tf.Operation:
         return tf.raw_ops.ResourceApplyAdam(var=variable, m=slots[0], v=slots[1], grad=gradient, **arguments)
+
+
+class Custom(Optimizer):
+    """The optimizer of a formula that a user gives; see `CustomOptimizer`."""
+
+    def __init__(self, variables: Sequence[tf.Variable], rules: UpdateRules, formula: CustomOptimizer) -> None:
+        self.slot_names = tuple(formula.slots)  # type: ignore[misc]  # a formula's own, not its class's
+        self._formula = formula
+        super().__init__(variables, rules)
+
+    def kernel_constants(self, step: int, learning_rate: float) -> list[float]:
+        return [learning_rate, float(step)]
+
+    def arguments(self, constants: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
+        learning_rate, step, *_ = constants
+        return {"learning_rate": learning_rate, "step": step}
+
+    def update(
+        self, variable: tf.Tensor, slots: list[tf.Tensor], gradient: tf.Tensor, arguments: dict[str, tf.Tensor]
+    ) -> tf.Operation:
+        own = slots[: len(self.slot_names)]
+        read = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=gradient.dtype) for handle in (variable, *own)]
+        parameter, *before = read
+        updated, after = self._formula.updated(parameter, gradient, before, **arguments)
+        return tf.group(
+            *(
+                tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+                for handle, value in zip((variable, *own), (updated, *after), strict=True)
+            )
+        )
+
+
+def custom_optimizer(
+    given: CustomOptimizer | Callable[..., Optimizer], variables: Sequence[tf.Variable], rules: UpdateRules
+) -> Optimizer:
+    """The optimizer of a formula, or that which a function makes of the variables."""
+    return Custom(variables, rules, given) if isinstance(given, CustomOptimizer) else given(variables)
 
 
 KERNELS: dict[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam}

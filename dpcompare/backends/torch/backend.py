@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn import functional
 
 from dpcompare.backends.base import Counted, Inspectable
-from dpcompare.backends.cuda_wheels import driver_version
+from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
 from dpcompare.backends.torch.feed import DeviceFeed
 from dpcompare.backends.torch.gradient_times import GradientTimes
 from dpcompare.backends.torch.model import build_model
-from dpcompare.backends.torch.optimizer import SLOTS, Kernel, RuledUpdates, build_optimizer, load_slots
+from dpcompare.backends.torch.optimizer import Kernel, RuledUpdates, build_optimizer, custom_optimizer, load_slots
 from dpcompare.backends.torch.parallel import Parallel
 from dpcompare.backends.torch.precision import Precision
 from dpcompare.backends.update_rules import UpdateRules
@@ -74,6 +74,10 @@ class TorchBackend(Inspectable):
         """The model's tensors to start from: the file that all backends share. None keeps those of `build_model`."""
         return read_weights(self.inputs.weights)
 
+    def tensor_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name -> shape of every tensor of the model, once it is built."""
+        return {name: tuple(tensor.shape) for name, tensor in self._tensors().items()}
+
     def row_losses(self, logits: torch.Tensor, labels: torch.Tensor, *, training: bool) -> torch.Tensor:
         """The loss of each row, from logits (rows, classes) and labels (rows,); override it to train with another.
 
@@ -86,6 +90,10 @@ class TorchBackend(Inspectable):
     def build_optimizer(self) -> Kernel:
         """The optimizer of the model as it is replicated; override it to train with another."""
         return build_optimizer(self.workload.optimizer, self.model.parameters(), self.parallel.optimizer_kernels)
+
+    def custom_optimizer(self, given: CustomOptimizer | Callable[..., torch.optim.Optimizer]) -> Kernel:
+        """The optimizer that a user gives."""
+        return custom_optimizer(given, self.model.parameters())
 
     def setup(self) -> None:
         self._training: bool | None = None
@@ -326,10 +334,10 @@ class TorchBackend(Inspectable):
     def _slots(self) -> dict[str, torch.Tensor]:
         """`<slot>.<tensor>` -> what the optimizer remembers."""
         return {
-            f"{SLOTS[slot]}.{name}": value
+            f"{neutral_name}.{name}": self.optimizer.state[parameter][slot]
             for name, parameter in self.model.named_parameters()
-            for slot, value in self.optimizer.state.get(parameter, {}).items()
-            if slot in SLOTS
+            for slot, neutral_name in self.optimizer.names_in_checkpoints.items()
+            if slot in self.optimizer.state.get(parameter, {})
         }
 
     def first_gradient_squares(self) -> float | None:
@@ -360,7 +368,7 @@ class TorchBackend(Inspectable):
             super().describe(),
             devices=self.parallel.device_names(),
             peak_device_memory_bytes=self.parallel.peak_memory_bytes(),
-            libraries=self._libraries(),
+            libraries=self.parallel.libraries(),
             gradients=replace(self._gradient_times.found(), messages=self.parallel.messages(self.model)),
         ).with_settings(**self.precision.settings(self.device), **self._compilation_found(), **self.parallel.settings())
 
@@ -379,14 +387,3 @@ class TorchBackend(Inspectable):
         told = ", ".join(f"{name}: {count}" for name, count in left_out.items() if count)
         asked = self.config.tuning["compilation"]
         return {"compilation": f"{asked} ({told})" if told else asked}
-
-    def _libraries(self) -> dict[str, str]:
-        if self.device.type == "cpu":
-            return {}
-        found = {
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-            "driver": driver_version(),
-        }
-        return {name: str(version) for name, version in found.items() if version}

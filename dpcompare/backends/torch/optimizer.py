@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, cast
 
 import numpy.typing as npt
 import torch
 
+from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.torch.parallel import Parallel
 from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
+from dpcompare.errors import RequestError
 from dpcompare.models.state import AVERAGE
 
 
 class Kernel(torch.optim.Optimizer):
     """What each of them adds to torch's interface."""
 
-    slots: ClassVar[Mapping[str, str]]
+    slots: Mapping[str, str]
     """torch's names of what it remembers of a parameter -> those of checkpoints."""
+
+    @property
+    def names_in_checkpoints(self) -> dict[str, str]:
+        """torch's name of each slot, that of a weight average included -> its name in checkpoints."""
+        return {**self.slots, AVERAGE: AVERAGE}
 
     def continue_after(self, steps_taken: int) -> None:
         """Make its next step that after so many steps, of which it has the memory."""
@@ -27,7 +34,7 @@ class Kernel(torch.optim.Optimizer):
 class Sgd(Kernel, torch.optim.SGD):
     """SGD by torch's formula, which the other frameworks follow and which does not depend on the step."""
 
-    slots: ClassVar[Mapping[str, str]] = {"momentum_buffer": "momentum"}
+    slots: Mapping[str, str] = {"momentum_buffer": "momentum"}
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], **kernels: bool) -> None:
         super().__init__(parameters, momentum=SGD_MOMENTUM, **kernels)
@@ -41,7 +48,7 @@ class Adam(Kernel, torch.optim.Adam):
     epsilon_hat / sqrt(1 - beta2^t) given to torch at step t is the same formula.
     """
 
-    slots: ClassVar[Mapping[str, str]] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+    slots: Mapping[str, str] = {"exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], **kernels: bool) -> None:
         super().__init__(parameters, betas=ADAM_BETAS, eps=ADAM_EPSILON, **kernels)
@@ -65,10 +72,71 @@ class Adam(Kernel, torch.optim.Adam):
 KERNELS: dict[str, type[Kernel]] = {"sgd": Sgd, "adam": Adam}
 require_all_kernels({name: tuple(kernel.slots.values()) for name, kernel in KERNELS.items()}, "torch")
 
-SLOTS = {torch_name: name for kernel in KERNELS.values() for torch_name, name in kernel.slots.items()} | {
-    AVERAGE: AVERAGE
-}
-"""torch's names of what an optimizer remembers -> those of checkpoints."""
+
+class Custom(Kernel):
+    """The optimizer of a formula that a user gives; see `CustomOptimizer`."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], formula: CustomOptimizer) -> None:
+        super().__init__(parameters, {"lr": 0.0})
+        self.slots = {name: name for name in formula.slots}
+        self._formula = formula
+        self._steps_taken = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self._steps_taken += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:  # the loss does not depend on it
+                    continue
+                memory = self.state[parameter]
+                slots = [memory.get(name, torch.zeros_like(parameter)) for name in self.slots]
+                updated, slots = self._formula.updated(parameter, parameter.grad, slots, group["lr"], self._steps_taken)
+                parameter.copy_(updated)
+                memory.update(zip(self.slots, slots, strict=True))
+
+    def continue_after(self, steps_taken: int) -> None:
+        self._steps_taken = steps_taken
+
+
+def as_kernel(optimizer: torch.optim.Optimizer) -> Kernel:
+    """Any optimizer of torch in the place of ours; what it remembers is in no checkpoint, and none can be loaded.
+
+    Raises:
+        RequestError: it is not an optimizer of torch.
+    """
+    if isinstance(optimizer, Kernel):
+        return optimizer
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise RequestError(
+            f"optimizer: the function gave a {type(optimizer).__name__}, expected a torch.optim.Optimizer of the "
+            "parameters that it got"
+        )
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (_WithoutMemory, kind), {})
+    return cast(Kernel, optimizer)
+
+
+class _WithoutMemory(Kernel):
+    slots: Mapping[str, str] = {}
+
+    def continue_after(self, steps_taken: int) -> None:
+        if steps_taken:
+            raise RequestError(
+                f"optimizer: a state after {steps_taken} steps was to be loaded into {type(self).__name__}, whose "
+                "memory has no names; expected an optimizer of dpcompare, or a CustomOptimizer"
+            )
+
+
+def custom_optimizer(
+    given: CustomOptimizer | Callable[..., torch.optim.Optimizer], parameters: Iterable[torch.nn.Parameter]
+) -> Kernel:
+    """The optimizer of a formula, or that which a function makes of the parameters.
+
+    Raises:
+        RequestError: the function makes no optimizer of torch.
+    """
+    return Custom(parameters, given) if isinstance(given, CustomOptimizer) else as_kernel(given(parameters))
 
 
 def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels: str) -> Kernel:
@@ -100,7 +168,7 @@ def load_slots(
         steps_taken: steps of the other.
         copy_into: copies the values of a full tensor into a tensor like the parameter.
     """
-    torch_names = {neutral: name for name, neutral in SLOTS.items()}
+    torch_names = {neutral: name for name, neutral in optimizer.names_in_checkpoints.items()}
     optimizer.state.clear()
     for name, value in slots.items():
         slot, _, parameter_name = name.partition(".")

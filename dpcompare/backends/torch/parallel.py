@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.config.run import PreparedRun
 
 
@@ -66,6 +67,18 @@ class Parallel:
         if self.device.type == "cuda":
             for device in self.local_devices():
                 torch.cuda.reset_peak_memory_stats(device)
+
+    def libraries(self) -> dict[str, str]:
+        """Name -> version of what a GPU computes with, and of its driver."""
+        if self.device.type == "cpu":
+            return {}
+        found = {
+            "cuda": torch.version.cuda,
+            "cudnn": torch.backends.cudnn.version(),
+            "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+            "driver": driver_version(),
+        }
+        return {name: str(version) for name, version in found.items() if version}
 
     def peak_memory_bytes(self) -> int | None:
         """Of this process's GPUs together; None on the CPU."""

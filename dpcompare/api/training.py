@@ -1,0 +1,434 @@
+"""Training in a loop of one's own: the batches, the modes and the arithmetic of a run, step by step."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+
+from dpcompare.backends import load_backend
+from dpcompare.backends.base import Backend
+from dpcompare.backends.custom_optimizer import CustomOptimizer
+from dpcompare.config.cluster import Cluster, Topology
+from dpcompare.config.modes import MODES, Mode
+from dpcompare.config.run import RunConfig
+from dpcompare.config.workload import Workload
+from dpcompare.data.batches import BatchReader, DeviceBatch, HostBatch
+from dpcompare.data.order import evaluation_batches, training_batches
+from dpcompare.data.store import open_store
+from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.models.custom import CustomModel
+from dpcompare.models.initial_weights import custom_weights
+from dpcompare.models.state import State, TrainingState
+from dpcompare.objects import name_of
+from dpcompare.training.evaluated import evaluated_model, reads_of_statistics
+from dpcompare.training.schedule import learning_rate, training_reader
+
+FrameworkTensor: TypeAlias = Any
+"""A tensor of torch, TensorFlow or JAX."""
+FrameworkModel: TypeAlias = Any
+"""A torch.nn.Module, a keras.Model, or the pair of functions of `CustomModel.jax`."""
+FrameworkOptimizer: TypeAlias = Any
+"""In torch a torch.optim.Optimizer, in TensorFlow and JAX an `Optimizer` of dpcompare."""
+Loss: TypeAlias = Callable[[FrameworkTensor, FrameworkTensor], FrameworkTensor]
+"""From logits (rows, classes) and labels (rows,) to the loss of each row, (rows,)."""
+
+CLUSTER_VARIABLE = "DPCOMPARE_CLUSTER"
+"""The cluster of a script that `run_script` starts, as JSON."""
+
+_loaded: set[str] = set()
+"""The framework that this process trains with, once there is one."""
+
+
+def backend(
+    framework: str,
+    mode: str = "single",
+    workload: Workload | None = None,
+    *,
+    cluster: Cluster | None = None,
+    model: str | CustomModel | Callable[[int, int], FrameworkModel] | None = None,
+    dataset: Any = None,
+    loss: Loss | None = None,
+    optimizer: CustomOptimizer | Callable[..., FrameworkOptimizer] | None = None,
+    own_weights: bool = False,
+    tune: Mapping[str, str] | None = None,
+) -> Training:
+    """Train in a loop of your own with one mode of a framework; use what it returns in a `with` statement.
+
+    Args:
+        framework: `torch`, `tensorflow` or `jax`; a process can train with one of them.
+        mode: such as `single` or `ddp`. Modes of several processes run one script in each, started by torchrun, with a
+            TF_CONFIG, or by `run_script`.
+        workload: what to train; default: `Workload()`.
+        cluster: the devices; default: what the launcher's variables say, else all visible GPUs or, on a CPU, two
+            simulated devices for a mode that can have several.
+        model: in the place of `workload.model`: a name, a `CustomModel`, or a function from (image size in pixels,
+            number of classes) to a model of the framework.
+        dataset: in the place of `workload.dataset`: a name, or an object with a length, items (image, class index) and
+            `class_names`, or a mapping of `train` and `validation` to two of them.
+        loss: in the place of cross-entropy, from logits (rows, classes) and labels (rows,) to the loss of each row.
+        optimizer: in the place of `workload.optimizer`: a `CustomOptimizer`, or a function that makes an optimizer of
+            the framework; it gets the parameters in torch, the variables in TensorFlow, and nothing in JAX.
+        own_weights: whether the model starts from the values that it was built with, instead of those that dpcompare
+            draws from `workload.seed`, the same in all frameworks.
+        tune: settings that change only the speed; `dpcompare modes --json` lists them.
+
+    Raises:
+        RequestError: it cannot be trained here, or this process trains with another framework already.
+    """
+    row = _row(framework, mode)
+    workload = Workload() if workload is None else workload
+    changes: dict[str, Any] = {}
+    if model is not None:
+        changes["model"] = _named_model(model, framework)
+    if dataset is not None:
+        changes["dataset"] = dataset if isinstance(dataset, str | Path) else name_of(dataset, "dataset")
+    workload = workload.changed(**changes) if changes else workload
+    config = RunConfig(
+        framework=framework,
+        mode=mode,
+        workload=workload,
+        cluster=cluster or _cluster_here(framework, mode, row),
+        tune=dict(tune or {}),
+    )
+    _refuse_missing_launcher(config)
+    if others := _loaded - {framework}:
+        raise RequestError(
+            f"framework: received {framework!r} in a process that trains with {', '.join(others)} already; expected "
+            "one framework per process: start another process, or compare runs with dpcompare.compare"
+        )
+    is_object = model is not None and not isinstance(model, str)
+    kind = load_backend(framework, mode)
+    prepared = prepare_inputs(config, custom_shapes={} if is_object or own_weights else None)
+    own = _own_parts(is_object=is_object, own_weights=own_weights, loss=loss, optimizer=optimizer)
+    return Training((type(f"Own{kind.__name__}", (kind,), own) if own else kind)(prepared))
+
+
+def batches(workload: Workload | None = None, *, steps: int | None = None) -> Iterator[HostBatch]:
+    """The training batches of a workload as NumPy arrays, the same pixels in the same order as every mode trains on.
+
+    No framework is imported.
+
+    Args:
+        workload: whose images, order, augmentation and batch size they are; default: `Workload()`.
+        steps: how many; default: as many as the workload has.
+
+    Yields:
+        Global batches: `images` (rows, height, width, 3) in float32, normalised; `labels` (rows,); `weights` (rows,), 0
+        for rows that only fill up the last batch of an epoch.
+
+    Raises:
+        RequestError: the dataset cannot be used as asked.
+    """
+    # The mode is of no account: any run of the workload has this input.
+    workload = (Workload() if workload is None else workload).changed(model="mlp", accumulate=1)
+    config = RunConfig(
+        framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu")
+    )
+    prepared = prepare_inputs(config)
+    split = open_store(prepared.inputs.store).split("train")
+    reader = training_reader(workload, split, data_parallel_rank=0, data_parallel_size=1)
+    count = workload.total_steps(len(split)) if steps is None else _positive(steps, "steps")
+    return reader.read(training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=count))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """This process's part of a global batch, on its devices."""
+
+    step: int
+    """From 1."""
+    count: int
+    """Samples of the global batch; the sum of losses over all processes is divided by it."""
+    micro_batches: tuple[DeviceBatch, ...]
+    """One, or as many as `workload.accumulate`; each with the framework's `images`, `labels` and `weights`."""
+
+
+class LossHandle:
+    """The loss of a step. The device computes it while the loop goes on; `float()` waits for it."""
+
+    def __init__(self, training: Training, handle: Any, count: float) -> None:
+        self._training = training
+        self._handle = handle
+        self._count = count
+
+    @cached_property
+    def _value(self) -> float:
+        return float(self._training.backend.read([self._handle])[0]) / self._count
+
+    def __float__(self) -> float:
+        return self._value
+
+    def __format__(self, specification: str) -> str:
+        return format(self._value, specification)
+
+    def __repr__(self) -> str:
+        return f"{self._value!r}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """An evaluation of this process's part of the validation split; add those of all processes up for the whole."""
+
+    loss_sum: float
+    correct: int
+    count: int
+    """Samples."""
+
+    @property
+    def loss(self) -> float:
+        """The mean over these samples."""
+        return self.loss_sum / self.count
+
+    @property
+    def accuracy(self) -> float:
+        """The fraction that is classified correctly."""
+        return self.correct / self.count
+
+
+class Training:
+    """A model on its devices, with its optimizer and its data; `backend` makes it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        """The interface below, see `dpcompare.backends.base.Backend`."""
+        self.workload = backend.workload
+        self.losses: list[LossHandle] = []
+        """Of the steps so far."""
+        self._state = "new"
+        self._step = 0
+        self._store = open_store(backend.inputs.store)
+        self._initial: State | None = None
+
+    def __enter__(self) -> Self:
+        if self._state != "new":
+            raise RequestError("this training was entered before; expected a new one: call dpcompare.backend again")
+        _loaded.add(self.backend.config.framework)
+        self.backend.setup()
+        self._state = "open"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._state = "closed"
+        if kind is None:  # other processes may wait for one that failed, and must not be waited for
+            self.backend.teardown()
+
+    @property
+    def process_rank(self) -> int:
+        """Rank of this process among all of the training, from 0."""
+        return self._open.process_rank
+
+    @property
+    def num_replicas(self) -> int:
+        """Copies of the model that train, over all processes."""
+        return self._open.num_replicas
+
+    @property
+    def num_steps(self) -> int:
+        """Steps that the workload has."""
+        return self.workload.total_steps(len(self._store.split("train")))
+
+    @property
+    def _open(self) -> Backend:
+        if self._state != "open":
+            when = "before its `with` statement" if self._state == "new" else "after the end of its `with` statement"
+            raise RequestError(
+                f"this training is used {when}; expected: with dpcompare.backend(...) as training, and its use within"
+            )
+        return self.backend
+
+    def batches(self, steps: int | None = None) -> Iterator[Batch]:
+        """This process's part of the next global batches, read and placed ahead of their use.
+
+        Args:
+            steps: how many; default: as many as the workload has left.
+        """
+        backend, split, workload = self._open, self._store.split("train"), self.workload
+        if self._initial is None:
+            self._initial = backend.state().model
+        first = self._step
+        count = self.num_steps - first if steps is None else _positive(steps, "steps")
+        reader = training_reader(workload, split, **self._place, accumulate=workload.accumulate)
+        order = training_batches(
+            len(split), workload.global_batch_size, seed=workload.seed, num_steps=first + max(count, 0)
+        )
+        feed = backend.feed(reader.reads(islice(order, first, None)))
+        for step in range(first + 1, first + count + 1):
+            micro_batches = tuple(islice(feed, workload.accumulate))
+            yield Batch(step=step, count=micro_batches[0].global_count, micro_batches=micro_batches)
+
+    def step(self, batch: Batch, lr: float | None = None) -> LossHandle:
+        """Make one optimizer step; all processes must.
+
+        Args:
+            batch: of `batches`.
+            lr: the learning rate; default: that of the workload's schedule at this step.
+
+        Returns:
+            The mean loss over this process's samples.
+        """
+        backend = self._open
+        rate = learning_rate(self.workload, self._step, self.num_steps) if lr is None else lr
+        handle = backend.train_step(batch.micro_batches, rate)
+        self._step += 1
+        loss = LossHandle(self, handle, batch.count / backend.data_parallel_size)
+        self.losses.append(loss)
+        return loss
+
+    def evaluate(self) -> Evaluation:
+        """Evaluate this process's part of the validation split; all processes must."""
+        backend, split = self._open, self._store.split("validation")
+        reader = BatchReader(split, None, None, **self._place)
+        train = self._store.split("train")
+        with evaluated_model(backend, lambda: reads_of_statistics(backend, train), lambda: None):
+            order = evaluation_batches(len(split), self.workload.global_batch_size)
+            handles = [backend.evaluate_step(batch) for batch in backend.feed(reader.reads(order))]
+            loss_sum, correct, count = backend.read(handles).sum(axis=0)
+        return Evaluation(loss_sum=float(loss_sum), correct=int(correct), count=int(count))
+
+    def state(self) -> TrainingState:
+        """Model and optimizer on the host, by names that all frameworks share; all processes must call it."""
+        return self._open.state()
+
+    def load_state(self, state: TrainingState) -> None:
+        """Continue from a `state`, also from one of another framework or mode; all processes must call it.
+
+        Raises:
+            ValueError: it is the state of another model.
+        """
+        self._open.load_state(state)
+        self._step = state.step
+
+    def save(self, folder: str | Path) -> None:
+        """Write what this training computed, for `verify_saved`; all processes must call it.
+
+        Args:
+            folder: new, or that of the other processes of this training.
+        """
+        from dpcompare.api.saved import save
+
+        backend = self._open
+        initial = self._initial if self._initial is not None else backend.state().model
+        losses = np.array([float(loss) for loss in self.losses])
+        save(Path(folder), backend, losses=losses, initial=initial, trained=self.state().model)
+
+    @property
+    def _place(self) -> dict[str, int]:
+        backend = self.backend
+        return {
+            "data_parallel_rank": backend.data_parallel_rank,
+            "data_parallel_size": backend.data_parallel_size,
+            "replicas_per_process": backend.config.topology.replicas_per_process,
+        }
+
+
+def _positive(steps: int, name: str) -> int:
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise RequestError(f"{name}: received {steps!r}, expected a whole number of at least 1")
+    return steps
+
+
+def _row(framework: str, mode: str) -> Mode:
+    if (framework, mode) not in MODES:
+        known = [f"{known_framework} {known_mode}" for known_framework, known_mode in MODES]
+        received = f"{framework} {mode}"
+        raise RequestError(
+            f"unknown mode {received!r}; expected one of {', '.join(known)}.{did_you_mean(received, known)}"
+        )
+    row = MODES[framework, mode]
+    if row.roles:
+        raise RequestError(
+            f"mode: received {mode!r}, some of whose processes only serve others; expected a mode whose processes all "
+            "train, or dpcompare.run"
+        )
+    return row
+
+
+def _named_model(model: str | CustomModel | Callable[[int, int], FrameworkModel], framework: str) -> str:
+    """The name of a model; an object gets one."""
+    if isinstance(model, str):
+        return model
+    if not isinstance(model, CustomModel):
+        if not callable(model):
+            raise RequestError(
+                f"model: received a {type(model).__name__}, expected a name, a CustomModel, or a function from (image "
+                "size, number of classes) to a model"
+            )
+        model = replace(CustomModel(), **{framework: model})  # type: ignore[arg-type]  # a field of that name
+    return name_of(model, "model")
+
+
+def _own_parts(
+    *,
+    is_object: bool,
+    own_weights: bool,
+    loss: Loss | None,
+    optimizer: CustomOptimizer | Callable[..., FrameworkOptimizer] | None,
+) -> dict[str, Any]:
+    """The methods of a backend that a user's parts replace; see docs/adding_a_backend.md."""
+    own: dict[str, Any] = {}
+    if own_weights:
+        own["initial_state"] = lambda self: None
+    elif is_object:  # no other process could build it to find its shapes
+        own["initial_state"] = lambda self: custom_weights(self.tensor_shapes(), self.workload.seed)
+    if loss is not None:
+        own["row_losses"] = lambda self, logits, labels, *, training: _of_rows(loss(logits, labels), labels)
+    if optimizer is not None:
+        own["build_optimizer"] = lambda self, *variables: self.custom_optimizer(optimizer, *variables)
+    return own
+
+
+def _of_rows(losses: FrameworkTensor, labels: FrameworkTensor) -> FrameworkTensor:
+    shape = tuple(getattr(losses, "shape", ()))
+    if shape != tuple(labels.shape):
+        raise RequestError(
+            f"loss: received a loss of the shape {shape} for {labels.shape[0]} rows, expected that of each row, "
+            f"{tuple(labels.shape)}: not their mean, by which rows that only fill up a batch would count"
+        )
+    return losses
+
+
+def _cluster_here(framework: str, mode: str, row: Mode) -> Cluster:
+    """The cluster that a launcher's variables tell; without one, what a run would take by default."""
+    if described := os.environ.get(CLUSTER_VARIABLE):
+        return Cluster.model_validate_json(described)
+    if row.launch == "torchrun" and "WORLD_SIZE" in os.environ:
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return Cluster.partition(int(os.environ["WORLD_SIZE"]) // per_node, per_node)
+    if row.launch == "tf_config" and (described := os.environ.get("TF_CONFIG")):
+        return Cluster.partition(len(json.loads(described)["cluster"]["worker"]), 1)
+    if row.launch == "coordinator" and "JAX_NUM_PROCESSES" in os.environ:
+        return Cluster.partition(int(os.environ["JAX_NUM_PROCESSES"]), 1)
+    if not row.multi_device:
+        return Cluster.partition(1, 1)
+    here = Cluster.partition(1)
+    return here if here.device_type == "gpu" else Cluster.partition(*row.default_topology(2), device="cpu")
+
+
+def _refuse_missing_launcher(config: RunConfig) -> None:
+    """Refuse a mode of several processes in a script that nobody started as one of several."""
+    topology: Topology = config.topology
+    needed = {"torchrun": "WORLD_SIZE", "tf_config": "TF_CONFIG", "coordinator": "JAX_COORDINATOR_ADDRESS"}
+    variable = needed.get(config.launch)
+    if variable is None or variable in os.environ:
+        return
+    how = {
+        "torchrun": f"torchrun --nproc-per-node {topology.processes_per_node} SCRIPT.py",
+        "tf_config": "one process per worker, each with its TF_CONFIG",
+        "coordinator": "one process per node, each with JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID",
+    }[config.launch]
+    raise RequestError(
+        f"{config.framework} {config.mode}: received in a process without {variable}; expected {how}, or "
+        f"dpcompare.run_script('SCRIPT.py', '{config.framework}:{config.mode}')"
+    )
