@@ -34,6 +34,18 @@ class RunFailedError(RuntimeError):
         self.run_dir = run_dir
 
 
+def require_type(value: object, expected: type | tuple[type, ...], name: str) -> None:
+    """Refuse an argument of Python that is something else.
+
+    Raises:
+        RequestError: it is; `name` it was given as.
+    """
+    kinds = expected if isinstance(expected, tuple) else (expected,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+        raise RequestError(f"{name}: received {value!r}, expected a value of the type {names}")
+
+
 def in_words(error: BaseException) -> str:
     """`ValueError: its message`, also of an exception whose message cannot be had."""
     try:

@@ -15,6 +15,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs.site.api import api_reference
 from docs.site.options import option_reference
 from docs.site.reference import reference
 
@@ -32,6 +33,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Add the references, the README, and everything outside docs/ that a page links to."""
     files.append(File.generated(config, "options.md", content=option_reference()))
     files.append(File.generated(config, "reference.md", content=reference()))
+    files.append(File.generated(config, "api.md", content=api_reference()))
     waiting = [README, *(DOCS / file.src_uri for file in files.documentation_pages())]
     added = set()
     while waiting:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from dpcompare.config.workload import Workload
-from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.errors import RequestError, did_you_mean, require_type
 
 
-def context_of(
+@contextmanager
+def read_by(
     command: click.Command,
     arguments: Sequence[str] = (),
     workload: Workload | None = None,
     options: Mapping[str, Any] | None = None,
-) -> click.Context:
-    """What a command has read from these arguments; use its `scope()` while they are worked with.
+) -> Iterator[click.Context]:
+    """What a command has read from these arguments, and within it the command's own words for what it refuses.
 
     Args:
         command: of the command line.
@@ -28,14 +30,16 @@ def context_of(
     Raises:
         RequestError: the command line would refuse them.
     """
-    if workload is not None and not isinstance(workload, Workload):
-        raise RequestError(f"workload: received a {type(workload).__name__}, expected a dpcompare.Workload")
+    if workload is not None:
+        require_type(workload, Workload, "workload")
     fields = {} if workload is None else {name: getattr(workload, name) for name in workload.model_fields_set}
     if twice := sorted(fields.keys() & {name for name, value in (options or {}).items() if value is not None}):
         raise RequestError(f"{', '.join(twice)}: received in the workload and as an option; expected one of them")
     argv = [*arguments, *_typed(command, fields | dict(options or {}))]
     try:
-        return command.make_context(str(command.name), argv)
+        context = command.make_context(str(command.name), argv)
+        with context.scope():
+            yield context
     except click.ClickException as error:
         raise RequestError(error.format_message()) from None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dpcompare.api.command_line import context_of
+from dpcompare.api.command_line import read_by
 from dpcompare.api.studies import Arm
 from dpcompare.config.workload import Workload
 from dpcompare.experiments.verify import Check
@@ -89,9 +89,8 @@ def verify(
         "against": against,
         "python": python,
     }
-    context = context_of(command, (), None, asked)
     checks: list[Check] = []
-    with context.scope():
+    with read_by(command, (), None, asked) as context:
         plan = plan_asked_for(context, **context.params)
         make_checks(plan, against, checks)
     return Verification(checks, plan.left_out)
@@ -137,6 +136,5 @@ def explain(
         "out": out,
         "python": python,
     }
-    context = context_of(command, [str(arm_or_run)], workload, asked)
-    with context.scope():
+    with read_by(command, [str(arm_or_run)], workload, asked) as context:
         return explanation_asked_for(context, **context.params)

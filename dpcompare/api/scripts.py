@@ -14,7 +14,7 @@ from dpcompare.backends.availability import require_mode
 from dpcompare.cli.build_config import build_config
 from dpcompare.cli.options import RunOptions
 from dpcompare.config.cluster import DeviceChoice
-from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.errors import RequestError, RunFailedError, require_type
 from dpcompare.launch.local import launch
 from dpcompare.launch.outcome import Deadlines
 from dpcompare.launch.plan import Endpoints, num_ports, plan
@@ -66,6 +66,8 @@ def run_script(
         RunFailedError: a process failed, and the others were ended.
         KeyboardInterrupt: all processes have ended.
     """
+    require_type(mode, str, "mode")
+    require_type(script, (str, Path), "script")
     framework, separator, name = mode.partition(":")
     if not separator:
         raise RequestError(f"mode: received {mode!r}, expected FRAMEWORK:MODE such as torch:ddp")

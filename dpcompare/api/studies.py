@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpcompare.api.command_line import context_of, text_of
+from dpcompare.api.command_line import read_by, text_of
 from dpcompare.config.workload import Workload
-from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.errors import RequestError, RunFailedError, require_type
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison
@@ -130,6 +130,7 @@ class Study:
         Raises:
             RequestError: there is none.
         """
+        require_type(path, (str, Path), "path")
         self.path = Path(path)
         Plan.load(self.path)
 
@@ -247,6 +248,7 @@ def compare(
     """
     if isinstance(arms, (str, Arm)):
         arms = [arms]
+    require_type(arms, (list, tuple), "arms")
     return _made(
         options
         | {
@@ -288,8 +290,7 @@ def _made(options: Mapping[str, Any], workload: Workload | None = None) -> Study
     from dpcompare.cli.compare import compare as command
     from dpcompare.cli.compare import ended_runs, make_runs, study_asked_for
 
-    context = context_of(command, (), workload, options)
-    with context.scope():
+    with read_by(command, (), workload, options) as context:
         study, out, asked = study_asked_for(context, context.params)
         make_runs(study, out, asked)
     ended = ended_runs(out)

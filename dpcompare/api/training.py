@@ -24,7 +24,7 @@ from dpcompare.config.workload import Workload
 from dpcompare.data.batches import BatchReader, DeviceBatch, HostBatch
 from dpcompare.data.order import evaluation_batches, training_batches
 from dpcompare.data.store import open_store
-from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.errors import RequestError, did_you_mean, require_type
 from dpcompare.launch.inputs import prepare_inputs
 from dpcompare.models.custom import CustomModel
 from dpcompare.models.initial_weights import custom_weights
@@ -87,6 +87,7 @@ def backend(
     """
     row = _row(framework, mode)
     workload = Workload() if workload is None else workload
+    require_type(workload, Workload, "workload")
     changes: dict[str, Any] = {}
     if model is not None:
         changes["model"] = _named_model(model, framework)
@@ -130,7 +131,9 @@ def batches(workload: Workload | None = None, *, steps: int | None = None) -> It
         RequestError: the dataset cannot be used as asked.
     """
     # The mode is of no account: any run of the workload has this input.
-    workload = (Workload() if workload is None else workload).changed(model="mlp", accumulate=1)
+    workload = Workload() if workload is None else workload
+    require_type(workload, Workload, "workload")
+    workload = workload.changed(model="mlp", accumulate=1)
     config = RunConfig(
         framework="torch", mode="single", workload=workload, cluster=Cluster.partition(1, 1, device="cpu")
     )
@@ -382,6 +385,9 @@ def _own_parts(
         own["initial_state"] = lambda self: None
     elif is_object:  # no other process could build it to find its shapes
         own["initial_state"] = lambda self: custom_weights(self.tensor_shapes(), self.workload.seed)
+    for name, part in (("loss", loss), ("optimizer", optimizer)):
+        if not (part is None or callable(part) or isinstance(part, CustomOptimizer)):
+            raise RequestError(f"{name}: received {part!r}, expected a function; see dpcompare.backend")
     if loss is not None:
         own["row_losses"] = lambda self, logits, labels, *, training: _of_rows(loss(logits, labels), labels)
     if optimizer is not None:

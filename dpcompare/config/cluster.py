@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from numbers import Integral
+from typing import Literal, get_args
 
 from pydantic import model_validator
 
@@ -125,6 +126,8 @@ class Cluster(Config):
         Raises:
             RequestError: the devices cannot be split as asked.
         """
+        if device not in get_args(DeviceChoice):
+            raise RequestError(f"device: received {device!r}, expected one of {', '.join(get_args(DeviceChoice))}")
         _refuse_impossible(num_nodes, devices_per_node)
         if gpus is not None and device in ("cpu", "tpu"):
             raise RequestError(
@@ -163,6 +166,9 @@ _DEVICE_NOUNS: dict[str | None, str] = {"cpu": "CPU device", "gpu": "GPU", "tpu"
 
 
 def _refuse_impossible(num_nodes: int, devices_per_node: int | None) -> None:
+    for name, number in (("nodes", num_nodes), ("devices per node", devices_per_node)):
+        if number is not None and not isinstance(number, Integral):
+            raise RequestError(f"{name}: received {number!r}, expected a whole number")
     if num_nodes < 1:
         raise RequestError(f"nodes: received {num_nodes}, expected at least 1")
     if devices_per_node is not None and devices_per_node < 1:

@@ -17,7 +17,7 @@ from dpcompare.backends.cuda_wheels import require_cuda
 from dpcompare.config.run import PreparedRun, RunConfig
 from dpcompare.config.setting import require_one_line
 from dpcompare.data.sources import Progress
-from dpcompare.errors import RequestError, RunFailedError
+from dpcompare.errors import RequestError, RunFailedError, require_type
 from dpcompare.launch.attempt import INTERRUPTED, make_attempt, write_result
 from dpcompare.launch.engines import load_engine
 from dpcompare.launch.failures import why_it_failed
@@ -89,6 +89,7 @@ def run(
         RunFailedError: a process failed; result.json holds what was measured until then.
         KeyboardInterrupt: the run was interrupted; all processes have ended and result.json says so.
     """
+    require_type(config, RunConfig, "config")
     directory = Path(run_dir) if run_dir is not None else default_run_dir(config)
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
@@ -125,6 +126,8 @@ def resume(
         RequestError: there is nothing to resume from; nothing was started.
         RunFailedError, KeyboardInterrupt: as for `run`.
     """
+    require_type(run_dir, (str, Path), "run_dir")
+    require_type(config, RunConfig, "config")
     directory = Path(run_dir)
     require_one_line(directory.absolute(), "run directory")
     require_files_of_its_own(directory, "the run directory")

@@ -12,6 +12,8 @@ from urllib.parse import unquote, urlsplit
 import click
 import pytest
 
+import dpcompare
+from docs.site.api import SECTIONS, api_reference
 from docs.site.options import option_reference
 from docs.site.reference import reference
 from dpcompare.cli import cli
@@ -154,3 +156,9 @@ def test_the_reference_tells_groups_defaults_and_variables():
     assert rows["<code>--isolate / --no-isolate</code>"][1][1].startswith("where TensorFlow")
     assert rows["<code>--devices-per-node INTEGER</code>"][1][1].startswith("the visible GPUs shared out evenly")
     assert not any("default:" in cells[-1].lower() for _, cells in rows.values())
+
+
+def test_the_reference_has_every_public_name():
+    listed = [name for names in SECTIONS.values() for name in names]
+    assert sorted(listed) == sorted(set(dpcompare.__all__) - {"__version__"})
+    assert api_reference().count("\n::: dpcompare.") == len(listed)
