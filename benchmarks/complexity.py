@@ -32,7 +32,7 @@ from PIL import Image
 
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
-from dpcompare.backends.base import Backend, Counted
+from dpcompare.backends.base import Backend, Counters
 from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
@@ -176,8 +176,8 @@ class Nothing(Backend):
     def read(self, handles: Sequence[Any]) -> Any:
         return np.array(handles, np.float64)
 
-    def counted(self) -> Counted:
-        return Counted(optimizer_steps=None, images=None)
+    def counters(self) -> Counters:
+        return Counters(optimizer_steps=None, images=None)
 
     def first_gradient_squares(self) -> float | None:
         return None

@@ -38,7 +38,7 @@ from dpcompare.results.events import CheckpointSaved, Event, Started, StepsTrain
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from dpcompare.system.processes import is_alive
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 from stress.trials import num_processes, ports_listening, shared_memory, temporary_files
 
 STEPS = 30
@@ -253,7 +253,7 @@ def main() -> None:
     curves = ", ".join(f"{name} {'/'.join(f'{each:+,}' for each in values)}" for name, values in grown.items())
     lines = [
         f"{typed('stress.soak')} at {commit()}: {len(soaked)} runs in "
-        f"{counted(len({each.parent for each in soaked}), 'parent')} over {len(modes_by_default())} modes, "
+        f"{pluralize(len({each.parent for each in soaked}), 'parent')} over {len(modes_by_default())} modes, "
         f"{happened['killed']} with a process killed, {happened['interrupted']} interrupted, "
         f"{sum(each.resumed for each in soaked)} resumed. "
         "Problems (processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other "

@@ -23,7 +23,7 @@ from typing import Any
 from dpcompare.config.modes import MODES
 from dpcompare.results.events import EventTail, Started
 from dpcompare.results.run_dir import LOGS_DIR, checkpoint_paths
-from dpcompare.system.cache import in_turn
+from dpcompare.system.cache import wait_for_lock
 from stress.injection import write_sitecustomize
 
 LONGEST = 90.0
@@ -374,7 +374,7 @@ def _losses_alone(framework: str, mode: str, steps: int) -> list[float]:
     if _kept_in is None:
         return _train_alone(framework, mode, steps)
     kept = _kept_in / f"{framework}-{mode}-{steps}.json"
-    with in_turn(kept.with_suffix(".lock")):
+    with wait_for_lock(kept.with_suffix(".lock")):
         if not kept.exists():
             kept.write_text(json.dumps(_train_alone(framework, mode, steps)))
         losses: list[float] = json.loads(kept.read_text())

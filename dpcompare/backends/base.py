@@ -18,7 +18,7 @@ from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState
 
 
-class Counted(NamedTuple):
+class Counters(NamedTuple):
     """What a process has counted where it happened, since `Backend.setup`; None where that cannot be counted."""
 
     optimizer_steps: int | None
@@ -45,7 +45,7 @@ class Backend(ABC):
     4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace,
        `reset_peak_memory` before the first step that counts, `to_host` for batches that a step has had, and
        `first_gradient_squares` after the very first one.
-    5. `describe` and `counted` once training is done, then `teardown`.
+    5. `describe` and `counters` once training is done, then `teardown`.
     """
 
     process_rank: int = 0
@@ -147,9 +147,9 @@ class Backend(ABC):
         """
         return None
 
-    def counted(self) -> Counted:
+    def counters(self) -> Counters:
         """What this process has counted by itself; waits for the device."""
-        return Counted(optimizer_steps=None, images=None)
+        return Counters(optimizer_steps=None, images=None)
 
     @abstractmethod
     def synchronize(self, *, drain: bool = False) -> None:

@@ -20,7 +20,7 @@ from dpcompare.cli.option_values import interpreters, parse_percentage, parse_se
 from dpcompare.cli.options import GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.system.terminal_text import counted, in_one_line
+from dpcompare.system.terminal_text import in_one_line, pluralize
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison
@@ -272,4 +272,4 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     stdout_console().print(table)
     for workload in dict.fromkeys(arm.config.workload.in_words for arm in study.arms):
         click.echo(f"workload: {printable(workload)}")
-    click.echo(f"{counted(len(runs), 'run')}, about {seconds / 60:.0f} min ({source}); nothing was started")
+    click.echo(f"{pluralize(len(runs), 'run')}, about {seconds / 60:.0f} min ({source}); nothing was started")

@@ -22,7 +22,7 @@ from dpcompare.config.setting import Config
 from dpcompare.config.tuning import tuning_options
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     from dpcompare.results.result import RunResult
@@ -131,7 +131,7 @@ def what_next(context: click.Context, config: RunConfig, result: RunResult, run_
         run_dir: of the run.
     """
     if result.images_per_second is not None:
-        devices = counted(len(result.device_names), "device")
+        devices = pluralize(len(result.device_names), "device")
         yield f"{result.framework} {result.mode} on {devices}: {result.images_per_second:.1f} images/s"
     # A resumed run has the workload of its first command, which is not known here.
     other = None if is_given(context, "resume") else _counterpart(config)

@@ -19,7 +19,7 @@ from dpcompare.cli.output import (
     writable,
     write,
 )
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import ArmRow, Comparison
@@ -130,7 +130,7 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     if full:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
-        click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
+        click.echo(f"{pluralize(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
     learned = [comparison.learning.headline, comparison.learning.varied] if comparison.learning else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
     for sentence in filter(
@@ -158,7 +158,7 @@ def _print_remarks(row: ArmRow, *, full: bool) -> None:
         for sentence in sentences[:shown]:
             print_sentence(f"{kind} {row.name}: {sentence}")
         if more := len(sentences) - shown:
-            print_sentence(f"{kind} {row.name}: {counted(more, 'more run')}, see --full")
+            print_sentence(f"{kind} {row.name}: {pluralize(more, 'more run')}, see --full")
 
 
 def _print_figures(comparison: Comparison) -> None:
@@ -219,7 +219,7 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
     shown = _shown_evaluations(result.evaluations)
     rows = {
         f"after step {evaluation.step}": f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, "
-        f"loss {figure(evaluation.loss, '{:.4f}')}, {counted(evaluation.count, 'sample')}"
+        f"loss {figure(evaluation.loss, '{:.4f}')}, {pluralize(evaluation.count, 'sample')}"
         for evaluation in shown
     }
     if len(shown) < len(result.evaluations):
@@ -236,7 +236,7 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
         if cost and cost.joules is not None:
             taken += f", {figure(cost.joules, '{:.0f}')} J"
         rows["target"] = (
-            f"{target} after {counted(cost.step, 'step')}, {counted(cost.images, 'image')}, {taken}"
+            f"{target} after {pluralize(cost.step, 'step')}, {pluralize(cost.images, 'image')}, {taken}"
             if cost
             else f"{target} was not reached"
         )
@@ -261,14 +261,15 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     topology = topology_in_words(result.num_nodes, result.devices_per_node, result.device_type)
     rows = {
         "mode": f"{result.framework} {result.mode}{emulated}, collective: {result.collective}",
-        "devices": f"{topology}, {counted(result.num_processes, 'process')}, {counted(result.num_replicas, 'replica')}",
+        "devices": f"{topology}, {pluralize(result.num_processes, 'process')}, "
+        f"{pluralize(result.num_replicas, 'replica')}",
         "workload": f"{result.model} on {result.dataset}, {result.image_size} px, global batch "
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",
         "speed": "not measured: no step came after the warm-up",
     }
     if result.images_per_second is not None:
         rows["speed"] = (
-            f"{figure(result.images_per_second)} images/s over {counted(result.measured_steps, 'measured step')}; "
+            f"{figure(result.images_per_second)} images/s over {pluralize(result.measured_steps, 'measured step')}; "
             f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps"
         )
     if result.step_seconds:
@@ -298,7 +299,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["train loss"] = f"{first} -> {last}"
     rows |= _evaluation_rows(result)
     if result.skipped_images:
-        rows["skipped"] = f"{counted(result.skipped_images, 'image')} that cannot be decoded"
+        rows["skipped"] = f"{pluralize(result.skipped_images, 'image')} that cannot be decoded"
     for package, versions in result.differing_versions.items():
         rows[f"{package} differs"] = ", ".join(f"node {rank}: {version}" for rank, version in enumerate(versions))
     rows["result"] = str(run_dir / "result.json")

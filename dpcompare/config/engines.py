@@ -18,7 +18,7 @@ from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, raise_pr
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 PLUG_INS = "dpcompare.engines"
 """The group of entry points."""
@@ -86,7 +86,7 @@ class HostsOptions(EngineOptions):
 
     def problems(self, cluster: Cluster, workload: Workload) -> Iterator[str]:
         if len(self.hosts) != cluster.num_nodes:
-            yield f"hosts: received {len(self.hosts)} for {counted(cluster.num_nodes, 'node')}; expected one per node"
+            yield f"hosts: received {len(self.hosts)} for {pluralize(cluster.num_nodes, 'node')}; expected one per node"
         if self.ssh and is_custom(workload.model):
             yield (
                 "ssh: received with a custom model, which is found from the current directory; run the printed "

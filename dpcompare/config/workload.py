@@ -25,7 +25,7 @@ from dpcompare.config.setting import (
 from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset, steps_per_epoch
 from dpcompare.models.architectures import MODELS, misfits, model_of
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 Precision = Literal["float32", "bfloat16", "float64"]
 Profile = Literal["strict", "native"]
@@ -100,7 +100,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             default=str(DEFAULT_EPOCHS),
-            on_gpus=counted(gpu_defaults.WARMUP_STEPS + gpu_defaults.MEASURED_STEPS, "step"),
+            on_gpus=pluralize(gpu_defaults.WARMUP_STEPS + gpu_defaults.MEASURED_STEPS, "step"),
             resumable=True,
             help="Passes over the training split.",
         ),
@@ -354,8 +354,8 @@ class Workload(Config):
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
         if self.steps is not None and self.least_warmup_steps >= self.steps:
             problems.append(
-                f"warmup_steps: received {self.warmup_in_words} of {counted(self.steps, 'step')}, which leaves none to "
-                "measure; expected fewer warm-up steps than steps"
+                f"warmup_steps: received {self.warmup_in_words} of {pluralize(self.steps, 'step')}, which leaves none "
+                "to measure; expected fewer warm-up steps than steps"
             )
         raise_problems(problems)
         return self
@@ -368,7 +368,7 @@ class Workload(Config):
     @property
     def in_words(self) -> str:
         """Such as `mlp on digits, 64 px, global batch 32, 1 epoch, speed measured after 5 steps`."""
-        length = counted(self.steps, "step") if self.steps else counted(self.num_epochs, "epoch")
+        length = pluralize(self.steps, "step") if self.steps else pluralize(self.num_epochs, "epoch")
         return (
             f"{self.model} on {self.dataset}, {self.image_size} px, global batch {self.global_batch_size}, {length}, "
             f"speed measured after {self.warmup_in_words} step{'' if self.warmup_steps == 1 else 's'}"

@@ -22,7 +22,7 @@ from dpcompare.data.sources import TRAIN_NAMES, VALIDATION_NAMES, VALIDATION_SHA
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 from dpcompare.system.files import expanded
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 LAYOUTS = (
     "expected one folder of images per class (CLASS/*.jpg), the same below train/ and validation/, the original "
@@ -153,7 +153,7 @@ def _image_folder(root: Path, within: Sequence[Path] | None) -> ImageFiles:
     classes = tuple(folder.name for folder in counts)
     if not classes:
         stray = _count_images(base)
-        detail = f"{counted(stray, 'image')} but no folder per class" if stray else "no images"
+        detail = f"{pluralize(stray, 'image')} but no folder per class" if stray else "no images"
         raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
     notes = partial(_notes, base, validation, classes)
     if validation is None:
@@ -229,7 +229,7 @@ def _stanford_dogs(root: Path, within: Sequence[Path] | None) -> ImageFiles:
         try:
             files, labels = _listed(root / file)
             if len(files) != len(labels):
-                raise ValueError(f"{counted(len(files), 'file')} but {counted(len(labels), 'label')}")
+                raise ValueError(f"{pluralize(len(files), 'file')} but {pluralize(len(labels), 'label')}")
             if wrong := [label for label in labels if not 0 <= label < np.iinfo(np.int32).max]:
                 raise ValueError(f"the label {wrong[0] + 1}")
         except (OSError, ValueError, subprocess.SubprocessError) as error:

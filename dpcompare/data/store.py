@@ -26,7 +26,7 @@ from dpcompare.data.digest import Duplicates, SplitContent, find_duplicates
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import folder_held
 from dpcompare.system.files import sync
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -196,7 +196,7 @@ def _impossible(split: Split, count: int, manifest: Manifest) -> str | None:
         if found != expected:
             return f"{what} of {found}, expected {expected}"
     if not count or not 0 <= split.labels.min() <= split.labels.max() < num_classes:
-        return f"no image, or labels beyond its {counted(num_classes, 'class')}"
+        return f"no image, or labels beyond its {pluralize(num_classes, 'class')}"
     return None
 
 

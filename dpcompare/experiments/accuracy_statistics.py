@@ -17,7 +17,7 @@ from dpcompare.experiments.statistics import (
     confidence,
     holm,
 )
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 DEFAULT_MARGIN = 1.0
 """Points of accuracy within which two arms count as equally accurate."""
@@ -202,7 +202,7 @@ def _claim(
     difference = pair.difference
     both = f"{pair.first} against {pair.second}, {pair.measure}"
     if difference is None or not plan.judges(difference.rounds):
-        rounds = counted(difference.rounds if difference else 0, "round")
+        rounds = pluralize(difference.rounds if difference else 0, "round")
         measured = f" (measured difference {_amount(pair.measure, difference.mean)})" if difference else ""
         return LearningClaim(
             pair=pair,
@@ -252,7 +252,7 @@ def _decided(pair: LearningPair, level: float) -> str:
 def _figures(pair: LearningPair, interval: tuple[float, float] | None, level: float) -> str:
     """The difference first - second, with its interval."""
     assert pair.difference is not None
-    rounds = counted(pair.difference.rounds, "round")
+    rounds = pluralize(pair.difference.rounds, "round")
     shown = f"difference {_amount(pair.measure, pair.difference.mean)}"
     if interval is None:
         return f"{shown}, {rounds}"

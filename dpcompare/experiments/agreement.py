@@ -97,7 +97,7 @@ def evaluation_loss(result: RunResult) -> Any:
     return NOT_KNOWN if not result.evaluations or result.evaluations[-1].loss is None else result.evaluations[-1].loss
 
 
-def counted(name: str) -> Callable[[RunResult], Any]:
+def count_value(name: str) -> Callable[[RunResult], Any]:
     """A count of what was computed, beside what was asked for where that is another."""
 
     def value(result: RunResult) -> Any:

@@ -20,7 +20,7 @@ from dpcompare.results.predictions import Predictions, load_predictions
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.files import reject_links
 from dpcompare.system.terminal_text import in_one_line, printable
 
 
@@ -127,7 +127,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
         RequestError: one of them is neither, none of the runs has completed, or a subject is not a check.
     """
     for path in paths:
-        require_files_of_its_own(path, "what is reported")
+        reject_links(path, "what is reported")
     studies = {path: Study.load(path) for path in paths if is_study(path)}
     arms: list[ArmRuns] = []
     for path, prefix in zip(paths, _prefixes(paths), strict=True):

@@ -189,10 +189,10 @@ CHECKS: dict[str, FairnessCheck] = {
         depends_on=Changes.BATCHES,
     ),
     "optimizer steps": FairnessCheck(
-        values.counted("optimizer_steps"), Changes.LEARNING, "every step must update the weights", compare=as_asked
+        values.count_value("optimizer_steps"), Changes.LEARNING, "every step must update the weights", compare=as_asked
     ),
     "images computed": FairnessCheck(
-        values.counted("images"),
+        values.count_value("images"),
         Changes.LEARNING,
         "every sample must enter the loss, as often as is claimed",
         compare=as_asked,

@@ -34,7 +34,7 @@ from dpcompare.experiments.fairness_checks import Differs, names_that_change, na
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.computed import TrainingCost
 from dpcompare.results.result import RunResult
-from dpcompare.system.terminal_text import counted, joined
+from dpcompare.system.terminal_text import joined, pluralize
 
 SheetOf = Callable[[ArmRuns, ArmRuns], fairness.Sheet]
 """The fairness sheet of two arms."""
@@ -171,7 +171,7 @@ def _of_one(arm: ArmRuns) -> str:
     spread = "" if deviation is None else f", standard deviation {deviation * 100:.2f} points"
     return (
         f"Only one arm, so there is nothing to compare. Its accuracy: mean {found.mean:.1%}{spread}, "
-        f"{counted(found.rounds, 'round')}."
+        f"{pluralize(found.rounds, 'round')}."
     )
 
 
@@ -218,8 +218,11 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
 
 def _reached(name: str, row: TargetRow) -> str:
     assert row.steps is not None
-    needed = [counted(round(row.steps), "step"), *([] if row.seconds is None else [f"{row.seconds:.1f} s of training"])]
-    rounds = counted(row.rounds, "round")
+    needed = [
+        pluralize(round(row.steps), "step"),
+        *([] if row.seconds is None else [f"{row.seconds:.1f} s of training"]),
+    ]
+    rounds = pluralize(row.rounds, "round")
     of_rounds = rounds if row.rounds == 1 else f"medians of {rounds}"
     sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {joined(needed)} ({of_rounds})."
     if untimed := row.rounds - row.timed:
@@ -234,7 +237,7 @@ def _censored(name: str, row: TargetRow, runs: Sequence[RunResult]) -> str:
     missed = [run for run in runs if run.cost_of_target is None]
     best = max((evaluation.accuracy for run in missed for evaluation in run.evaluations), default=0.0)
     return (
-        f"{name} missed the target accuracy of {row.accuracy:g} in {len(missed)} of {counted(row.rounds, 'round')} "
+        f"{name} missed the target accuracy of {row.accuracy:g} in {len(missed)} of {pluralize(row.rounds, 'round')} "
         f"(best in those: {best:.3f}), so its time to target is censored and left out of the ratios."
     )
 

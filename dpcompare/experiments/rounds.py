@@ -14,7 +14,7 @@ from dpcompare.experiments.fairness_checks import Differs, names_that_differ
 from dpcompare.experiments.figures import FIGURES, figures_of_run
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio
 from dpcompare.results.predictions import Integers, Predictions
-from dpcompare.system.terminal_text import counted, printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 
 def rounds_of(arm: ArmRuns) -> list[Round]:
@@ -69,8 +69,8 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
             rounds=ratio.rounds,
             efficiency=efficiency,
             suspicious=efficiency > SUSPICIOUS_EFFICIENCY,
-            sentence=f"{arm.name} on {counted(num_devices, 'device')}: {ratio.value:.3f} times the speed of one device "
-            f"({shown}), {efficiency:.0%} efficient in {kind} scaling.",
+            sentence=f"{arm.name} on {pluralize(num_devices, 'device')}: {ratio.value:.3f} times the speed of one "
+            f"device ({shown}), {efficiency:.0%} efficient in {kind} scaling.",
         )
     return None
 
@@ -157,7 +157,7 @@ def _agreement(first: ArmRuns, second: ArmRuns) -> PredictionAgreement | None:
     if not both:
         return None
     parts = [_part_alike(*pair) for pair in both]
-    mean, rounds = float(np.mean(parts)), counted(len(parts), "round")
+    mean, rounds = float(np.mean(parts)), pluralize(len(parts), "round")
     return PredictionAgreement(
         first=first.name,
         second=second.name,

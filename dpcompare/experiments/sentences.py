@@ -9,7 +9,7 @@ from pathlib import Path
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow
 from dpcompare.results.result import RunResult
-from dpcompare.system.terminal_text import counted, printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 
 def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
@@ -58,9 +58,8 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
         judged = "look for the reason"
     else:
         judged = "one training of each does not tell which is more accurate, but rounds of `--vary-seed` do"
-    return (
-        f"An accuracy on {counted(first.count, 'sample')} has a standard error of {error:.1%}, and {rounds}: {judged}."
-    )
+    samples = pluralize(first.count, "sample")
+    return f"An accuracy on {samples} has a standard error of {error:.1%}, and {rounds}: {judged}."
 
 
 def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from dpcompare.results.steadiness import JITTER_SCALE
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 FALSE_CLAIMS = 0.05
 """How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""
@@ -282,7 +282,7 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: RatioOf) -> Claim
     outcome: Outcome
     if ratio is None or interval is None or not plan.judges(ratio.rounds):
         outcome = "too few rounds"
-        rounds = counted(ratio.rounds if ratio else 0, "round")
+        rounds = pluralize(ratio.rounds if ratio else 0, "round")
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
         of_it = "" if measure == SPEED else f", {measure.name}"
         sentence = f"{both}{of_it}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
@@ -315,9 +315,9 @@ def _faster_first(pair: RatioPair, ratio: Ratio, level: float, measure: RatioOf)
 def interval_in_words(interval: tuple[float, float] | None, level: float, rounds: int) -> str:
     """The interval of a ratio, where it has one, and its rounds: `96% interval 1.010 to 1.040, 6 rounds`."""
     if interval is None:
-        return counted(rounds, "round")
+        return pluralize(rounds, "round")
     low, high = interval
-    return f"{confidence(level)} interval {low:.3f} to {high:.3f}, {counted(rounds, 'round')}"
+    return f"{confidence(level)} interval {low:.3f} to {high:.3f}, {pluralize(rounds, 'round')}"
 
 
 def confidence(level: float) -> str:

@@ -21,8 +21,8 @@ from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.inputs import with_seed
-from dpcompare.system.cache import LOCK_FILE, only_one
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.cache import LOCK_FILE, exclusive_lock
+from dpcompare.system.files import reject_links
 from dpcompare.system.json_files import read_document, write_document
 
 LONGEST_FOLDER = 80
@@ -250,12 +250,12 @@ def hold(study_dir: Path) -> Iterator[None]:
         RequestError: another process holds it, it holds other files, or it cannot be written.
     """
     refuse_other_files(study_dir)
-    require_files_of_its_own(study_dir, "the study")
+    reject_links(study_dir, "the study")
     with ExitStack() as held:
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             held.enter_context(
-                only_one(
+                exclusive_lock(
                     study_dir,
                     f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with "
                     f"`dpcompare watch {study_dir}`, or choose another --out",

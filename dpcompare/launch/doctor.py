@@ -31,7 +31,7 @@ from dpcompare.system.commands import run_command
 from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import Deadline
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 Status = Literal["ok", "note", "problem"]
 
@@ -370,6 +370,6 @@ def trial(
     return Finding(
         name=name,
         status="ok",
-        found=f"works on {counted(result.num_replicas, f'{result.device_type} replica')}{how}, "
+        found=f"works on {pluralize(result.num_replicas, f'{result.device_type} replica')}{how}, "
         f"collectives by {result.collective}, {result.wall_seconds:.0f} s{''.join(f'; {line}' for line in said)}",
     )

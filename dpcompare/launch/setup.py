@@ -23,7 +23,7 @@ from dpcompare.backends.availability import missing_packages
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
 from dpcompare.config.frameworks import FRAMEWORKS, Sizes
 from dpcompare.errors import RequestError
-from dpcompare.system.cache import only_one
+from dpcompare.system.cache import exclusive_lock
 from dpcompare.system.files import expanded
 from dpcompare.system.python_environment import PythonEnvironment
 
@@ -225,7 +225,7 @@ def make(need: Need) -> Need:
         raise RequestError(
             f"{str(folder)!r} cannot be made ({error.strerror}); name another folder with DPCOMPARE_ENVIRONMENTS_DIR"
         ) from None
-    with only_one(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
+    with exclusive_lock(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
         environment_of(need.framework).make(need.requirements, _origin())
     cuda_wheels_of.cache_clear()
     lack = _lack(need.framework, need.python, need.device)

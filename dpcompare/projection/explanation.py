@@ -16,7 +16,7 @@ from dpcompare.experiments.variants import JUDGED, Part, Round, Seconds, Share, 
 from dpcompare.projection.remedies import Floor, Remedy, floors_of, remedies_of
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
-from dpcompare.system.terminal_text import counted, in_one_line, printable
+from dpcompare.system.terminal_text import in_one_line, pluralize, printable
 
 STANDS_OUT = 0.1
 """Share of a step from which on a part is spoken of."""
@@ -287,6 +287,6 @@ def _remarks(results: Sequence[RunResult]) -> list[str]:
         for kind in dict.fromkeys(remark.kind for remark in result.remarks):
             said.setdefault(kind, []).append(next(each.sentence for each in result.remarks if each.kind == kind))
     return [
-        printable(f"{kind} in {len(sentences)} of {counted(len(results), 'run')}, such as: {sentences[0]}")
+        printable(f"{kind} in {len(sentences)} of {pluralize(len(results), 'run')}, such as: {sentences[0]}")
         for kind, sentences in said.items()
     ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison
 from dpcompare.system.python_environment import import_extra
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     import altair
@@ -138,7 +138,7 @@ def accuracy_over_seconds(comparison: Comparison, arms: list[ArmRow]) -> Plot | 
     explanation = " Seconds are those of training, without evaluations and checkpoints: the median of the rounds."
     for row in arms:
         if untimed := max((point.rounds - point.timed for point in row.accuracy_curve), default=0):
-            explanation += f" Those of {row.name} leave out {counted(untimed, 'round')} that had to be resumed."
+            explanation += f" Those of {row.name} leave out {pluralize(untimed, 'round')} that had to be resumed."
     return _accuracies(arms, "seconds", "seconds of training", "Accuracy over time", explanation)
 
 
@@ -153,7 +153,7 @@ def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanati
             "low": point.low,
             "high": point.high,
             "text": f"{row.name}, step {point.step}: accuracy {point.mean:.3f} ({point.low:.3f} to {point.high:.3f}, "
-            f"{counted(point.rounds, 'round')})",
+            f"{pluralize(point.rounds, 'round')})",
         }
         for row in arms
         for point in row.accuracy_curve

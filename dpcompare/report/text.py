@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from dpcompare.experiments.comparison import ArmRow, Comparison, Group, KnobRow
 from dpcompare.report.formats import Column, columns, figure
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 NARROWEST = 40
 WIDEST = 110
@@ -116,7 +116,7 @@ def _width(cells: Sequence[Sequence[str]]) -> int:
 
 
 def _title(group: Group) -> str:
-    return counted(group.num_devices, "device")
+    return pluralize(group.num_devices, "device")
 
 
 def _bar(fraction: float, width: int) -> str:

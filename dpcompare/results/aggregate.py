@@ -21,7 +21,7 @@ from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries, series_of_trainers
 from dpcompare.results.timing import clock_of, evaluation_costs, first_step_figures, joules_per_image, speed_figures
 from dpcompare.system.json_files import read_document
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,7 +249,7 @@ def _contradiction(
     if config.inputs is None:
         return "its config names no prepared inputs"
     if len(records) != config.topology.num_processes:
-        return f"of {counted(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
+        return f"of {pluralize(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
     if len({records[rank].sample_order_sha256 for rank in config.topology.trainers}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
@@ -257,7 +257,7 @@ def _contradiction(
     expected = _num_steps(config, config.inputs.num_train, processes, evaluations)
     if processes[0].num_steps != expected:
         return (
-            f"of {counted(expected, 'step')} planned, {processes[0].num_steps} were logged; is an event file damaged?"
+            f"of {pluralize(expected, 'step')} planned, {processes[0].num_steps} were logged; is an event file damaged?"
         )
     expected = config.inputs.num_validation
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):

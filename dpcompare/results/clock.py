@@ -14,7 +14,7 @@ from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import median_of_parts
 from dpcompare.system.cores import CoresUsed
 from dpcompare.system.json_files import Count, Finite, Integer, Measured, Number, read_document, write_document
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 RemarkKind = Literal["CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED", "SLOWED DOWN"]
 """CLOCK: the seconds of the run contradict those of its launcher, or leave out much of the time.
@@ -99,12 +99,14 @@ class MachineLoad(BaseModel):
             )
             if cores >= taken / 4
         ]
-        return f"{' and '.join(others)} of {counted(self.cores, 'core')} while this run was measured"
+        return f"{' and '.join(others)} of {pluralize(self.cores, 'core')} while this run was measured"
 
     @property
     def slowdown(self) -> str | None:
         """A sentence about cores that became too hot."""
-        return f"cores were throttled {counted(self.heat_throttles, 'time')} for heat" if self.heat_throttles else None
+        return (
+            f"cores were throttled {pluralize(self.heat_throttles, 'time')} for heat" if self.heat_throttles else None
+        )
 
 
 LARGEST_DIFFERENCE = 0.05

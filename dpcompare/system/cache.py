@@ -19,7 +19,7 @@ LOCK_POLL_SECONDS = 0.1
 
 
 @contextmanager
-def only_one(folder: Path, refusal: str) -> Iterator[None]:
+def exclusive_lock(folder: Path, refusal: str) -> Iterator[None]:
     """Hold a folder for this process.
 
     Raises:
@@ -55,7 +55,7 @@ def _opened(folder: Path) -> IO[str]:
 
 
 @contextmanager
-def in_turn(path: Path) -> Iterator[None]:
+def wait_for_lock(path: Path) -> Iterator[None]:
     """Hold a file, created if need be, as soon as no other process does.
 
     Where it cannot be written, or its disk has no locks, nobody waits: only work is lost that is done twice.

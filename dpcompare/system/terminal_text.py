@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`, `2 processes`, `2 batches`, `2 epochs`, `1,000 images`."""
-    is_hissed = noun.endswith(("s", "x", "ch")) and not noun.endswith("och")
-    plural = f"{noun}es" if is_hissed else f"{noun}s"
+    takes_es = noun.endswith(("s", "x", "ch")) and not noun.endswith("och")
+    plural = f"{noun}es" if takes_es else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 

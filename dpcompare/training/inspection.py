@@ -39,11 +39,11 @@ class Inspection:
 
     def found(self) -> ComputedByProcess:
         """What was found, once training is done."""
-        counted = self._backend.counted()
+        counters = self._backend.counters()
         loss_sum, count = self._evaluation or (None, 0)
         return ComputedByProcess(
-            optimizer_steps=counted.optimizer_steps,
-            images=counted.images,
+            optimizer_steps=counters.optimizer_steps,
+            images=counters.images,
             batch_digests=self._batch_digests,
             first_gradient_squares=self._gradient_squares,
             first_evaluation_loss_sum=loss_sum,

@@ -22,7 +22,7 @@ from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
-from dpcompare.system.files import put_in_place
+from dpcompare.system.files import atomic_write
 from dpcompare.training.evaluated import Target, evaluated_model, reads_of_statistics
 from dpcompare.training.inspection import Inspection
 from dpcompare.training.schedule import learning_rate, training_reader
@@ -262,7 +262,7 @@ class _Trace:
     def before(self, step: int) -> None:
         if step == self._first:
             self._path.parent.mkdir(exist_ok=True)
-            self._open.enter_context(self._backend.profile(self._open.enter_context(put_in_place(self._path))))
+            self._open.enter_context(self._backend.profile(self._open.enter_context(atomic_write(self._path))))
 
     def begins_or_ends_after(self, step: int) -> bool:
         """Whether the device must have finished this step, so that it is in the trace as a whole or not at all."""

@@ -99,7 +99,7 @@ def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
         "memory": description.peak_device_memory_bytes,
         "backward_ends": description.gradients.backward_ends if description.gradients else None,
     }
-    found["counted"] = list(backend.counted())
+    found["counted"] = list(backend.counters())
     backend.teardown()
     return found
 

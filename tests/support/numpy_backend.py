@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from dpcompare.backends.base import Backend, Counted
+from dpcompare.backends.base import Backend, Counters
 from dpcompare.data.batches import DeviceBatch, prefetch
 from dpcompare.models.state import TrainingState
 
@@ -70,8 +70,8 @@ class NumpyBackend(Backend):
     def first_gradient_squares(self):
         return float(np.square(self.first_gradient).sum())
 
-    def counted(self):
-        return Counted(optimizer_steps=self.step, images=self.images_computed)
+    def counters(self):
+        return Counters(optimizer_steps=self.step, images=self.images_computed)
 
     def read(self, handles):
         self.calls.append("read")

@@ -16,7 +16,7 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import Mesh
 
-from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.description import Description
 from dpcompare.backends.jax import runtime
 from dpcompare.backends.jax.arrays import EVERYWHERE, REPLICAS, SPLIT, local_rows, mesh_of_replicas
@@ -319,8 +319,8 @@ class JaxBackend(Inspectable):
     def first_gradient_squares(self) -> float | None:
         return self._trained.first_gradient_squares() / self.num_replicas
 
-    def counted(self) -> Counted:
-        return Counted(
+    def counters(self) -> Counters:
+        return Counters(
             optimizer_steps=int(local_rows(self._trained.optimizer_steps).min()),
             images=int(local_rows(self._trained.images_computed).sum()),
         )

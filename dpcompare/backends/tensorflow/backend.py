@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow import runtime
 from dpcompare.backends.tensorflow.feed import DeviceFeed
@@ -341,8 +341,8 @@ class TensorFlowBackend(Inspectable):
         ]
         return float(sum(np.square(copy).sum() for copy in copies)) / self.num_replicas
 
-    def counted(self) -> Counted:
-        return Counted(
+    def counters(self) -> Counters:
+        return Counters(
             optimizer_steps=self._optimizer_steps(), images=sum(self._on_each_replica(self._images_computed))
         )
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
@@ -340,8 +340,8 @@ class TorchBackend(Inspectable):
         ]
         return sum(squares) / self.parallel.num_holders if squares else None
 
-    def counted(self) -> Counted:
-        return Counted(optimizer_steps=self._optimizer_steps, images=int(self._images_computed.item()))
+    def counters(self) -> Counters:
+        return Counters(optimizer_steps=self._optimizer_steps, images=int(self._images_computed.item()))
 
     def barrier(self) -> None:
         self.parallel.barrier()

@@ -25,7 +25,7 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 
 
 @contextmanager
-def exited(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def terminate_on_exit(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with its node, or is killed some seconds after that should have."""
     with signals_held() as signals:
         try:
@@ -61,7 +61,9 @@ class Hosts(Engine):
         with signals_held(), ExitStack() as stack:
             processes = [
                 stack.enter_context(
-                    exited(subprocess.Popen([*SSH, host, command], stdin=subprocess.DEVNULL, start_new_session=True))
+                    terminate_on_exit(
+                        subprocess.Popen([*SSH, host, command], stdin=subprocess.DEVNULL, start_new_session=True)
+                    )
                 )
                 for host, command in each
             ]

@@ -22,7 +22,7 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, Planned, options_of
-from dpcompare.launch.engines.hosts import exited
+from dpcompare.launch.engines.hosts import terminate_on_exit
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.signals import signals_held
@@ -183,7 +183,10 @@ class Kubernetes(Engine):
     def started(self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[None]:
         """Start the node of this pod; Kubernetes starts the others."""
         argv = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
-        with signals_held(), exited(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)):
+        with (
+            signals_held(),
+            terminate_on_exit(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)),
+        ):
             yield None
 
     def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:

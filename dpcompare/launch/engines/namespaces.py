@@ -14,7 +14,7 @@ from dpcompare.config.engines import link_bytes_per_second
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, NodesEnded, PollExit
-from dpcompare.launch.engines.hosts import exited
+from dpcompare.launch.engines.hosts import terminate_on_exit
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import host_log_path
@@ -132,7 +132,7 @@ class Namespaces(Engine):
             hosts = stack.enter_context(linked_hosts(config.cluster.num_nodes, config.placement.link))
             processes = []
             for rank, host in enumerate(hosts):
-                processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))
+                processes.append(stack.enter_context(terminate_on_exit(_start(host, run_dir, rendezvous, rank))))
 
             def poll_exit() -> NodesEnded | None:
                 statuses = [process.poll() for process in processes]
