@@ -33,7 +33,7 @@ from PIL import Image
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, prepare_inputs
 from dpcompare.backends.base import Backend, Counters
-from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, DeviceBatch, prefetch
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.experiments.analysis import analyse
@@ -160,12 +160,12 @@ class Nothing(Backend):
     def profile(self, path: Path) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
-        def placed(read: HostRead) -> DeviceBatch:
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
+        def placed(read: BatchLoader) -> DeviceBatch:
             batch = read()
             return DeviceBatch(images=None, labels=None, weights=batch.weights, global_count=batch.global_count)
 
-        return prefetch(reads, placed)
+        return prefetch(batch_loaders, placed)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         return 1.0
@@ -179,7 +179,7 @@ class Nothing(Backend):
     def counters(self) -> Counters:
         return Counters(optimizer_steps=None, images=None)
 
-    def first_gradient_squares(self) -> float | None:
+    def first_grad_norm_sq(self) -> float | None:
         return None
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> Any:

@@ -55,8 +55,8 @@ def _arms(*arms: str) -> list[str]:
     return [part for arm in arms for part in ("--arm", arm)]
 
 
-def _about(*knobs: str) -> list[str]:
-    return [part for knob in knobs for part in ("--subject", knob)]
+def _about(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("--subject", setting)]
 
 
 STUDIES: dict[str, Question] = {

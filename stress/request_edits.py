@@ -314,7 +314,7 @@ REQUESTS: dict[str, Request] = {
                 "-c",
                 "from pathlib import Path; from dpcompare.experiments.fairness import compare; "
                 "from dpcompare.results.result import RunResult; one = RunResult.load(Path('one')); "
-                "values = {row.knob: row.values for row in compare([one, one]).rows}; "
+                "values = {row.setting: row.values for row in compare([one, one]).rows}; "
                 "assert values['huge pages'][0] in ('always', 'madvise', 'never'), values['huge pages']",
             ),
         ),

@@ -214,8 +214,8 @@ def _compatibility() -> tuple[int, ...] | None:
     The folder alone proves nothing: it may belong to an older CUDA, and no process may load it.
     """
     files = sorted(COMPATIBILITY.rglob("libcuda.so.*.*"))
-    told = [os.environ.get("LD_LIBRARY_PATH", ""), *(path.read_text() for path in LINKER_FOLDERS.glob("*.conf"))]
-    if not files or not any(str(COMPATIBILITY) in where for where in told):
+    searched = [os.environ.get("LD_LIBRARY_PATH", ""), *(path.read_text() for path in LINKER_FOLDERS.glob("*.conf"))]
+    if not files or not any(str(COMPATIBILITY) in where for where in searched):
         return None
     found = re.search(r"\.so\.(\d+)\.(\d+)", files[-1].name)
     return (int(found[1]), int(found[2])) if found else None

@@ -105,10 +105,8 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        what_next = (
-            f"to continue: {_go_on(out, options)}" if is_study(out) else "nothing was kept; run the command again"
-        )
-        click.echo(f"interrupted; {what_next}", err=True)
+        hint = f"to continue: {_go_on(out, options)}" if is_study(out) else "nothing was kept; run the command again"
+        click.echo(f"interrupted; {hint}", err=True)
         if not options.as_json and any(result.status == "completed" for result in _compared_results(out)):
             comparison = analyse(collect([out]))
             with if_anybody_reads():

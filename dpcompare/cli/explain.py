@@ -14,7 +14,7 @@ from dpcompare.cli.build_study import arm_request
 from dpcompare.cli.compare import prepared, print_plan
 from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, measured_link, refuse_strange
+from dpcompare.cli.option_values import interpreters, measured_link, require_trusted_interpreter
 from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
 from dpcompare.cli.output import hint, if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
@@ -122,7 +122,9 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
             "arm such as torch:ddp"
         )
     config = run_to_explain(path)
-    refuse_strange(config.python, config.framework, interpreters(options.python), named_by=f"the run {arm_or_run!r}")
+    require_trusted_interpreter(
+        config.python, config.framework, interpreters(options.python), named_by=f"the run {arm_or_run!r}"
+    )
     cluster = config.cluster
     return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}"
 

@@ -121,7 +121,7 @@ _OF_ONE_FRAMEWORK = frozenset({"tune", "launcher", "stages", "pipeline_schedule"
 """Options of a mode that no mode of another framework has."""
 
 
-def what_next(context: click.Context, config: RunConfig, result: RunResult, run_dir: Path) -> Iterator[str]:
+def next_steps(context: click.Context, config: RunConfig, result: RunResult, run_dir: Path) -> Iterator[str]:
     """The speed of a run, and the commands that one types after it.
 
     Args:

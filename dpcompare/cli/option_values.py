@@ -113,7 +113,7 @@ def named_interpreters(pairs: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def refuse_strange(python: str, framework: str, known: Mapping[str, str], *, named_by: str) -> None:
+def require_trusted_interpreter(python: str, framework: str, known: Mapping[str, str], *, named_by: str) -> None:
     """Refuse an interpreter that only a file names, which may be another's: it would be executed.
 
     Args:

@@ -140,20 +140,20 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
             print_sentence(f"SUSPICIOUS: {row.name} has an efficiency above 105%")
-        _print_remarks(row, full=full)
+        _print_warnings(row, full=full)
         for failure in row.all_failures:
             print_sentence(f"FAILED {row.name}: {failure}")
     if full:
         print_sheet(comparison)
 
 
-def _print_remarks(row: ArmRow, *, full: bool) -> None:
+def _print_warnings(row: ArmRow, *, full: bool) -> None:
     """What is said aloud of the runs of an arm; in short the first of each kind, and how many more there are."""
-    remarks: list[tuple[str, str]] = [(remark.kind, remark.sentence) for remark in row.remarks]
-    remarks += [("OUTLIERS", outlier) for outlier in row.outliers]
-    remarks += [("RUN AGAIN", why) for why in row.repeated]
-    for kind in dict.fromkeys(kind for kind, _ in remarks):
-        sentences = [sentence for each, sentence in remarks if each == kind]
+    warnings: list[tuple[str, str]] = [(warning.kind, warning.sentence) for warning in row.warnings]
+    warnings += [("OUTLIERS", outlier) for outlier in row.outliers]
+    warnings += [("RUN AGAIN", why) for why in row.repeated]
+    for kind in dict.fromkeys(kind for kind, _ in warnings):
+        sentences = [sentence for each, sentence in warnings if each == kind]
         shown = len(sentences) if full or len(sentences) <= MOST_OF_A_KIND else 1
         for sentence in sentences[:shown]:
             print_sentence(f"{kind} {row.name}: {sentence}")
@@ -190,10 +190,10 @@ def print_sheet(comparison: Comparison) -> None:
     if len(comparison.arms) < 2:
         return
     click.echo("fairness sheet: the settings that differ")
-    for setting in comparison.knobs:
-        if not setting.equal:
-            print_sentence(f"- {setting.knob}: {setting.verdict}", indent=2)
-            for value, names in arms_by_value(setting, comparison).items():
+    for row in comparison.settings:
+        if not row.equal:
+            print_sentence(f"- {row.setting}: {row.verdict}", indent=2)
+            for value, names in arms_by_value(row, comparison).items():
                 print_sentence(f"    {value}: {', '.join(names)}", indent=8)
     for reason in comparison.reasons:
         print_sentence(f"- {reason}", indent=2)
@@ -274,7 +274,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         )
     if result.step_seconds:
         rows["step"] = _step_row(result.step_seconds)
-    rows |= {remark.kind: remark.sentence for remark in result.remarks if remark.kind != "SLOWED DOWN"}
+    rows |= {warning.kind: warning.sentence for warning in result.warnings if warning.kind != "SLOWED DOWN"}
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
             f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "

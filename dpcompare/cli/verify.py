@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
+from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.cli.output import (
     EXIT_INTERRUPTED,
@@ -109,7 +109,7 @@ def verify(
     """
     asked = values_of(Workload, RunOptions.of(of_the_workload))
     if like is not None:
-        _refuse_beside_like(context)
+        _reject_with_like(context)
         plan = _like(like, asked, precision, device, python, against)
     else:
         plan = _asked_for(
@@ -231,7 +231,7 @@ def _print_checks(checks: list[Any], left_out: Sequence[str]) -> None:
         click.echo(f"not compared: {line}")
 
 
-def _refuse_beside_like(context: click.Context) -> None:
+def _reject_with_like(context: click.Context) -> None:
     given = [name for name in PLANNED_BY_A_RUN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if given:
         raise RequestError(
@@ -258,7 +258,7 @@ def _like(
     named = RunConfig.load(run_dir / CONFIG_FILE)
     own = {} if named.framework in named_interpreters(python) else {named.framework: named.python}
     if own and Path(named.python).exists():  # before anything of a run that may be another's is imported
-        refuse_strange(named.python, named.framework, chosen, named_by="--like: the run")
+        require_trusted_interpreter(named.python, named.framework, chosen, named_by="--like: the run")
         chosen |= own
     config = run_to_prove(run_dir, other_data="dataset" in asked)
     precisions = (

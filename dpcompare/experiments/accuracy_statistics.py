@@ -117,7 +117,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 class LearningPair(Pair):
     """Two arms, and how a figure of what they learned differs.
 
-    Knobs make them not comparable only where they decide what is learned.
+    Settings make them not comparable only where they decide what is learned.
     """
 
     measure: Measure
@@ -151,17 +151,19 @@ def learning_claims(pairs: Sequence[LearningPair], plan: Plan, margin: float) ->
     """
     judged = [pair for pair in pairs if pair.is_judged]
     accuracies = [pair for pair in judged if pair.measure == "accuracy"]
-    ready = {id(pair): pair.difference for pair in judged if pair.difference and plan.judges(pair.difference.rounds)}
+    ready = {
+        id(pair): pair.difference for pair in judged if pair.difference and plan.allows_claim(pair.difference.rounds)
+    }
     different = [found.p_value if (found := ready.get(id(pair))) else 1.0 for pair in judged]
     same = [found.p_value_within(margin) if (found := ready.get(id(pair))) else 1.0 for pair in accuracies]
     levels = {id(pair): level for pair, level in zip(judged, holm(different, plan.level), strict=True)}
-    levels_of_sameness = {id(pair): level for pair, level in zip(accuracies, holm(same, plan.level), strict=True)}
+    equivalence_levels = {id(pair): level for pair, level in zip(accuracies, holm(same, plan.level), strict=True)}
     return [
         _not_comparable(pair)
         if pair.unequal
         else _shown(pair, plan.level)
         if pair.exploratory
-        else _claim(pair, levels[id(pair)], levels_of_sameness.get(id(pair)), plan, margin)
+        else _claim(pair, levels[id(pair)], equivalence_levels.get(id(pair)), plan, margin)
         for pair in pairs
     ]
 
@@ -201,7 +203,7 @@ def _claim(
 ) -> LearningClaim:
     difference = pair.difference
     both = f"{pair.first} against {pair.second}, {pair.measure}"
-    if difference is None or not plan.judges(difference.rounds):
+    if difference is None or not plan.allows_claim(difference.rounds):
         rounds = pluralize(difference.rounds if difference else 0, "round")
         measured = f" (measured difference {_amount(pair.measure, difference.mean)})" if difference else ""
         return LearningClaim(

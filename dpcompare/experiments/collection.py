@@ -110,13 +110,13 @@ class Collection:
     arms: list[ArmRuns]
     repeats: int
     subject: tuple[str, ...] = ()
-    """Knobs that may differ between all arms, beside those of their study."""
+    """Settings that may differ between all arms, beside those of their study."""
     order_seed: int | None = None
     stopped_by: str | None = None
 
     def subject_of(self, arms: Sequence[ArmRuns]) -> tuple[str, ...]:
-        """Knobs in which these arms may differ."""
-        common = [knob for knob in arms[0].subject if all(knob in arm.subject for arm in arms)]
+        """Settings in which these arms may differ."""
+        common = [setting for setting in arms[0].subject if all(setting in arm.subject for arm in arms)]
         return tuple(dict.fromkeys((*self.subject, *common)))
 
 
@@ -135,7 +135,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
         for arm in found:
             arm.name = prefix + arm.name
         arms += found
-    _check(arms, {*subject, *(knob for study in studies.values() for knob in study.subject)})
+    _check(arms, {*subject, *(setting for study in studies.values() for setting in study.subject)})
     alone = next(iter(studies.values())) if len(paths) == len(studies) == 1 else None
     return Collection(
         arms=arms,
@@ -173,7 +173,7 @@ def _of_run(path: Path) -> ArmRuns:
         )
     result = RunResult.load(path)
     config = _config_of(result, path)
-    failure, is_checked = _judged(result, path)
+    failure, is_checked = _checked_failure(result, path)
     return ArmRuns(
         name=_name(result),
         config=config,
@@ -186,7 +186,7 @@ def _of_run(path: Path) -> ArmRuns:
     )
 
 
-def _judged(result: RunResult, run_dir: Path) -> tuple[str | None, bool]:
+def _checked_failure(result: RunResult, run_dir: Path) -> tuple[str | None, bool]:
     """Why a run that has ended does not count, if so, and whether its figures were computed again."""
     if result.status != "completed":
         return f"{result.status}: {in_one_line(result.error)}", False
@@ -258,7 +258,7 @@ def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
             failure = str(error)
         else:
             interrupted = result.status == "interrupted"
-            failure, is_checked = (None, True) if interrupted else _judged(result, run_dir)
+            failure, is_checked = (None, True) if interrupted else _checked_failure(result, run_dir)
             result = None if interrupted else result
     arm.runs.append(None if failure else result)
     arm.run_dirs.append(str(run_dir) if result else "")

@@ -11,7 +11,7 @@ from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
 from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import Claim, Outcome
-from dpcompare.results.clock import Remark, RemarkKind
+from dpcompare.results.clock import RunWarning, RunWarningKind
 
 
 class _Shown(BaseModel):
@@ -24,7 +24,7 @@ class _RunFacts(_Shown):
     run_dir: str
     failure: str | None
     """Why it does not count; None where it does."""
-    remarks: list[RemarkKind]
+    warnings: list[RunWarningKind]
     seed: int | None
     """None where it does not count."""
 
@@ -184,7 +184,7 @@ class ArmRow(_ArmFigures):
     scaling: Scaling | None
     rounds_shown: list[Round]
     loss_curve: Curve
-    remarks: list[Remark]
+    warnings: list[RunWarning]
     """What is said aloud of its runs, with the round."""
     outliers: list[str]
     """A sentence per run of whose last evaluation a few samples make much of the loss; the same in all rounds is said
@@ -200,10 +200,10 @@ class ArmRow(_ArmFigures):
         return self.failures + [f"without gradient sync, {failure}" for failure in self.ablation_failures]
 
 
-class KnobRow(_Shown):
+class SettingRow(_Shown):
     """One check of the fairness sheet, with a value per arm that has a completed run."""
 
-    knob: str
+    setting: str
     values: list[str]
     equal: bool
     reason: bool
@@ -379,7 +379,7 @@ class Comparison(_Shown):
     """Of the fairness sheet over all arms."""
     summary: str
     reasons: list[str]
-    knobs: list[KnobRow]
+    settings: list[SettingRow]
     arms: list[ArmRow]
     groups: list[Group]
     claims: list[ClaimRow]

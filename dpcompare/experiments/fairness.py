@@ -27,7 +27,7 @@ Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
 class Row:
     """One check of the sheet, with its value in each result."""
 
-    knob: str
+    setting: str
     values: list[Any]
     """One per result, in their order."""
     equal: bool
@@ -81,7 +81,7 @@ class Sheet:
     @property
     def reasons(self) -> list[str]:
         """One sentence per check that must be equal and is not, with what to do about it."""
-        return [f"{row.knob}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
+        return [f"{row.setting}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
 
     @property
     def summary(self) -> str:
@@ -129,7 +129,9 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = bool(check.fix) and (outcome.is_reason or unknown_value) and name not in subject
-        rows.append(Row(knob=name, values=values, equal=outcome.equal and not reason, reason=reason, remedy=check.fix))
+        rows.append(
+            Row(setting=name, values=values, equal=outcome.equal and not reason, reason=reason, remedy=check.fix)
+        )
     return Sheet(rows=rows)
 
 
@@ -159,7 +161,7 @@ def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
 def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]:
     """Checks of a sheet by which its results learn something else, other than by rounding."""
     harmless = names_that_change(Changes.NORMALISATION) if _normalised_alike(results) else frozenset()
-    reasons = [row.knob for row in sheet.rows if row.reason]
+    reasons = [row.setting for row in sheet.rows if row.reason]
     return [name for name in reasons if name not in harmless and not changes_only_speed(name)]
 
 

@@ -304,7 +304,9 @@ def time_to_accuracy(
 
 def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     learned = fairness.learning_differs_by(sheet, [*first.completed, *second.completed])
-    unequal = [row.knob for row in sheet.rows if row.reason and (row.knob in learned or row.knob not in _MAY_DIFFER)]
+    unequal = [
+        row.setting for row in sheet.rows if row.reason and (row.setting in learned or row.setting not in _MAY_DIFFER)
+    ]
     return RatioPair(
         first=first.name,
         second=second.name,

@@ -27,7 +27,7 @@ def rounds_of(arm: ArmRuns) -> list[Round]:
             position=position,
             run_dir=printable(run_dir),
             failure=arm.failure_of(number),
-            remarks=list(dict.fromkeys(remark.kind for remark in run.remarks)) if run else [],
+            warnings=list(dict.fromkeys(warning.kind for warning in run.warnings)) if run else [],
             seed=run.config["workload"].get("seed") if run else None,
             **{name: value for name, value in figures_of_run(run, without_sync).items() if FIGURES[name].of_runs},
         )
@@ -99,7 +99,7 @@ def _kind(arm: ArmRuns, baseline: ArmRuns) -> str | None:
     sheet = fairness.compare(
         [*arm.completed, *baseline.completed], subject=sorted(OF_SCALING), rounds=rounds_of_seeds([arm, baseline])
     )
-    unequal = {row.knob for row in sheet.rows if row.reason}
+    unequal = {row.setting for row in sheet.rows if row.reason}
     same_per_replica = one.global_batch_size == run.global_batch_size / run.num_replicas
     if same_per_replica and unequal <= _OF_WEAK_SCALING:
         return "weak"

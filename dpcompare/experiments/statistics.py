@@ -14,9 +14,9 @@ from dpcompare.system.terminal_text import pluralize
 
 FALSE_CLAIMS = 0.05
 """How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""
-SPENT_PER_LOOK = 0.8
+ALPHA_SPENT_PER_LOOK = 0.8
 """Of what is left of FALSE_CLAIMS: a study that never gets more rounds loses little, and some is always left."""
-NARROW_WHEN_LUCKY = 0.7
+STOPPING_CORRECTION = 0.7
 """Factor of the level where rounds are added until intervals are narrow: they end where noise happens to look small,
 which raises false claims to 1.6 times the level under autocorrelation (`stress/check_statistics.py`)."""
 ROUNDS_FOR_INTERVAL = 5
@@ -49,7 +49,7 @@ class Plan:
     until: bool = False
     """Whether rounds are, or were, added until intervals are narrow."""
 
-    def judges(self, num_rounds: int) -> bool:
+    def allows_claim(self, num_rounds: int) -> bool:
         """Whether something may be claimed of a pair with so many rounds."""
         return not self.adding and num_rounds >= self._rounds_needed
 
@@ -65,8 +65,8 @@ class Plan:
     @property
     def level(self) -> float:
         """The probability of a false claim that this look at the study may have."""
-        spent = FALSE_CLAIMS * SPENT_PER_LOOK * (1 - SPENT_PER_LOOK) ** self.looks
-        return spent * NARROW_WHEN_LUCKY if self.until else spent
+        spent = FALSE_CLAIMS * ALPHA_SPENT_PER_LOOK * (1 - ALPHA_SPENT_PER_LOOK) ** self.looks
+        return spent * STOPPING_CORRECTION if self.until else spent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +167,7 @@ class Pair:
     second: str
     """Name of the arm that it is compared with."""
     unequal: Sequence[str] = ()
-    """Knobs of the fairness sheet that make them not comparable."""
+    """Settings of the fairness sheet that make them not comparable."""
     exploratory: bool = False
     """Whether their study named another pair beforehand: shown, and never claimed."""
 
@@ -230,7 +230,7 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, measure: RatioOf = SPEED) 
         measure: what the ratios are of.
     """
     ratios = [pair.ratio for pair in pairs if pair.is_judged]
-    p_values = [ratio.p_value if ratio and plan.judges(ratio.rounds) else 1.0 for ratio in ratios]
+    p_values = [ratio.p_value if ratio and plan.allows_claim(ratio.rounds) else 1.0 for ratio in ratios]
     levels = iter(holm(p_values, plan.level))
     return [
         _not_comparable(pair, measure)
@@ -280,7 +280,7 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: RatioOf) -> Claim
     ratio, both = pair.ratio, f"{pair.first} against {pair.second}"
     interval = ratio.interval(level) if ratio else None
     outcome: Outcome
-    if ratio is None or interval is None or not plan.judges(ratio.rounds):
+    if ratio is None or interval is None or not plan.allows_claim(ratio.rounds):
         outcome = "too few rounds"
         rounds = pluralize(ratio.rounds if ratio else 0, "round")
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""

@@ -84,7 +84,7 @@ class Study(Config):
     """Rounds; every arm runs once in each."""
     order_seed: int = Field(default=0, ge=0)
     subject: tuple[str, ...] = ()
-    """Knobs of the fairness sheet that the study is about, which may therefore differ."""
+    """Settings of the fairness sheet that the study is about, which may therefore differ."""
     pair: tuple[str, str] | None = None
     """Names of the two arms that the study is to judge, named before its first round: all others are exploratory."""
     vary_seed: bool = False

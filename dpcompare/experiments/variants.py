@@ -82,8 +82,8 @@ def variants_of(config: RunConfig, name: str) -> Variants:
     if config.topology.num_replicas == 1 or several:
         unmeasured["one device"] = "a replica needs several devices" if several else "the run has only one device"
     else:
-        beside = computing or no_input
-        arms["one device"] = Arm(name=f"{beside.name} on one device", config=_on_one_device(beside.config))
+        reference = computing or no_input
+        arms["one device"] = Arm(name=f"{reference.name} on one device", config=_on_one_device(reference.config))
     order: tuple[Variant, ...] = ("computing alone", "one device", "no input")
     alone = next(variant for variant in order if variant in arms)
     if alone == "no input" and config.topology.num_replicas > 1:

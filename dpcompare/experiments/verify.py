@@ -162,13 +162,13 @@ class _Begun:
 def _begin(runs: Runs, group: Group, configs: Sequence[PreparedRun], folder: Path) -> _Begun:
     sides: dict[Contender, Future[Side]] = {}
     for contender, config in zip(group.to_run, configs, strict=True):
-        told = f"{contender}: {group.described}, {group.workload.precision}"
+        title = f"{contender}: {group.described}, {group.workload.precision}"
         whole = replace(contender, resumed=False)
         run_dir = folder / str(group.to_run.index(whole))
         if contender.resumed:
-            sides[contender] = runs.resumed(told, contender, sides[whole], run_dir)
+            sides[contender] = runs.resumed(title, contender, sides[whole], run_dir)
         else:
-            sides[contender] = runs.side(told, contender, config, run_dir)
+            sides[contender] = runs.side(title, contender, config, run_dir)
     compares = len(group.contenders) > 1
     floor: list[Future[Side]] = []
     if group.kind == "modes" and group.workload.precision in FLOOR_PERTURBATION and compares:
@@ -182,8 +182,8 @@ def _begin(runs: Runs, group: Group, configs: Sequence[PreparedRun], folder: Pat
             if config.cluster.device_type == "gpu"
         }
         for framework, (contender, config) in first.items():
-            told = f"{contender}: again, to see how much two identical runs differ"
-            again[contender] = runs.side(told, contender, config, folder / "again" / framework)
+            title = f"{contender}: again, to see how much two identical runs differ"
+            again[contender] = runs.side(title, contender, config, folder / "again" / framework)
     return _Begun(sides=sides, floor=floor, again=again)
 
 

@@ -184,12 +184,12 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
             status = SIGNALED - status
         yield (
             f"{_name(evidence, rank)} ended without a message{_in_words(status)}: "
-            f"{_cause_of_death(evidence, node, rank, status)}\n"
+            f"{_exit_cause(evidence, node, rank, status)}\n"
             f"{evidence.end_of_log(rank)}"
         )
 
 
-def _cause_of_death(evidence: Evidence, node: int, rank: int, status: int) -> str:
+def _exit_cause(evidence: Evidence, node: int, rank: int, status: int) -> str:
     if node in evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or nobody knows
         return "memory ran out: the kernel has just killed a process, most likely this one"
     if status == -signal.SIGBUS:

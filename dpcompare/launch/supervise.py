@@ -61,7 +61,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
                 check_beat()
                 for event in tail.new_events():
                     callbacks.observe(event)
-                    watch.hear(event)  # only now: whoever reads the output may have held this up
+                    watch.on_event(event)  # only now: whoever reads the output may have held this up
                 watch.look(poll_exit, stopped_by=callbacks.stopped_by())
         except BaseException:
             with suppress(OSError):  # where it cannot be written any more, they end without being told
@@ -109,7 +109,7 @@ class NodesWatch:
         """Whether every node has ended, and well."""
         return len(self._outcomes) == self._rendezvous.num_nodes and not self._any_unsuccessful()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Note a sign of life, and how a training process has ended."""
         self._silence.restart()
         self._raised |= isinstance(event, Failed)

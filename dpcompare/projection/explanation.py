@@ -90,7 +90,7 @@ class Explanation(BaseModel):
     not be measured."""
     remedies: list[Remedy]
     """The one that helps most first."""
-    remarks: list[str]
+    warnings: list[str]
     """What has disturbed the runs."""
 
 
@@ -132,7 +132,7 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
         slowest=_slowest(parts, config),
         speedup=_speedup(parts, config),
         remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1], measured_link),
-        remarks=_remarks([result for completed in results.values() for result in completed.values()]),
+        warnings=_warnings([result for completed in results.values() for result in completed.values()]),
     )
 
 
@@ -280,12 +280,12 @@ def _speedup(parts: StepParts, config: RunConfig) -> float | None:
     return parts.median(ratio)
 
 
-def _remarks(results: Sequence[RunResult]) -> list[str]:
+def _warnings(results: Sequence[RunResult]) -> list[str]:
     """What was said of the runs, a line per kind."""
     said: dict[str, list[str]] = {}
     for result in results:
-        for kind in dict.fromkeys(remark.kind for remark in result.remarks):
-            said.setdefault(kind, []).append(next(each.sentence for each in result.remarks if each.kind == kind))
+        for kind in dict.fromkeys(warning.kind for warning in result.warnings):
+            said.setdefault(kind, []).append(next(each.sentence for each in result.warnings if each.kind == kind))
     return [
         printable(f"{kind} in {len(sentences)} of {pluralize(len(results), 'run')}, such as: {sentences[0]}")
         for kind, sentences in said.items()

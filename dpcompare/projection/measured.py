@@ -1,4 +1,4 @@
-"""What a study measured, as the model needs it; arms that differ in nothing that changes a step are one family."""
+"""What a study measured, as the model needs it; arms that differ in nothing that changes a step are one group."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def settings_of_a_step(config: RunConfig) -> dict[str, Any]:
 
 
 def differing_settings(one: RunConfig, other: RunConfig) -> list[str]:
-    """In which of them two runs differ; empty: they are of one family."""
+    """In which of them two runs differ; empty: they are of one group."""
     mine, theirs = settings_of_a_step(one), settings_of_a_step(other)
     return [name for name in mine if mine[name] != theirs[name]]
 
@@ -142,12 +142,12 @@ def measured_arms(
             settings = json.dumps(settings_of_a_step(one.config), sort_keys=True)
             found.setdefault(settings, []).append(one)
     refuse_unless_any(found, left_out)
-    projected = [_together(family) for family in found.values()]
-    for largest, family in zip(projected, found.values(), strict=True):
+    projected = [_together(group) for group in found.values()]
+    for largest, group in zip(projected, found.values(), strict=True):
         only_fits = (
             f"apart from cluster, link and batch, its step is that of {largest.name}, whose constants it helps fit"
         )
-        left_out |= {each.name: only_fits for each in family if each.name != largest.name}
+        left_out |= {each.name: only_fits for each in group if each.name != largest.name}
     return projected, left_out
 
 
@@ -307,15 +307,15 @@ def _link_measured_on(config: RunConfig, measured_link: str | None) -> Link:
     return tcp_link(measured_link, option="--measured-link")
 
 
-def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
+def _together(group: Sequence[MeasuredArm]) -> MeasuredArm:
     """The arm of most devices, with the constants that fit all, and with the seconds that no batch makes less."""
 
     def size(arm: MeasuredArm) -> tuple[float, int, float]:
         return min(1.0, arm.cores_per_replica), arm.config.cluster.num_devices, arm.work.batch_per_device
 
-    largest = max(family, key=size)
-    cells = tuple(cell for arm in [largest, *(arm for arm in family if arm is not largest)] for cell in arm.cells)
-    work = replace(largest.work, fixed_seconds=_fixed_seconds(largest, family))
+    largest = max(group, key=size)
+    cells = tuple(cell for arm in [largest, *(arm for arm in group if arm is not largest)] for cell in arm.cells)
+    work = replace(largest.work, fixed_seconds=_fixed_seconds(largest, group))
     assumed = largest.assumed
     if work.fixed_seconds == work.computing_seconds:
         assumed += (
@@ -325,9 +325,9 @@ def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
     return replace(largest, cells=cells, fitted=fit(cells), work=work, assumed=assumed)
 
 
-def _fixed_seconds(largest: MeasuredArm, family: Sequence[MeasuredArm]) -> float:
+def _fixed_seconds(largest: MeasuredArm, group: Sequence[MeasuredArm]) -> float:
     """What is left of computing where the batch goes to 0, by a line through two batches on the same cluster."""
-    same = [arm.work for arm in family if arm.config.cluster == largest.config.cluster]
+    same = [arm.work for arm in group if arm.config.cluster == largest.config.cluster]
     smallest = min(same, key=lambda work: work.batch_per_device)
     if smallest.batch_per_device == largest.work.batch_per_device:
         return 0.0

@@ -218,9 +218,9 @@ def _point(
 ) -> PredictedPoint:
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
     ends = band(work, interconnect)
-    speed = Range(**{end: request.surroundings.images_per_second(*of) for end, of in ends.items()})
-    efficiency = Range(**{end: request.surroundings.efficiency(*of) for end, of in ends.items()})
-    step, fraction = request.surroundings.training(work, interconnect)
+    speed = Range(**{end: request.overheads.images_per_second(*of) for end, of in ends.items()})
+    efficiency = Range(**{end: request.overheads.efficiency(*of) for end, of in ends.items()})
+    step, fraction = request.overheads.training(work, interconnect)
     devices = nodes * devices_per_node
     price = request.dollars_per_device_hour
     return PredictedPoint(
@@ -285,10 +285,10 @@ def _goals(
     if (target := request.target_efficiency) is not None:
         goal = f"{100 * target:.12g}% efficiency on {pluralize(nodes, 'node')}"
         if nodes > 1:
-            rate = link_for_efficiency(work, interconnect, target, request.surroundings)
+            rate = link_for_efficiency(work, interconnect, target, request.overheads)
             needs = f"a link of {rate_in_words(rate)}" if rate else "no link is fast enough"
             yield Goal(goal=f"{goal}: link", value=rate and rate * 8, sentence=f"predicted for {goal}: {needs}")
-        batch = batch_for_efficiency(work, interconnect, target, request.surroundings)
+        batch = batch_for_efficiency(work, interconnect, target, request.overheads)
         needs = f"{pluralize(batch, 'image')} per device" if batch else "no batch is enough"
         fixed = "" if work.fixed_seconds else ", where computing grows with the batch in proportion"
         yield Goal(
@@ -299,7 +299,7 @@ def _goals(
     if (speed := request.target_throughput) is not None:
         others, most = arm.nodes_without_replica, MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
         least = _least_nodes(arm, request) - others
-        needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=least, most=most)
+        needed = nodes_for_throughput(work, interconnect, speed, request.overheads, least=least, most=most)
         needed = needed and needed + others
         goal = f"{speed:,.12g} images per second"
         not_enough = (

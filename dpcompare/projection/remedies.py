@@ -121,7 +121,7 @@ def _has_nvlink(result: RunResult) -> bool:
 Change = Literal["a link twice as fast", "gradients in buckets"]
 
 
-def what_helps(work: StepWork, interconnect: Interconnect) -> dict[Change, float]:
+def speedup_by_change(work: StepWork, interconnect: Interconnect) -> dict[Change, float]:
     """How many times as many images per second each change brings; buckets only where gradients are in one pack.
 
     Args:
@@ -131,7 +131,7 @@ def what_helps(work: StepWork, interconnect: Interconnect) -> dict[Change, float
     between, within = (link.times_as_fast(2.0) for link in (interconnect.between, interconnect.within))
     faster = replace(interconnect, between=between, within=within)
     changed: dict[Change, tuple[StepWork, Interconnect]] = {"a link twice as fast": (work, faster)}
-    if work.exchange.copying == "after the wire" and not work.exchange.servers:
+    if work.exchange.copying == "after transfer" and not work.exchange.servers:
         changed["gradients in buckets"] = (replace(work, exchange=_in_buckets(work.exchange)), interconnect)
     now = predict_step(work, interconnect).images_per_second
     return {change: predict_step(*situation).images_per_second / now for change, situation in changed.items()}
@@ -265,7 +265,7 @@ def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconne
             {"framework": "torch", "mode": "ddp"},
         ),
     }
-    for change, speedup in what_helps(work, fitted.applied_to(interconnect)).items():
+    for change, speedup in speedup_by_change(work, fitted.applied_to(interconnect)).items():
         words, changes = tried[change]
         yield Remedy(part="exchange", words=words, speedup=speedup, at_most=False, changes=changes)
 

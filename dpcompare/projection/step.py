@@ -69,7 +69,7 @@ def spread_of(step_seconds: Sequence[Sequence[float]]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overheads:
+class Interruptions:
     """Checkpoints and failures; each is left out where its figures are None or 0."""
 
     checkpoint_every: int | None = None
@@ -99,17 +99,17 @@ class Overheads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """The storage that all nodes read from, and the overheads."""
+class TrainingOverheads:
+    """The storage that all nodes read from, and the interruptions."""
 
     storage_bytes_per_second: float | None = None
     """None: reading keeps up, as it was measured."""
-    overheads: Overheads = field(default_factory=Overheads)
+    interruptions: Interruptions = field(default_factory=Interruptions)
 
     def training(self, work: StepWork, interconnect: Interconnect) -> tuple[Step, float]:
         """A step, and the part of the time in which steps are made that count."""
         step = predict_step(work, interconnect, storage_bytes_per_second=self.storage_bytes_per_second)
-        return step, self.overheads.fraction_training(step.seconds, interconnect.all_nodes)
+        return step, self.interruptions.fraction_training(step.seconds, interconnect.all_nodes)
 
     def images_per_second(self, work: StepWork, interconnect: Interconnect) -> float:
         """Of all devices, over the whole training."""
@@ -234,7 +234,7 @@ def seconds_with_exchange(exchange: Exchange, computing_seconds: float, intercon
         link_free = begins + _seconds_of(message, exchange, interconnect)
         awaited.append((message.needed_by, link_free))
     seconds = computing_seconds + _delay_at(1.0, delay, awaited, computing_seconds)
-    if exchange.copying == "beside the wire":
+    if exchange.copying == "during transfer":
         copied = sum(interconnect.copying_seconds(each.kind, each.num_bytes) for each in exchange.messages)
         seconds = max(seconds, computing_seconds + copied * interconnect.contention)
     return seconds
@@ -250,7 +250,7 @@ def _delay_at(share: float, delay: float, awaited: list[tuple[float, float]], co
 def _seconds_of(message: Message, exchange: Exchange, interconnect: Interconnect) -> float:
     wire = interconnect.wire_seconds(message.kind, message.num_bytes)
     copying = interconnect.copying_seconds(message.kind, message.num_bytes)
-    own = wire if exchange.copying == "beside the wire" else wire + copying
+    own = wire if exchange.copying == "during transfer" else wire + copying
     return _on_shared_cores(own, copying, interconnect)
 
 

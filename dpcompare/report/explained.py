@@ -89,7 +89,7 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
         )
     for reason, parts in _by_reason(explanation).items():
         yield f"Not measured: {', '.join(parts)} ({reason})."
-    yield from explanation.remarks
+    yield from explanation.warnings
 
 
 def _by_reason(explanation: Explanation) -> dict[str, list[str]]:

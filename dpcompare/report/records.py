@@ -64,9 +64,9 @@ FIELDS: dict[str, Field] = {
     "position": _of_run(int, "when it ran among the arms of its round, from 1", "position"),
     "status": _of_run(str, "`completed`, or `failed`: then it has no figures", "status"),
     "failure": _of_run(str, "why it does not count", "failure"),
-    "remarks": Field(
+    "warnings": Field(
         kind=str,
-        of=lambda row, shown: "; ".join(shown.remarks),
+        of=lambda row, shown: "; ".join(shown.warnings),
         explanation="what was not as it should be, such as `STALLED; DISTURBED`",
     ),
     "run_dir": _of_run(str, "directory of the run", "run_dir"),

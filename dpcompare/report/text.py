@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dpcompare.experiments.comparison import ArmRow, Comparison, Group, KnobRow
+from dpcompare.experiments.comparison import ArmRow, Comparison, Group, SettingRow
 from dpcompare.report.formats import Column, columns, figure
 from dpcompare.system.terminal_text import pluralize
 
@@ -46,7 +46,7 @@ def as_text(comparison: Comparison, width: int) -> str:
     blocks = [
         _filled([line for line in (comparison.measured, comparison.headline) if line], width),
         "\n".join(_table(comparison, width)),
-        _filled(list(_remarks(comparison)), width),
+        _filled(list(_warnings(comparison)), width),
     ]
     return "\n".join(block for block in blocks if block) + "\n"
 
@@ -124,7 +124,7 @@ def _bar(fraction: float, width: int) -> str:
     return "█" * whole + _EIGHTHS[rest].strip()
 
 
-def _remarks(comparison: Comparison) -> Iterator[str]:
+def _warnings(comparison: Comparison) -> Iterator[str]:
     if any(row.emulated and row.rounds for row in comparison.arms):
         yield "* emulated, on the CPU or on a shared GPU, so never ranked."
     for group in comparison.groups:
@@ -150,7 +150,7 @@ def within(group: Group, comparison: Comparison) -> str:
     return f"{which[0].upper()}{which[1:]} may be compared{in_what}."
 
 
-def arms_by_value(setting: KnobRow, comparison: Comparison) -> dict[str, list[str]]:
+def arms_by_value(setting: SettingRow, comparison: Comparison) -> dict[str, list[str]]:
     """Value of a setting -> the arms that have it."""
     found: dict[str, list[str]] = {}
     names = (row.name for row in comparison.arms if row.rounds)

@@ -16,7 +16,7 @@ from dpcompare.system.cores import CoresUsed
 from dpcompare.system.json_files import Count, Finite, Integer, Measured, Number, read_document, write_document
 from dpcompare.system.terminal_text import pluralize
 
-RemarkKind = Literal["CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED", "SLOWED DOWN"]
+RunWarningKind = Literal["CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED", "SLOWED DOWN"]
 """CLOCK: the seconds of the run contradict those of its launcher, or leave out much of the time.
 STALLED: some steps were far slower than the others.
 RECOMPILED: a framework traced or compiled something within the measured time.
@@ -24,19 +24,19 @@ NOT WARM: the first measured steps were slower than those after them.
 DISTURBED: others took of the cores that the run was to have.
 SLOWED DOWN: by heat or the supply of power."""
 
-UNSTABLE: tuple[RemarkKind, ...] = ("CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED")
+UNSTABLE: tuple[RunWarningKind, ...] = ("CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED")
 """What `report --fail-if unstable` finds."""
 
-DISTURBANCES: tuple[RemarkKind, ...] = ("CLOCK", "STALLED", "DISTURBED")
+DISTURBANCES: tuple[RunWarningKind, ...] = ("CLOCK", "STALLED", "DISTURBED")
 """What a study makes a run again for: what happened to the run alone, never how fast it was beside other runs."""
 
 
-class Remark(BaseModel):
+class RunWarning(BaseModel):
     """A word that is easy to find, and a sentence with the figures."""
 
     model_config = ConfigDict(frozen=True)
 
-    kind: RemarkKind
+    kind: RunWarningKind
     sentence: str
 
 

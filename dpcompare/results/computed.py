@@ -85,7 +85,7 @@ class ComputedByProcess(BaseModel):
     """Samples whose losses were computed for training."""
     batch_digests: dict[int, str]
     """Step -> digest of the rows that it received, in hexadecimal."""
-    first_gradient_squares: float | None = None
+    first_grad_norm_sq: float | None = None
     """Its share of the sum of squares of the synchronized gradient of step 1."""
     first_evaluation_loss_sum: float | None = None
     """Of its part of the batch of step 1, evaluated after that step."""
@@ -125,7 +125,7 @@ class Computed(BaseModel):
         """Put together what all training processes contribute."""
         steps = [process.optimizer_steps for process in processes]
         images = [process.images for process in processes]
-        squares = [process.first_gradient_squares for process in processes]
+        squares = [process.first_grad_norm_sq for process in processes]
         loss_sums = [process.first_evaluation_loss_sum for process in processes]
         squares_sum, loss_sum = _finite_sum(squares), _finite_sum(loss_sums)
         count = sum(process.first_evaluation_count for process in processes)

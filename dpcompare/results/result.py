@@ -14,7 +14,14 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.setting import one_of
 from dpcompare.models.state import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
-from dpcompare.results.clock import DISTURBANCES, ClockCheck, MachineLoad, Remark, RemarkKind, much_between_steps
+from dpcompare.results.clock import (
+    DISTURBANCES,
+    ClockCheck,
+    MachineLoad,
+    RunWarning,
+    RunWarningKind,
+    much_between_steps,
+)
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
@@ -252,9 +259,9 @@ class RunResult(BaseModel):
         """A sentence per machine on which others took cores that the run was to have."""
         return self._of_machines(lambda load: load.disturbance)
 
-    def _of_machines(self, tell: Callable[[MachineLoad], str | None]) -> list[str]:
-        told = {node.node_rank: said for node in self.nodes if node.load and (said := tell(node.load))}
-        return [f"node {rank}: {said}" if self.num_nodes > 1 else said for rank, said in told.items()]
+    def _of_machines(self, sentence_of: Callable[[MachineLoad], str | None]) -> list[str]:
+        sentences = {node.node_rank: said for node in self.nodes if node.load and (said := sentence_of(node.load))}
+        return [f"node {rank}: {said}" if self.num_nodes > 1 else said for rank, said in sentences.items()]
 
     @property
     def clock_problem(self) -> str | None:
@@ -264,9 +271,9 @@ class RunResult(BaseModel):
         return None if self.between_steps_fraction is None else much_between_steps(self.between_steps_fraction)
 
     @property
-    def remarks(self) -> list[Remark]:
+    def warnings(self) -> list[RunWarning]:
         """What whoever reads the figures of this run should know of it."""
-        said: dict[RemarkKind, list[str | None]] = {
+        said: dict[RunWarningKind, list[str | None]] = {
             "CLOCK": [self.clock_problem],
             "STALLED": [self.stall],
             "RECOMPILED": [self.recompilation],
@@ -275,7 +282,7 @@ class RunResult(BaseModel):
             "SLOWED DOWN": [*self.slowdowns],
         }
         return [
-            Remark(kind=kind, sentence=sentence)
+            RunWarning(kind=kind, sentence=sentence)
             for kind, sentences in said.items()
             for sentence in sentences
             if sentence is not None
@@ -284,7 +291,7 @@ class RunResult(BaseModel):
     @property
     def disturbed_by(self) -> str | None:
         """Why a study makes this run again, once; None where nothing has disturbed it."""
-        reasons = [f"{each.kind}: {each.sentence}" for each in self.remarks if each.kind in DISTURBANCES]
+        reasons = [f"{each.kind}: {each.sentence}" for each in self.warnings if each.kind in DISTURBANCES]
         return "; ".join(reasons) or None
 
     @property

@@ -180,12 +180,12 @@ def used_gpus(names: Sequence[str]) -> list[str]:
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
         return []
     installed = installed_gpus()
-    told = []
+    occupied = []
     for name in names:
         used, total = mebibytes.get(device_id(name, installed) or "", (0, 1))
         if used > MOST_USED * total:
-            told.append(f"{name} ({used:,} of {total:,} MiB)")
-    return told
+            occupied.append(f"{name} ({used:,} of {total:,} MiB)")
+    return occupied
 
 
 def gpus_without_slices(names: Sequence[str]) -> list[str]:
@@ -220,8 +220,8 @@ def compute_capabilities(names: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Name -> (major, minor) compute capability of the GPU it means; without those that are not told."""
     installed = installed_gpus()
     try:
-        told = {uuid: capability.split(".") for uuid, capability in _queried("compute_cap")}
-        by_uuid = {uuid: (int(major), int(minor)) for uuid, (major, minor) in told.items()}
+        reported = {uuid: capability.split(".") for uuid, capability in _queried("compute_cap")}
+        by_uuid = {uuid: (int(major), int(minor)) for uuid, (major, minor) in reported.items()}
     except subprocess.TimeoutExpired:  # NVML would hang too, and cannot be ended
         return {}
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or one that does not know the question
@@ -236,12 +236,14 @@ def _compute_capabilities_by_nvml(installed: Sequence[Gpu]) -> dict[str, tuple[i
         import pynvml
     except ImportError:
         return {}
-    told = {}
+    capabilities = {}
     with suppress(pynvml.NVMLError):  # nothing more can be asked
         pynvml.nvmlInit()
         for gpu in installed:
-            told[gpu.uuid] = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
-    return told
+            capabilities[gpu.uuid] = pynvml.nvmlDeviceGetCudaComputeCapability(
+                pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            )
+    return capabilities
 
 
 def _queried(*fields: str) -> list[list[str]]:

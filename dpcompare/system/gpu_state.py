@@ -52,13 +52,13 @@ NODE_SCOPE = 0
 """NVML_AFFINITY_SCOPE_NODE."""
 
 
-class _Told(BaseModel):
+class _NvmlValues(BaseModel):
     """Values are None where NVML does not tell: many GPUs, parts of GPUs and containers leave something out."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class GpuReading(_Told):
+class GpuReading(_NvmlValues):
     """What may change while a run goes on, of the physical GPU."""
 
     power_limit_watts: float | None = None
@@ -77,7 +77,7 @@ class GpuReading(_Told):
     """Since the driver was loaded."""
 
 
-class GpuState(_Told):
+class GpuState(_NvmlValues):
     """One GPU that a process uses, or a part of one; all but memory and name are of the physical GPU."""
 
     device: str

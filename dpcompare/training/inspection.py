@@ -32,7 +32,7 @@ class Inspection:
         if len(digests) == len(batches):
             self._batch_digests[step] = combined(digests)
         if step == 1 and self._is_defined:
-            self._gradient_squares = backend.first_gradient_squares()
+            self._gradient_squares = backend.first_grad_norm_sq()
             evaluated = [backend.evaluate_step(replace(batch, drop_masks=None)) for batch in batches]
             loss_sum, _, count = backend.read(evaluated).sum(axis=0).tolist()
             self._evaluation = loss_sum, count
@@ -45,7 +45,7 @@ class Inspection:
             optimizer_steps=counters.optimizer_steps,
             images=counters.images,
             batch_digests=self._batch_digests,
-            first_gradient_squares=self._gradient_squares,
+            first_grad_norm_sq=self._gradient_squares,
             first_evaluation_loss_sum=loss_sum,
             first_evaluation_count=count,
         )

@@ -19,7 +19,7 @@ from dpcompare.training import loop
 from dpcompare.training.schedule import training_reader
 
 
-def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> loop.Trained:
+def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> loop.TrainingSummary:
     """Train as `loop.train` does, and write RUN_DIR/probe-<rank>.safetensors.
 
     Every process writes its rows of the first batch and their logits; process 0 also writes the tensors of the model
@@ -38,7 +38,7 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
         data_parallel_size=backend.data_parallel_size,
     )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
-    (first,) = backend.feed(reader.reads(order))
+    (first,) = backend.prefetch_to_device(reader.batch_loaders(order))
     arrays |= {f"rows.{name}": array for name, array in (backend.to_host(first) or {}).items()}
     if is_custom(workload.model):
         activations = backend.activations(first)

@@ -120,7 +120,7 @@ class Meters:
 
 def _train(
     backend: Backend, events: EventLog, run_dir: Path, meters: Meters, local_devices: tuple[str, ...]
-) -> loop.Trained:
+) -> loop.TrainingSummary:
     """The training that the config asks for."""
     config = backend.config
     store = open_store(config.inputs.store)
@@ -216,7 +216,7 @@ def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) 
 def _record(
     backend: Backend,
     config: RunConfig,
-    trained: loop.Trained | None,
+    trained: loop.TrainingSummary | None,
     gpus: list[GpuState],
     *,
     cores: int,

@@ -397,7 +397,7 @@ def test_every_fault_that_changes_numbers_is_caught_by_a_check_of_verify():
 
 
 OTHER_BY_INTENT = ("profile", "TF32", "checkpoints", "measured steps")
-"""Knobs in which the reference may be other than the side that is broken."""
+"""Settings in which the reference may be other than the side that is broken."""
 
 
 SEVERAL_REPLICAS = {"torch": "ddp", "tensorflow": "mirrored", "jax": "spmd"}
@@ -442,7 +442,7 @@ def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monk
     checks = list(compare_sides(chosen, [reference, broken], {}))
     failed = {check.name: check for check in checks if not check.passed}
     sheet = compare([reference.result, broken.result], subject=OTHER_BY_INTENT)
-    named = {row.knob for row in sheet.rows if row.reason}
+    named = {row.setting for row in sheet.rows if row.reason}
     with capsys.disabled():
         caught = failed.get(fault.caught_by)
         figures = f"{caught.measured:.1e} against {caught.tolerance:.0e}" if caught else "not caught"

@@ -343,7 +343,7 @@ def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by,
     rendezvous = Rendezvous.open(tmp_path, 1)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
     for kind in ended_by:
-        watch.hear(kind(message="wrong", traceback="ValueError: wrong") if kind is Failed else kind())
+        watch.on_event(kind(message="wrong", traceback="ValueError: wrong") if kind is Failed else kind())
     rendezvous.write_outcome(end(0, status=1))
     watch.look(lambda: None)
     assert watch.is_over() is not waits
@@ -355,7 +355,7 @@ def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by,
 def test_an_engine_that_cannot_tell_is_not_waited_for(tmp_path):
     rendezvous = Rendezvous.open(tmp_path, 1)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
-    watch.hear(Stopped())
+    watch.on_event(Stopped())
     rendezvous.write_outcome(end(0, status=1))
     watch.look(None)
     assert watch.is_over()
@@ -366,12 +366,12 @@ def test_an_engine_is_waited_for_some_seconds_and_not_for_processes_of_nodes_tha
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 2)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
-    watch.hear(Stopped(process_rank=1))
+    watch.on_event(Stopped(process_rank=1))
     rendezvous.write_outcome(end(0, status=1))
     rendezvous.write_outcome(end(1, stopped=True))  # because of the first
     watch.look(lambda: None)
     assert watch.is_over()
-    watch.hear(Stopped(process_rank=0))
+    watch.on_event(Stopped(process_rank=0))
     watch.look(lambda: None)
     assert not watch.is_over()
     now += ENGINE_SECONDS

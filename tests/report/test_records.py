@@ -39,7 +39,7 @@ def test_a_record_has_every_figure_of_its_run(shown):
     expected = {
         "status": "completed",
         "failure": None,
-        "remarks": "",
+        "warnings": "",
         "images_per_second": 130.0,
         "step_p95_ms": pytest.approx(3200 / 130),
         "communication_ms": pytest.approx(3200 / 130 * 0.2),
@@ -55,7 +55,7 @@ def test_a_record_has_every_figure_of_its_run(shown):
         "arm_efficiency": pytest.approx(0.65, abs=0.01),
     }
     assert {name: first[name] for name in expected} == expected
-    assert found["torch ddp 2x1", 3]["remarks"] == "STALLED"
+    assert found["torch ddp 2x1", 3]["warnings"] == "STALLED"
     assert found["torch single 1x1", 1]["arm_efficiency"] is None
 
 

@@ -31,7 +31,7 @@ class Fault:
     caught_by: str | None = None
     """The check of verify that must fail; "run" where the run itself does. None for what changes no number."""
     on_sheet: tuple[str, ...] = ()
-    """Knobs of the fairness sheet that name it, perhaps among others; none where it names nothing."""
+    """Settings of the fairness sheet that name it, perhaps among others; none where it names nothing."""
     replicas: int = 1
     workload: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the workload without which it does not show, beside those of verify's small groups."""
@@ -521,8 +521,8 @@ loop._resume = forgetful
         inject="""
 from itertools import islice
 from dpcompare.training import loop
-reads = loop.Trainer._reads_of_statistics
-loop.Trainer._reads_of_statistics = lambda self: islice(reads(self), 1, None)
+loaders = loop.Trainer._statistics_loaders
+loop.Trainer._statistics_loaders = lambda self: islice(loaders(self), 1, None)
 """,
         caught_by="evaluation loss",
         on_sheet=("evaluation loss",),

@@ -23,8 +23,8 @@ class NumpyBackend(Backend):
         self.calls = []
         self.images_computed = 0
 
-    def feed(self, reads):
-        return prefetch(reads, lambda read: self._to_device(read()))
+    def prefetch_to_device(self, batch_loaders):
+        return prefetch(batch_loaders, lambda load: self._to_device(load()))
 
     def _to_device(self, batch):
         return DeviceBatch(
@@ -67,7 +67,7 @@ class NumpyBackend(Backend):
         self.calls.append("to_host")
         return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
 
-    def first_gradient_squares(self):
+    def first_grad_norm_sq(self):
         return float(np.square(self.first_gradient).sum())
 
     def counters(self):

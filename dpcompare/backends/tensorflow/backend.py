@@ -24,7 +24,7 @@ from dpcompare.backends.tensorflow.model import build_model, layer_name, load_mo
 from dpcompare.backends.tensorflow.optimizer import KERNELS, Optimizer
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
-from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import Gradients, State, TrainingState
 
@@ -126,15 +126,15 @@ class TensorFlowBackend(Inspectable):
         """The graphs that a training step consists of."""
         return (self._train, self._accumulate, self._apply)
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
         # Each thread places whole batches: one that waits for a replica's copy leaves the other replicas to the others.
-        return prefetch(reads, lambda read: self._to_device(read()), self.input_threads)
+        return prefetch(batch_loaders, lambda load: self._to_device(load()), self.input_threads)
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         return self._device_feed.place(batch)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         constants = tf.constant(self.optimizer.step_constants(self._step, learning_rate), tf.float64)
         counts = [tf.constant(batch.global_count, self._dtype) for batch in batches]
@@ -198,7 +198,7 @@ class TensorFlowBackend(Inspectable):
         self.optimizer.apply(gradients, constants)
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         return self._evaluate(batch.images, batch.labels, batch.weights)
 
     def _evaluate_global_batch(self, images: Any, labels: Any, weights: Any) -> Any:
@@ -222,7 +222,7 @@ class TensorFlowBackend(Inspectable):
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits * weights), tf.reduce_sum(weights)])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
-        self._enter(training=training)
+        self._set_training_mode(training=training)
         function = self._training_logits if training else self._evaluation_logits
         return self._local_rows(function(batch.images, batch.drop_masks))
 
@@ -230,7 +230,7 @@ class TensorFlowBackend(Inspectable):
         return self._activations(self._local_rows(batch.images))
 
     def _activations(self, images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         outputs = {layer_name(self.model, layer): layer.output for layer in self.model.layers if layer.weights}
         features = keras.Model(self.model.inputs, outputs)(images, training=False)
         return {name: np.asarray(value) for name, value in features.items()}
@@ -272,7 +272,7 @@ class TensorFlowBackend(Inspectable):
         """The sum over this process's replicas; the processes are summed when results are collected."""
         return tf.add_n(self.strategy.experimental_local_results(per_replica))
 
-    def _enter(self, *, training: bool) -> None:
+    def _set_training_mode(self, *, training: bool) -> None:
         """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
         if training == self._training:
             return
@@ -308,7 +308,7 @@ class TensorFlowBackend(Inspectable):
         return np.array([handle.numpy() for handle in handles], np.float64)
 
     def state(self) -> TrainingState:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         return TrainingState(
             model={mapped.name: mapped.on_host(mapped.variable) for mapped in mapped_variables(self.model)},
             optimizer={
@@ -331,7 +331,7 @@ class TensorFlowBackend(Inspectable):
         load_model(self.model, state, self.workload.model)
         self._training = None
 
-    def first_gradient_squares(self) -> float | None:
+    def first_grad_norm_sq(self) -> float | None:
         copies = [
             copy.numpy().astype(np.float64) / FIRST_MOMENTS[slot]
             for slot, values in self.optimizer.slots.items()

@@ -39,8 +39,8 @@ class KerasFit(TensorFlowBackend):
         }
         self._images_computed = self._loss.images
         self._steps_before, self._steps_loaded = 0, 0
-        self._turns = _Turns()
-        self._given = _Given()
+        self._turns = _StepHandshake()
+        self._given = _CurrentBatch()
         self._fitting: threading.Thread | None = None
 
     @property
@@ -49,7 +49,7 @@ class KerasFit(TensorFlowBackend):
         return ()
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         (batch,) = batches
         self._adam.learning_rate.assign(np.float64(learning_rate))  # a Python float would be rounded to float32
@@ -96,7 +96,7 @@ class KerasFit(TensorFlowBackend):
             self._fitting.join()
 
 
-class _Given(DataAdapter, tf.distribute.DistributedDataset):
+class _CurrentBatch(DataAdapter, tf.distribute.DistributedDataset):
     """What `fit` trains on: the batch of the present step, which is on the replicas' devices already.
 
     Of what `fit` takes as its data only such an adapter is left as it is. Everything else becomes a tf.data.Dataset,
@@ -157,7 +157,7 @@ class _WeightedLoss(keras.losses.Loss):
         return total / self._divisor
 
 
-class _Turns(keras.callbacks.Callback):
+class _StepHandshake(keras.callbacks.Callback):
     """The loop and `fit` in turns: while one works, the other waits.
 
     `fit` waits here, after a step, and not for data inside the next one: that step's function would read variables,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.data.pixels import NUM_BYTES
 
 
@@ -20,12 +20,12 @@ class DeviceFeed:
     def __init__(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
         self._device, self._dtype, self._memory_format = device, dtype, memory_format
 
-    def batches(self, reads: Iterable[HostRead], num_threads: int) -> Iterator[DeviceBatch]:
+    def batches(self, batch_loaders: Iterable[BatchLoader], num_threads: int) -> Iterator[DeviceBatch]:
         """The batches on the device, read and placed ahead of their use by as many threads."""
         if self._device.type == "cpu":
-            return prefetch(reads, lambda read: self.place(read()), num_threads)
+            return prefetch(batch_loaders, lambda load: self.place(load()), num_threads)
         stream = self._side_stream
-        placed = prefetch(reads, lambda read: stream.place(partial(self.place, read())), num_threads)
+        placed = prefetch(batch_loaders, lambda load: stream.place(partial(self.place, load())), num_threads)
         return map(stream.receive, placed)
 
     @cached_property

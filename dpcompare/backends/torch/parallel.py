@@ -30,7 +30,7 @@ class Parallel:
     num_replicas = 1
     gradient_average_over = 1
     """Processes over which the mode averages gradients, where a sum is wanted."""
-    num_holders = 1
+    replication_factor = 1
     """Processes that hold the same tensors of model and optimizer."""
 
     def __init__(self, config: PreparedRun) -> None:
@@ -128,11 +128,11 @@ class Parallel:
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(values))
 
-    def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
+    def local_shard(self, tensor: torch.Tensor) -> torch.Tensor:
         """What this process holds of a tensor of model or optimizer."""
         return tensor
 
-    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_shards(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over the processes that hold the parts of one model; all of them must call it."""
         return tensor
 

@@ -54,15 +54,15 @@ def partitions() -> list[Partition]:
     found: dict[str, Partition] = {}
     # Without --noconvert 1024 nodes are told as 1K.
     for line in _slurm("sinfo", "--noheader", "--noconvert", "--format=%R|%D|%c|%P").splitlines():
-        told = _PARTITION_LINE.fullmatch(line)
-        if told is None:
+        match = _PARTITION_LINE.fullmatch(line)
+        if match is None:
             raise RequestError(f"--engine slurm: sinfo says {line!r}, expected PARTITION|NODES|CPUS|PARTITION")
-        name, cores = told["name"], int(told["cpus"])
+        name, cores = match["name"], int(match["cpus"])
         before = found[name].num_nodes if name in found else 0  # a partition has a line per kind of node
         if name in found:
             cores = min(cores, found[name].cpus_per_node)
         found[name] = Partition(
-            name=name, num_nodes=before + int(told["nodes"]), cpus_per_node=cores, is_default=bool(told["star"])
+            name=name, num_nodes=before + int(match["nodes"]), cpus_per_node=cores, is_default=bool(match["star"])
         )
     return list(found.values())
 

@@ -121,7 +121,7 @@ BY_SLURM = {
     "TimeLimit": "reached its time limit (--time)",
 }
 """State of a job, or reason while it is COMPLETING -> what happened to it: it did not end by itself."""
-HOPELESS = re.compile(
+NEVER_STARTS = re.compile(
     "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|JobHeld(User|Admin)|"
     "Partition(Down|Inactive|NodeLimit|TimeLimit)|(QOS|Assoc)Max(?!.*PerUser).*"
 )
@@ -145,7 +145,7 @@ def followed(job: str, run_dir: Path, report: Report) -> PollExit:
         if f"{state}{because}" != reported:
             reported = f"{state}{because}"
             report(f"Slurm job {job} is {reported}")
-        if state in WAITING and HOPELESS.fullmatch(reason):
+        if state in WAITING and NEVER_STARTS.fullmatch(reason):
             raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
         ended_by = BY_SLURM.get(state) or BY_SLURM.get(reason)
         if state not in ENDED:
@@ -170,8 +170,8 @@ def state_of(job: str, *, interruptible: bool = True) -> tuple[str, str]:
     if answer.returncode:
         forgotten = "Invalid job id" in answer.stderr
         return ("COMPLETED" if forgotten else UNKNOWN, "" if forgotten else answer.stderr.strip())
-    told = fields(answer.stdout)
-    return told.get("JobState", UNKNOWN), told.get("Reason", "")
+    reported = fields(answer.stdout)
+    return reported.get("JobState", UNKNOWN), reported.get("Reason", "")
 
 
 def fields(described: str) -> dict[str, str]:
