@@ -20,7 +20,7 @@ FIRST_BUCKET, BUCKET = 1024 * 1024, 25 * 1024 * 1024
 """Bytes after which torch's DistributedDataParallel closes its first and its other buckets (torch/nn/parallel)."""
 
 Copying = Literal["during transfer", "after transfer"]
-"""Whether the CPU copies a message while it is on the wire, or the two add up."""
+"""Whether the CPU copies a message while it is on the wire, or the two times add up."""
 
 
 @dataclass(frozen=True, kw_only=True)
