@@ -89,7 +89,7 @@ class Backend(ABC):
         return self.workload.global_batch_size // (self.config.topology.num_replicas * self.workload.accumulate)
 
     def rows_evaluated_at_once(self, rows: int) -> int:
-        """Of these rows on a device: beside the CPU no more than a replica trains with, since they may not fit."""
+        """Rows that a device evaluates at once: on a GPU no more than a replica trains with, since more may not fit."""
         return rows if self.config.cluster.device_type == "cpu" else min(rows, self.rows_trained_at_once)
 
     @property

@@ -105,7 +105,7 @@ class CudaWheels(BaseModel):
     """What the distributions of an environment say, and its dynamic linker."""
 
     versions: dict[str, str]
-    """Of the distributions of NVIDIA's, and of JAX's for their libraries: name -> version."""
+    """Versions of NVIDIA's distributions, and of JAX's for their libraries: name -> version."""
     claimed_twice: list[str]
     """Distributions that claim the same files: the one installed last has overwritten the other."""
     finds_cudnn: bool
@@ -197,7 +197,7 @@ def gpu_extras(framework: str) -> tuple[str, ...]:
 
 
 def _apart(framework: str) -> str:
-    """That these go into no environment with torch, unless they are of its own CUDA."""
+    """The reason why these go into no environment with torch, unless they are for its own CUDA."""
     is_of_torch = gpu_extras(framework) in FRAMEWORKS[framework].extras_of_cuda.values()
     return "" if is_of_torch else ", in an environment without torch, whose libraries have the same names"
 
@@ -238,7 +238,7 @@ def _driver() -> tuple[int, ...] | None:
 
 
 def driver_version() -> str | None:
-    """Of the kernel module, such as 580.65; None where there is none."""
+    """The version of the kernel module, such as 580.65; None if there is none."""
     driver = _driver()
     return _dotted(driver) if driver else None
 

@@ -51,8 +51,8 @@ SET_BY_US = (
     "TORCH_WARM_POOL",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
-"""By the plan of a run, by torchrun, by a backend, or by a library that is imported: known already, and different
-between modes."""
+"""Variables that are set by the plan of a run, by torchrun, by a backend, or by a library that is imported: known
+already, and different between modes."""
 WITHOUT_EFFECT = (
     "NCCL_DEBUG_FILE",
     "OMP_DISPLAY_ENV",
@@ -123,7 +123,7 @@ class Description:
     collective: str
     """What carried the gradients between the replicas: nccl, gloo, ring, ..., or none for one replica."""
     gradients: Gradients | None = None
-    """Of a replica; None where they are not known."""
+    """The gradients of a replica; None if they are not known."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what a framework computes with on its devices: cuda, cudnn, nccl, driver."""
 

@@ -191,7 +191,7 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
 
 
 def as_remembered(config: RunConfig) -> RunConfig:
-    """With what autotune found on this machine for a run like this, as far as that pays within its steps."""
+    """The config with what autotune found on this machine for a run like this, if that pays off within its steps."""
     from dpcompare.launch.inputs import num_training_images
     from dpcompare.launch.remembered import remembered_settings
 

@@ -175,7 +175,7 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
 
 
 def _compared_results(out: Path) -> list[RunResult]:
-    """Of all runs that have ended, except those that only show what gradient sync costs."""
+    """The results of all runs that have ended, except those that only show what gradient sync costs."""
     from dpcompare.experiments.study import Study, is_study
     from dpcompare.experiments.study_runs import results
 

@@ -55,7 +55,7 @@ def read_config_file(context: click.Context, parameter: click.Parameter, path: P
 
 
 MOST_BYTES = 1_000_000
-"""Of a TOML file: what is longer, nobody has written for a command, and reading it takes many seconds."""
+"""The largest TOML file: a longer one was not written for a command, and reading it takes many seconds."""
 MOST_DOTS = 100
 """In a line of one: the time that a key takes grows with the square of its parts."""
 

@@ -164,7 +164,7 @@ def _measured(study: Study, out: Path, variants: Variants, measured_link: str | 
 
 
 def _with_commands(explanation: Explanation, config: RunConfig) -> Explanation:
-    """With the command to try each remedy."""
+    """The explanation with the command to try each remedy."""
 
     def command(remedy: Remedy) -> str | None:
         if remedy.part == "computing":

@@ -25,7 +25,7 @@ class OptionRow:
     name: str
     """In a TOML file, in DPCOMPARE_<NAME>, and of the field of its part."""
     flags: tuple[str, ...]
-    """As on the command line, the usual one first."""
+    """The flags as on the command line, the usual one first."""
     group: str
     """In which `--help` shows it; empty: among the command's own."""
     settings: Mapping[str, Any]

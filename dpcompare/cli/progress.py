@@ -189,7 +189,7 @@ class StudyView:
         self._study_dir = study_dir
         self._lock = threading.Lock()
         self._ended: dict[tuple[str, int], RunResult] = {}
-        """By the path and the inode of their files: a disturbed run is made again."""
+        """Results by the path and the inode of their files: a disturbed run is made again."""
         self._running: tuple[tuple[Path, int], EventTail, RunState] | None = None
         self._shown = Table(title=printable(str(study_dir)))
 

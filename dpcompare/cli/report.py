@@ -200,7 +200,7 @@ def print_sheet(comparison: Comparison) -> None:
 
 
 MOST_EVALUATIONS = 10
-"""Of one run, that its summary has lines for."""
+"""The evaluations of one run that its summary has lines for."""
 
 
 def _shown_evaluations(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:

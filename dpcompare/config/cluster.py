@@ -17,7 +17,7 @@ from dpcompare.system.terminal_text import pluralize
 
 DeviceType = Literal["cpu", "gpu", "tpu"]
 DeviceChoice = Literal["auto", DeviceType]
-"""As devices are asked for."""
+"""What may be asked for as the kind of devices."""
 
 MOST_DEVICES = 512
 """More than anybody simulates; a slip of the finger must not take the memory of the machine."""

@@ -33,7 +33,7 @@ class EngineOptions(Config):
 
 
 class NamespacesOptions(EngineOptions):
-    """Of simulated nodes with a network of their own."""
+    """The options of simulated nodes with a network of their own."""
 
     link: str | None = setting(
         None,
@@ -58,7 +58,7 @@ class NamespacesOptions(EngineOptions):
 
 
 class HostsOptions(EngineOptions):
-    """Of plain hosts."""
+    """The options of plain hosts."""
 
     hosts: tuple[str, ...] = setting(
         (),
@@ -95,7 +95,7 @@ class HostsOptions(EngineOptions):
 
 
 class SlurmOptions(EngineOptions):
-    """Of a job of Slurm."""
+    """The options of a job of Slurm."""
 
     partition: str | None = setting(
         None,
@@ -135,7 +135,7 @@ class SlurmOptions(EngineOptions):
 
 
 class KubernetesOptions(EngineOptions):
-    """Of pods."""
+    """The options of pods."""
 
     image: str | None = setting(
         None,

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of an environment, in GB, about."""
+    """Approximate sizes of an environment, in GB."""
 
     download: float
     on_disk: float

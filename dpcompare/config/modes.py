@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DEFAULT_REPLICAS = 2
-"""Of a mode of several devices where they are simulated, and nothing was asked for: one would exchange nothing."""
+"""Replicas of a mode of several devices if they are simulated and no number was asked for: one would exchange
+nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

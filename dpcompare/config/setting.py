@@ -172,12 +172,12 @@ class Option:
     """What it is, without its default."""
     _: KW_ONLY
     flags: tuple[str, ...] = ()
-    """As on the command line, the usual one first; empty: one made from the name."""
+    """The flags as on the command line, the usual one first; empty: one made from the name."""
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    """Of a field whose type is not a Literal."""
+    """The choices of a field whose type is not a Literal."""
     default: str | None = None
-    """As the help shows it where the field's own says less; empty: not at all."""
+    """The default as the help shows it where the field's own says less; empty: not at all."""
     on_gpus: str | None = None
     """The default on GPUs, see `dpcompare.config.gpu_defaults`; empty: it has one, which another option's help says."""
     resumable: bool = False

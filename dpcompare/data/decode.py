@@ -161,7 +161,7 @@ def _write_files(
 
 
 def _as_utf8(text: str) -> str:
-    """With what a name that is not UTF-8 has instead: of what is left out, that is no reason to refuse the rest."""
+    """The name of an image that is left out, with escapes for what is not UTF-8: no reason to refuse the rest."""
     return os.fsencode(text).decode(errors="backslashreplace")
 
 
@@ -169,7 +169,7 @@ def _as_utf8(text: str) -> str:
 class _Decoded:
     count: int
     broken: dict[int, tuple[Path | EncodedImage, str]]
-    """By row: the image, and what was raised."""
+    """Row -> the image, and what was raised."""
 
 
 def _decode_all(

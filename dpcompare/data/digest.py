@@ -75,7 +75,7 @@ class SplitContent:
     images: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.int32]
     sums: npt.NDArray[np.int64]
-    """Of all values of each image."""
+    """The sum of all values of each image."""
 
 
 def find_duplicates(splits: Mapping[str, SplitContent]) -> Duplicates:

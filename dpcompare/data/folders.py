@@ -136,7 +136,7 @@ def _first_named(folders: list[Path], names: Iterable[str]) -> Path | None:
 
 
 def _by_class(counts: Mapping[Path, int], choose: Callable[[list[Path]], list[Path]] = list) -> ImageList:
-    """That many images of each folder, which is a class: those that `choose` picks from all of its images."""
+    """A number of images of each folder, which is a class: those that `choose` picks from all of its images."""
     labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
     listed = [folder for folder, count in counts.items() if count]
     return ImageList(labels, lambda: (path for folder in listed for path in choose(_images_below(folder))))

@@ -29,7 +29,7 @@ class Source(ABC):
     """A dataset that is to be prepared. A class for each way to name one; `dpcompare.data.prepare` lists them."""
 
     name: str
-    """As it was asked for."""
+    """The name that was asked for."""
     _: KW_ONLY
     skip_corrupt: bool = False
     """Leave out, and list in the manifest, images that cannot be decoded."""

@@ -33,7 +33,7 @@ FORMAT = 2
 SPLITS = ("train", "validation")
 _CHUNK_ROWS = 1024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of a disk, a quota, and a limit of the size of files."""
+"""Errors of a full disk, of a quota, and of a limit of the size of files."""
 
 
 class SplitManifest(BaseModel):
@@ -66,9 +66,9 @@ class Manifest(BaseModel):
     notes: tuple[str, ...] = ()
     """What of the source was not taken, or taken for something else than its name says."""
     duplicates: Duplicates = Duplicates()
-    """Of its images."""
+    """Duplicates among its images."""
     revision: str | None = None
-    """Of a Hugging Face dataset: its commit on the hub, or its fingerprint."""
+    """The version of a Hugging Face dataset: its commit on the hub, or its fingerprint."""
     splits: dict[str, SplitManifest]
 
     @property
@@ -87,7 +87,7 @@ class Split:
     """(count, height, width, 3), memory-mapped; with the margin."""
     labels: npt.NDArray[np.int32]
     sums: npt.NDArray[np.int64]
-    """Of all values of each image: what its mean is told from without reading it again, exactly."""
+    """The sum of all values of each image, from which its mean is computed exactly, without reading it again."""
     margin: int = 0
     """Pixels of height and width that a model does not get."""
 
@@ -115,7 +115,7 @@ class Split:
 
     @cached_property
     def means(self) -> npt.NDArray[np.float64]:
-        """Of each image, with its margin, in 0..1."""
+        """The mean of each image, with its margin, in 0..1."""
         means: npt.NDArray[np.float64] = self.sums / (255 * self.images[0].size)
         return means
 
@@ -340,7 +340,7 @@ class StoreWriter:
 
     @property
     def side(self) -> int:
-        """Of the stored squares, in pixels."""
+        """The side of the stored squares, in pixels."""
         return self._image_size + self._margin
 
     def images_path(self, split: str) -> Path:

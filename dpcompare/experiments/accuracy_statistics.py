@@ -25,7 +25,7 @@ DEFAULT_MARGIN = 1.0
 POINTS = " points"
 
 Measure = Literal["accuracy", "loss"]
-"""Of the last evaluation of a run."""
+"""A measure of the last evaluation of a run."""
 
 LearningOutcome = Literal[
     "higher",
@@ -44,7 +44,7 @@ class Difference:
 
     mean: float
     standard_error: float | None
-    """Of the mean; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    """The standard error of the mean; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
 
     def interval(self, level: float) -> tuple[float, float] | None:
@@ -62,7 +62,7 @@ class Difference:
         return 1.0 if self.mean == 0 else min(1.0, 2 * self._tail(abs(self.mean)))
 
     def p_value_within(self, margin: float) -> float:
-        """Of two one-sided tests, the larger: the smallest level at which the mean is within plus or minus `margin`."""
+        """The larger p-value of two one-sided tests: the smallest level at which the mean is within +-`margin`."""
         return self._tail(margin - abs(self.mean))
 
     def _tail(self, distance: float) -> float:
@@ -98,7 +98,7 @@ class Spread:
     standard_deviation: float | None
     """Over the rounds, with n - 1; None of one round."""
     interval: tuple[float, float] | None
-    """Of the mean, at 95%; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    """The interval of the mean, at 95%; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
 
 
@@ -243,7 +243,7 @@ def _better_first(pair: LearningPair) -> LearningPair:
 
 
 def _decided(pair: LearningPair, level: float) -> str:
-    """That the first arm is better, and by how much."""
+    """The sentence that the first arm is better, and by how much."""
     assert pair.difference is not None
     size, figures = abs(pair.difference.mean), _figures(pair, pair.difference.interval(level), level)
     if pair.measure == "accuracy":
@@ -263,5 +263,5 @@ def _figures(pair: LearningPair, interval: tuple[float, float] | None, level: fl
 
 
 def _amount(measure: Measure, value: float) -> str:
-    """Of accuracy in points."""
+    """A difference of accuracy in points."""
     return f"{value * 100:+.2f}{POINTS}" if measure == "accuracy" else f"{value:+.4f}"

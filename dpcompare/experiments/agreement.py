@@ -147,7 +147,7 @@ Comparator = Callable[[Sequence[RunResult], Sequence[Any], Values], Outcome]
 
 
 def as_asked(results: Sequence[RunResult], counts: Sequence[Any], values: Values) -> Outcome:
-    """Of counts, each must be what its run was asked for: how much that is, other checks compare."""
+    """Compare each count with what its run was asked for; other checks compare how much that is."""
     contradict = [count for count in counts if isinstance(count, str) and count != NOT_KNOWN]
     return Outcome(equal=not contradict and len(set(map(str, counts))) == 1, is_reason=bool(contradict))
 
@@ -213,7 +213,7 @@ def _arithmetic(result: RunResult) -> str:
 
 
 def on_cpu(result: RunResult) -> bool:
-    """Of what is computed after an update on GPUs nothing has been measured yet."""
+    """Whether a run was on the CPU: for what is computed after an update on GPUs, nothing has been measured yet."""
     return result.device_type == "cpu"
 
 

@@ -85,7 +85,7 @@ class ArmRuns:
 
     @property
     def steady_speeds(self) -> list[float | None]:
-        """By which arms are compared."""
+        """The speeds by which arms are compared."""
         return [run.compared_speed if run else None for run in self.runs]
 
 

@@ -34,7 +34,7 @@ class Row:
     reason: bool
     """Whether it makes the results not comparable."""
     remedy: str
-    """As `fix` of a FairnessCheck."""
+    """The remedy: `fix` of a FairnessCheck."""
 
 
 def shown(values: Sequence[Any]) -> list[str]:

@@ -23,7 +23,7 @@ Read = Callable[[RunResult, RunResult | None], Value]
 
 
 def median(values: Sequence[float]) -> float | None:
-    """Of the rounds in which a figure was measured; None of none."""
+    """The median over the rounds in which a figure was measured; None if there are none."""
     return float(np.median(values)) if values else None
 
 
@@ -52,7 +52,7 @@ class Figure:
     """One row of FIGURES."""
 
     unit: str
-    """Of the value, such as `s` or `images/s`; `1` of a fraction or a number without one."""
+    """The unit of the value, such as `s` or `images/s`; `1` for a fraction or a number without one."""
     explanation: str
     """What it is, in the table of CSV and Parquet; with `column` its explanation says what the report shows."""
     _: KW_ONLY
@@ -62,7 +62,7 @@ class Figure:
     of_runs: bool = True
     """Whether it is shown of single runs; otherwise of their arm alone."""
     over_rounds: Callable[[Sequence[float]], float | None] | None = None
-    """Of an arm, from its rounds; None: an arm has no such figure."""
+    """An arm's figure from those of its rounds; None: an arm has no such figure."""
     column: Column | None = None
 
     def __post_init__(self) -> None:

@@ -243,7 +243,7 @@ def _censored(name: str, row: TargetRow, runs: Sequence[RunResult]) -> str:
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """The median of the values that are known; None if none is."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
 

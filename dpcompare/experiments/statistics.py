@@ -15,7 +15,8 @@ from dpcompare.system.terminal_text import pluralize
 FALSE_CLAIMS = 0.05
 """How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""
 ALPHA_SPENT_PER_LOOK = 0.8
-"""Of what is left of FALSE_CLAIMS: a study that never gets more rounds loses little, and some is always left."""
+"""The part of what is left of FALSE_CLAIMS that a look spends: a study that never gets more rounds loses little, and
+some is always left."""
 STOPPING_CORRECTION = 0.7
 """Factor of the level where rounds are added until intervals are narrow: they end where noise happens to look small,
 which raises false claims to 1.6 times the level under autocorrelation (`stress/check_statistics.py`)."""
@@ -41,7 +42,7 @@ class Plan:
     """When a study may claim something: claims that are read before more rounds are added each take their chance."""
 
     rounds: int = ROUNDS_FOR_CLAIM
-    """That a claim needs: those that the study is to have."""
+    """The rounds that a claim needs: those that the study is to have."""
     looks: int = 0
     """How often its claims could be read before rounds were added."""
     adding: bool = False
@@ -76,21 +77,21 @@ class Ratio:
     value: float
     """exp of the mean log-ratio, a trimmed one from ROUNDS_TO_TRIM on: the geometric mean over the rounds."""
     standard_error: float | None
-    """Of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    """The standard error of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
     trimmed: int = 0
     """Rounds that were left out at each end."""
 
     @property
     def degrees(self) -> int:
-        """Of freedom, of Student's distribution.
+        """Degrees of freedom of Student's distribution.
 
         Where rounds are trimmed one fewer than Yuen has: at the levels of 15 pairs, 0.27%, hers misses 0.39% in 12.
         """
         return self.rounds - 2 * self.trimmed - 1 - bool(self.trimmed)
 
     def half_width(self, level: float) -> float | None:
-        """Of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
+        """Half the width of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
         from scipy.special import stdtrit
 
         if self.standard_error is None:
@@ -209,7 +210,7 @@ class RatioOf:
 
     name: str
     decided: str
-    """That one arm is faster, with the fields `first`, `ratio`, `second` and `interval`."""
+    """The sentence that one arm is faster, with the fields `first`, `ratio`, `second` and `interval`."""
 
 
 SPEED = RatioOf(
@@ -321,5 +322,5 @@ def interval_in_words(interval: tuple[float, float] | None, level: float, rounds
 
 
 def confidence(level: float) -> str:
-    """Of an interval that misses the truth with probability `level`: 96%, 99.73%, rounded down to at most 99.99%."""
+    """The confidence of an interval that misses the truth with probability `level`, rounded down to at most 99.99%."""
     return f"{math.floor((1 - level) * 10_000 + 1e-6) / 100:g}%"

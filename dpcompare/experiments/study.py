@@ -33,7 +33,7 @@ class Arm(Config):
     """One of the run configs that a study compares, trained once per round."""
 
     name: str
-    """As people read it, such as `torch ddp 2x1` (nodes x devices per node); unique in its study."""
+    """The name that people read, such as `torch ddp 2x1` (nodes x devices per node); unique in its study."""
     config: RunConfig
     ablation_of: str | None = None
     """Name of the arm that this one repeats without gradient sync, to measure what the sync costs."""

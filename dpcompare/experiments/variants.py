@@ -21,9 +21,9 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.steadiness import median_of_parts
 
 MEASURED_STEPS = 60
-"""Of each run, where the length of a step is not known and no number of steps was asked for."""
+"""Measured steps of each run if the length of a step is not known and no number of steps was asked for."""
 MEASURED_SECONDS = 8.0
-"""Of the steps of each run, where the length of one is known; at least FEWEST and at most MOST steps."""
+"""Seconds of the measured steps of each run if the length of one is known; at least FEWEST and at most MOST steps."""
 FEWEST, MOST = 40, 400
 TIMES_THE_BATCH = 4
 """How many times as large the larger batch is. What is wrong with the smaller one's step is multiplied by 4/3 in what
@@ -147,7 +147,7 @@ def run_to_explain(run_dir: Path) -> RunConfig:
 
 
 def _with_steps(config: RunConfig, measured: int) -> RunConfig:
-    """With so many steps after those of the warm-up."""
+    """The config with this number of steps after those of the warm-up."""
     workload = config.workload
     return config.changed(workload=workload.changed(epochs=None, steps=workload.least_warmup_steps + measured))
 
@@ -192,7 +192,7 @@ JUDGED: tuple[Part, ...] = ("input", "exchange", "waiting", "devices", "launchin
 """Parts that a run need not have, of which one may stand out."""
 
 Seconds = Sequence[Sequence[float]]
-"""Of the measured steps of each process of a run."""
+"""Seconds of the measured steps of each process of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class Round:
 
 
 def _steady(seconds: Sequence[float]) -> float:
-    """Of a step, without single stalls: as `steady_images_per_second` has it."""
+    """Seconds of a step without single stalls: as `steady_images_per_second` has it."""
     return 1 / median_of_parts([1.0] * len(seconds), seconds)
 
 
@@ -280,12 +280,12 @@ class StepParts:
 
     @cached_property
     def seconds(self) -> float | None:
-        """Of the whole step: the median over the rounds."""
+        """Seconds of the whole step: the median over the rounds."""
         return self.median(lambda each: each.step("as it is"))
 
     @cached_property
     def shares(self) -> dict[Part, Share]:
-        """Of every part that was measured."""
+        """The shares of all parts that were measured."""
         found = {part: self._share(part, left) for part, left in _LEFT.items() if self._is_told(part)}
         return {part: share for part, share in found.items() if share is not None}
 

@@ -154,7 +154,7 @@ class _Begun:
 
     sides: dict[Contender, Future[Side]]
     floor: list[Future[Side]]
-    """Of the first contender, its weights disturbed."""
+    """Sides of the first contender with disturbed weights."""
     again: dict[Contender, Future[Side]]
     """The same once more."""
 

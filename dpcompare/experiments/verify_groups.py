@@ -97,7 +97,7 @@ class Variant:
 
     @property
     def compared_as(self) -> tuple[str, str | None, bool]:
-        """As for a Contender, without its framework."""
+        """What it is compared as: as for a Contender, without its framework."""
         return self.mode, self.launcher, self.stages > 1
 
 
@@ -289,7 +289,7 @@ WIDENED = {
     **{"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97, "batchnorm_recompute": 2, "label_smoothing": 0.1},
     **{"weight_decay": 0.05, "weight_average": 0.8},
 }
-"""Of small models: an odd size, which pads otherwise than an even one, and values that are nobody's default."""
+"""Values for small models: an odd size, which pads otherwise than an even one, and values that are no default."""
 
 
 def _groups(

@@ -33,7 +33,7 @@ LONGEST_NAME = 48
 
 
 def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[PreparedRun]:
-    """As `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
+    """Like `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
     largest_batch = max(config.workload.global_batch_size for config in configs)
     return [prepare_inputs(config, progress, largest_batch=largest_batch) for config in configs]
 
@@ -268,7 +268,7 @@ def _store_by_content(source: ImageSource, image_size: int, margin: int, progres
 
 
 def _margin(workload: Workload) -> int:
-    """Of the store that a run prepares by itself."""
+    """The margin of the store that a run prepares by itself."""
     return margin_of(workload.image_size) if CROP in workload.augment else 0
 
 

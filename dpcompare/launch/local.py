@@ -104,14 +104,14 @@ class ProcessWatch:
         self._observe = observe
         self._deadlines = deadlines
         self._pids: dict[int, int] = {}
-        """Of the processes that have work to do."""
+        """Process ids of the ranks that have work to do."""
         self._done: set[int] = set()
         # By the steady clock: the other may be set meanwhile.
         self._last_event_at = dict.fromkeys(ranks, time.monotonic())
         self._started: set[int] = set()
         self._looked_at = time.monotonic()
         self._seen: defaultdict[int, list[Seen]] = defaultdict(list)
-        """Of each process the first three events about steps, the third of which gives way to the newest."""
+        """The first three events about steps of each process, the third of which is replaced by the newest."""
 
     def look(self) -> list[int]:
         """Pass new events on; returns the ranks that have vanished since the last look."""

@@ -51,7 +51,7 @@ class NodeContext:
     host: str
     """Its name for itself."""
     address: str
-    """By which the other nodes reach it."""
+    """The address by which the other nodes reach it."""
     report: Report
     """Called with a line for what a person on this host may want to read."""
 

@@ -112,10 +112,10 @@ class Endpoints(NamedTuple):
     ports: Sequence[int]
     """One that the first node of torchrun or JAX listens on, or one for each TensorFlow worker; see `num_ports`."""
     addresses: Sequence[str] = ()
-    """Of the nodes, where they are separate machines."""
+    """The addresses of the nodes, if they are separate machines."""
 
     def address(self, node_rank: int) -> str:
-        """Of one node; loopback where all are this machine."""
+        """The address of one node; loopback if all are this machine."""
         return self.addresses[node_rank] if self.addresses else LOOPBACK
 
 

@@ -58,11 +58,11 @@ class NodeInfo(BaseModel):
     host: str
     """Its name for itself."""
     address: str
-    """By which the others reach it."""
+    """The address by which the others reach it."""
     port: int
     """A free one, for the processes of the framework."""
     versions: dict[str, str]
-    """Of dpcompare and of the framework's packages."""
+    """The versions of dpcompare and of the framework's packages."""
 
     def __str__(self) -> str:
         return f"node {self.node_rank} ({self.host})"

@@ -71,7 +71,7 @@ def environment_of(framework: str) -> PythonEnvironment:
 
 
 def interpreter_made_for(framework: str) -> str | None:
-    """That of the environment which `dpcompare setup` has made for this dpcompare; None where it has made none."""
+    """The interpreter of the environment that `dpcompare setup` made for this dpcompare; None if it made none."""
     environment = environment_of(framework)
     if not environment.is_finished:
         return None
@@ -80,7 +80,7 @@ def interpreter_made_for(framework: str) -> str | None:
 
 
 def _is_made(framework: str, device: DeviceType) -> bool:
-    """With the extras that would be taken now, or those that were while the driver was older."""
+    """Whether it is made with the extras that would be taken now, or those that were while the driver was older."""
     row = FRAMEWORKS[framework]
     possible = [row.extras[device], *(row.extras_of_cuda.values() if device == "gpu" else ())]
     return any(environment_of(framework).has(_requirements(extras), _origin()) for extras in possible)
@@ -195,7 +195,7 @@ def _distribution() -> metadata.Distribution:
 
 
 def sizes(need: Need) -> Sizes:
-    """Of the environment that is to be made."""
+    """The sizes of the environment that is to be made."""
     return FRAMEWORKS[need.framework].sizes[need.device]
 
 

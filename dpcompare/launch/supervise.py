@@ -20,7 +20,7 @@ NODES_POLL_SECONDS = 0.2
 NODES_STOP_SECONDS = 20.0
 """How long the other nodes may take to end after one has failed: they stop by themselves."""
 MOST_LATE_SECONDS = 30.0
-"""By which the end of the nodes can be seen late; clocks of machines that differ by more are not believed."""
+"""The delay after which the end of the nodes can be seen; clocks of machines that differ by more are not believed."""
 LAST_WRITE_SECONDS = 5.0
 """How long what a node wrote may take to be seen here, through a shared disk, after it has ended."""
 ENGINE_SECONDS = 10.0

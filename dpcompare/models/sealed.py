@@ -43,7 +43,7 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def sha256_of(content: bytes) -> str:
-    """Of what a file of `seal` holds: that of the same file without its checksum, as earlier versions wrote it."""
+    """The sha256 of what a file of `seal` holds: that of the file without its checksum, as it once was written."""
     metadata, _ = unseal(content)
     del metadata["checksum"]
     return hashlib.sha256(_with_metadata(content, metadata)).hexdigest()
@@ -71,7 +71,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _content(path: Path) -> bytes:
-    """Of a file of the cache, which others may write: a pipe in its place would never end."""
+    """The content of a file of the cache, which others may write: a pipe in its place would never end."""
     with open(path, "rb", opener=no_link) as file:
         return file.read()
 

@@ -29,7 +29,7 @@ class Message:
 
     kind: Kind
     num_bytes: float
-    """Of the whole, summed or gathered."""
+    """The bytes of the whole tensor, summed or gathered."""
     ready: float
     needed_by: float
 
@@ -47,7 +47,7 @@ class Exchange:
 
     @property
     def num_bytes(self) -> float:
-        """Of all messages."""
+        """The bytes of all messages."""
         return sum(message.num_bytes for message in self.messages)
 
     def without_overlap(self) -> Exchange:

@@ -52,7 +52,7 @@ class PartRow(BaseModel):
     words: str
     meaning: str
     share: float
-    """Of the step: what the step as it is takes longer than without this part."""
+    """The part of the step: how much longer the unchanged step takes than one without this part."""
     low: float | None
     """Ends of Student's interval; None with too few rounds."""
     high: float | None
@@ -78,7 +78,7 @@ class Explanation(BaseModel):
     step_milliseconds: float
     images_per_second: float
     confidence: str | None
-    """Of each interval, all of them together having 96%; None with too few rounds."""
+    """The confidence of each interval, all of them together having 96%; None with too few rounds."""
     verdict: str
     parts: list[PartRow]
     unmeasured: dict[Part, str]
@@ -86,8 +86,8 @@ class Explanation(BaseModel):
     slowest: str | None
     """A sentence about a process that is slower than the others in every round."""
     speedup: float | None
-    """Of all devices over one alone, both without input and at the same batch per device; None where one alone could
-    not be measured."""
+    """The speed of all devices over that of one, both without input and at the same batch per device; None if one alone
+    could not be measured."""
     remedies: list[Remedy]
     """The one that helps most first."""
     warnings: list[str]
@@ -154,7 +154,7 @@ def parts_of(study: Study, study_dir: Path, variants: Variants) -> StepParts:
 def _results(
     study: Study, study_dir: Path, variants: Variants
 ) -> tuple[dict[int, dict[Variant, RunResult]], dict[Variant, str]]:
-    """By round, the result of each variant that completed; and why others did not."""
+    """Round -> the result of each variant that completed; and why others did not."""
     results: dict[int, dict[Variant, RunResult]] = {}
     failures: dict[Variant, str] = {}
     for number in study.rounds:
@@ -271,7 +271,7 @@ def _slowest(parts: StepParts, config: RunConfig) -> str | None:
 
 
 def _speedup(parts: StepParts, config: RunConfig) -> float | None:
-    """As many more images in a step that takes longer; with one batch on each, since one device would read too."""
+    """How many more images per second all devices make; with one batch on each, since one device would read too."""
 
     def ratio(each: Round) -> float | None:
         one, together = each.step("one device"), each.step("no input")

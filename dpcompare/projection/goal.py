@@ -76,8 +76,8 @@ FASTEST_LINK = 1e13
 LARGEST_BATCH_FACTOR = 4096
 MOST_ASKED_FOR = 1_000_000
 STRIDE = 1.05
-"""By which the numbers that are tried grow: with failures, a larger batch or cluster can be worse than a smaller one,
-so the largest not being enough says nothing about the others."""
+"""The factor by which the numbers that are tried grow: with failures, a larger batch or cluster can be worse than a
+smaller one, so the largest not being enough says nothing about the others."""
 
 ALONE = TrainingOverheads()
 

@@ -80,8 +80,9 @@ WITHIN_NODES: dict[str, Link] = {
         Link(name="pcie5", bytes_per_second=63e9, payload=0.78, latency=PCIE_LATENCY),
     )
 }
-"""By the data sheets, per direction. NCCL's model gave an A100 at most 235 of its 300 GB/s (2.10,
-src/graph/tuning.cc), hence the payload, which is assumed for the others; the typical latencies are of the same file."""
+"""Links by their data sheets, per direction. NCCL's model gave an A100 at most 235 of its 300 GB/s (2.10,
+src/graph/tuning.cc), hence the payload, which is assumed for the others; the typical latencies are from the same
+file."""
 ALIASES = {"nvlink": "nvlink-a100", "pcie": "pcie4"}
 
 
@@ -184,13 +185,13 @@ class Interconnect:
     """The nodes of a cluster and what connects them, as a collective sees it."""
 
     nodes: int
-    """That hold replicas."""
+    """The number of nodes that hold replicas."""
     nodes_without_replica: int = 0
     """Such as a parameter server and its chief."""
     ranks_per_node: int = 1
     """Processes or GPUs of a node that take part."""
     between: Link
-    """Of each node to the others; its ranks share it."""
+    """The link of each node to the others; its ranks share it."""
     within: Link
     """Between the ranks of a node."""
     algorithm: Algorithm = "ring"
@@ -208,7 +209,7 @@ class Interconnect:
 
     @property
     def ranks(self) -> int:
-        """That take part in all."""
+        """The total number of ranks that take part."""
         return self.nodes * self.ranks_per_node
 
     @property

@@ -76,13 +76,13 @@ class MeasuredArm:
     cores_per_replica: float
     """On which its computing was measured; below 1 where replicas shared a core."""
     seconds: float | None
-    """Of its measured step with exchange; None of a run without."""
+    """Seconds of its measured step with exchange; None for a run without."""
     assumed: tuple[str, ...]
     """Sentences on what was not measured."""
 
     @property
     def misfit(self) -> str | None:
-        """That the model is far off the step that was measured, in words; None where it is near it or none was."""
+        """A sentence that the model is far off the step that was measured; None if it is near it or none was."""
         if not self.cells or abs(self.cells[0].error(self.fitted)) <= LARGEST_ERROR:
             return None
         measured, given = 1000 * self.cells[0].seconds, 1000 * self.cells[0].predicted(self.fitted)

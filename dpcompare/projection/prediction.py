@@ -182,7 +182,7 @@ def _asked_for(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
 
 
 def _least_nodes(arm: MeasuredArm, request: ProjectionRequest) -> int:
-    """That have as many devices as were measured."""
+    """The smallest number of nodes that has as many devices as were measured."""
     cluster = arm.config.cluster
     return -(-cluster.num_devices // (request.devices_per_node or cluster.devices_per_node))
 

@@ -18,9 +18,9 @@ from dpcompare.projection.step import StepWork, predict_step
 from dpcompare.results.result import RunResult
 
 LANES = 16
-"""Of the links of PCIe in WITHIN_NODES."""
+"""The lanes of the links of PCIe in WITHIN_NODES."""
 TABLE_BYTES = IMAGE_CHANNELS * 256 * 4
-"""Of the table with which a GPU looks up the bytes of an image."""
+"""The bytes of the table with which a GPU looks up the bytes of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Floor:
     seconds: float | None
     """None where it is not known."""
     words: str
-    """Of what, or why it is not known."""
+    """What the floor is of, or why it is not known."""
 
 
 def floors_of(config: RunConfig, result: RunResult, measured_link: str | None = None) -> dict[Part, Floor]:
@@ -238,7 +238,7 @@ def _of_batch(part: Part, parts: StepParts, config: RunConfig) -> Iterator[Remed
 
 
 def speedup_of_batch(parts: StepParts) -> float | None:
-    """Of TIMES_THE_BATCH: computing and input that is not hidden grow with it; exchange and launching do not."""
+    """The speedup by TIMES_THE_BATCH: computing and input that is not hidden grow with it, and nothing else does."""
     step, images = parts.seconds, parts.median(lambda each: each.per_batch)
     reading = parts.median(lambda each: each.unhidden_input)
     if step is None or images is None or reading is None:

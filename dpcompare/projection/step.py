@@ -15,7 +15,7 @@ from dpcompare.results.steadiness import JITTER_SCALE
 
 @cache
 def expected_maximum(count: int) -> float:
-    """Of that many draws from the standard normal distribution: 0 of one, 0.56 of two, 2.83 of 256, 3.25 of 1,024.
+    """The expected maximum of this many draws from the standard normal distribution: 0.56 of two, 2.83 of 256.
 
     The first order statistic from above, by integration of x d(F(x)^n) (David and Nagaraja, Order Statistics, 2003).
     """
@@ -75,7 +75,7 @@ class Interruptions:
     checkpoint_every: int | None = None
     """Steps."""
     checkpoint_seconds: float = 0.0
-    """Of writing one, in which no step is made."""
+    """Seconds of writing a checkpoint, in which no step is made."""
     node_mtbf_seconds: float | None = None
     """Mean time between failures of one node; those of several nodes are independent."""
     restart_seconds: float = 0.0
@@ -112,12 +112,12 @@ class TrainingOverheads:
         return step, self.interruptions.fraction_training(step.seconds, interconnect.all_nodes)
 
     def images_per_second(self, work: StepWork, interconnect: Interconnect) -> float:
-        """Of all devices, over the whole training."""
+        """Images per second of all devices, over the whole training."""
         step, fraction = self.training(work, interconnect)
         return step.images_per_second * fraction
 
     def efficiency(self, work: StepWork, interconnect: Interconnect) -> float:
-        """Of the whole training; see `Step.efficiency`."""
+        """The efficiency of the whole training; see `Step.efficiency`."""
         step, fraction = self.training(work, interconnect)
         return step.efficiency * fraction
 
@@ -127,7 +127,7 @@ class StepWork:
     """What every device does in a step: measured of a run, and independent of how many devices there are."""
 
     computing_seconds: float
-    """Of the measured process that is the slowest in a step, without exchange."""
+    """Seconds of the measured process that is the slowest in a step, without exchange."""
     batch_per_device: float
     exchange: Exchange
     measured_ranks: int = 1
@@ -137,7 +137,7 @@ class StepWork:
     fixed_seconds: float = 0.0
     """The part of `computing_seconds` that does not grow with the batch; 0 where only one batch was measured."""
     image_bytes: float = 0.0
-    """That are read per image."""
+    """The bytes that are read per image."""
 
     def with_batch(self, batch_per_device: float) -> StepWork:
         """The same training with another batch per device: computing grows with it, gradients do not."""
@@ -151,7 +151,7 @@ class Step:
     """One predicted step, in parts that add up to `seconds`."""
 
     computing: float
-    """Of the slowest of the processes that were measured, in each step."""
+    """Seconds of the slowest of the processes that were measured, in each step."""
     waiting_for_slowest: float
     """What the slowest of all processes takes longer."""
     exchange: float
@@ -159,9 +159,9 @@ class Step:
     input: float
     """What reading takes longer than all of that."""
     images: float
-    """Of all devices."""
+    """The images of all devices in the step."""
     training_share: float = 1.0
-    """Of the devices; the others are on nodes that hold no replica."""
+    """The share of the devices that train; the others are on nodes that hold no replica."""
 
     @property
     def seconds(self) -> float:
@@ -169,7 +169,7 @@ class Step:
 
     @property
     def images_per_second(self) -> float:
-        """Of all devices."""
+        """Images per second of all devices."""
         return self.images / self.seconds
 
     @property

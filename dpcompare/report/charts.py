@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import altair
 
 WIDTH = 380
-"""Of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it elsewhere."""
+"""The width of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it
+elsewhere."""
 # After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#359AD6"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
@@ -125,7 +126,7 @@ def _places(names: list[str], arms: list[ArmRow]) -> dict[str, int]:
 
 
 LARGEST_NUMBER_OF_VALUES = 45
-"""Of a curve, that can be pointed at."""
+"""The most values of a curve that can be pointed at."""
 
 
 def accuracy_over_steps(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:

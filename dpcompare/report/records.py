@@ -37,7 +37,7 @@ def _of_run(kind: type[Any], explanation: str, name: str) -> Field:
 
 
 def _of_part(kind: type[Any], explanation: str, part: str, name: str) -> Field:
-    """Of a part of an arm that it may not have."""
+    """The value of a part that an arm may not have."""
     return Field(kind=kind, of=lambda row, shown: getattr(getattr(row, part), name, None), explanation=explanation)
 
 

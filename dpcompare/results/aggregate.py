@@ -168,7 +168,7 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
 
 
 def _loads(config: RunConfig, records: Sequence[ProcessRecord]) -> dict[int, MachineLoad]:
-    """Of each machine, by the rank of its first node; nothing where a process did not tell."""
+    """The load of each machine, by the rank of its first node; nothing if a process did not report it."""
     # Processes that only serve measure no steps; those that are bound to some cores read the counters of these alone.
     untold = any(record.cores_used is None or record.bound_to_cores for record in records)
     if untold or not config.topology.all_processes_train:
@@ -231,7 +231,7 @@ def _batch_losses(parts: Sequence[Evaluated]) -> dict[str, float | None]:
 def _num_steps(
     config: RunConfig, num_train: int, processes: Sequence[ProcessSeries], evaluations: Sequence[Evaluation]
 ) -> int:
-    """That a run was to have, when it had these evaluations: those up to its target where it was to end there."""
+    """The steps that a run was to have, if it had these evaluations: those up to its target if it was to end there."""
     if config.stop_at_target and config.target_accuracy:
         judged = [evaluation for evaluation in evaluations if evaluation.step >= processes[0].first_step]
         if found := reached(judged, config.target_accuracy):

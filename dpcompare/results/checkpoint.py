@@ -17,7 +17,7 @@ from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
 from dpcompare.system.files import no_link, write_synced
 
 FORMAT = 1
-"""Of the file; a reader refuses a newer one."""
+"""The format of the file; a reader refuses a newer one."""
 
 
 class BrokenCheckpointError(RequestError):

@@ -41,9 +41,10 @@ class RunWarning(BaseModel):
 
 
 LARGEST_PART = 0.1
-"""Of what the run itself took, that others may take before anything is said."""
+"""The part of what the run itself took that others may take before a warning."""
 LARGEST_SECONDS = 0.5
-"""Of cores, that they may take in any case: the kernel counts in hundredths, and a short run is measured in few."""
+"""The core-seconds that others may take in any case: the kernel counts in hundredths, and a short run is measured in
+few."""
 
 
 class MachineLoad(BaseModel):
@@ -53,15 +54,15 @@ class MachineLoad(BaseModel):
 
     seconds: Measured
     cores: Number
-    """That the processes of the run may use."""
+    """The cores that the processes of the run may use."""
     planned_cores: Number
-    """That the run was to use."""
+    """The cores that the run was to use."""
     run_cores: Measured
-    """That its training processes took."""
+    """The cores that its training processes took."""
     other_cores: Measured
-    """That all other processes took, its launcher among them."""
+    """The cores that all other processes took, its launcher among them."""
     stolen_cores: Finite
-    """That the host of this virtual machine gave to others."""
+    """The cores that the host of this virtual machine gave to others."""
     waiting_fraction: Finite | None
     """Part of the time in which some process waited for a core, be it one of the run; None where it is not counted."""
     heat_throttles: Integer | None
@@ -69,7 +70,7 @@ class MachineLoad(BaseModel):
 
     @classmethod
     def of(cls, used: Sequence[CoresUsed], *, planned_cores: int) -> MachineLoad:
-        """Of one machine, by its training processes; what all processes took is what the first one read."""
+        """The load of one machine, by its training processes; what all processes took is what the first one read."""
         first = used[0]
         own = sum(each.own_seconds for each in used) / first.seconds
         return cls(
@@ -146,7 +147,7 @@ class Watched(BaseModel):
 
     @classmethod
     def load(cls, run_dir: Path, process_rank: int) -> Watched | None:
-        """Of a process in the present attempt; None where nobody watched it for long enough, or to its end."""
+        """The clock of a process in the present attempt; None if it was not watched long enough, or not to its end."""
         try:
             return read_document(cls, watch_path(run_dir, process_rank), kind="what was watched", expected="a run")
         except RequestError:
@@ -162,9 +163,9 @@ class ClockCheck(BaseModel):
     own_seconds: Measured
     """Steps, what lies between them, evaluations and checkpoints, added up from one event to another."""
     least_seconds: Measured
-    """That passed between these events for the launcher, which looks several times a second..."""
+    """The least seconds that passed between these events for the launcher, which looks several times a second."""
     most_seconds: Measured
-    """...and at most."""
+    """The most seconds that passed between them."""
 
     @property
     def difference(self) -> float:

@@ -59,10 +59,10 @@ class TrainingCost(BaseModel):
     images: Count
     """Samples trained before it; one that came again in a later epoch counts again."""
     seconds: Measured | None
-    """Of the slowest process, the time between steps included, and the first step with what it compiles; None in a
-    run that was resumed, whose earlier attempts are not timed."""
+    """Seconds of the slowest process, the time between steps included, and the first step with what it compiles; None
+    in a run that was resumed, whose earlier attempts are not timed."""
     joules: Measured | None
-    """Of all devices; None where a part of it was not counted."""
+    """Joules of all devices; None if a part of them was not counted."""
 
 
 def reached(evaluations: Sequence[Evaluation], target: float) -> Evaluation | None:
@@ -88,7 +88,7 @@ class ComputedByProcess(BaseModel):
     first_grad_norm_sq: float | None = None
     """Its share of the sum of squares of the synchronized gradient of step 1."""
     first_evaluation_loss_sum: float | None = None
-    """Of its part of the batch of step 1, evaluated after that step."""
+    """The sum of the losses of its part of the batch of step 1, evaluated after that step."""
     first_evaluation_count: float = 0
     """Samples that this sum is over."""
 
@@ -153,7 +153,7 @@ def _finite_sum(values: Sequence[float | None]) -> float | None:
 
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
-"""Of a feature, by precision."""
+"""The bytes of a feature, by precision."""
 
 
 def utilization_figures(

@@ -34,7 +34,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Of all validation samples, in the order of the store."""
+    """The predictions for all validation samples, in the order of the store."""
 
     classes: list[str]
     labels: Integers

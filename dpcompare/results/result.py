@@ -29,7 +29,8 @@ from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import Count, Finite, Measured, Number, Rate, read_document, write_document
 
 FORMAT = 2
-"""Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
+"""The format of result.json. Format 1 had no number, and other names for data_wait_fraction and
+host_overhead_seconds."""
 
 
 class StepSeconds(BaseModel):
@@ -38,8 +39,8 @@ class StepSeconds(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     median: Measured | None
-    """Of a window of several steps without the first one, which has the window's launch and its wait in it. None, as
-    the other two, where the device does not time the steps of a window: then there is a mean alone."""
+    """The median in a window of several steps without the first one, which has the window's launch and its wait in it.
+    None, as the other two, if the device does not time the steps of a window: then there is a mean alone."""
     p95: Measured | None
     mean: Measured
     mad: Measured | None
@@ -91,7 +92,7 @@ class NodeRecord(BaseModel):
     bound_to_cores: list[str] = []
     """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
     load: MachineLoad | None = None
-    """Of its machine, at the first of several nodes of one machine; None where it is not known."""
+    """The load of its machine, at the first of several nodes of one machine; None if it is not known."""
 
 
 class RunResult(BaseModel):
@@ -192,11 +193,11 @@ class RunResult(BaseModel):
     weights_sha256: str | None = None
     skipped_images: Count = 0
     gradients: Gradients | None = None
-    """Of the first process, for projections; None where the framework does not tell."""
+    """The gradients of the first process, for projections; None if the framework does not report them."""
     threads_per_process: Number
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    """Of node 0; see `nodes`."""
+    """The versions on node 0; see `nodes`."""
     nodes: list[NodeRecord] = []
     """Each node's host, devices, versions and GPUs."""
     config: dict[str, Any]
@@ -213,7 +214,7 @@ class RunResult(BaseModel):
 
     @property
     def target_accuracy(self) -> float | None:
-        """That the run was to reach."""
+        """The accuracy that the run was to reach."""
         return self.config.get("target_accuracy")
 
     @property
@@ -240,7 +241,7 @@ class RunResult(BaseModel):
 
     @property
     def gpus(self) -> list[GpuState]:
-        """Of all nodes."""
+        """The GPUs of all nodes."""
         return [gpu for node in self.nodes for gpu in node.gpus]
 
     @property

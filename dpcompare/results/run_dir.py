@@ -98,9 +98,9 @@ def end_of(log: Path) -> str:
 
 
 MOST_BYTES = 50_000_000
-"""Of a log; beyond that, its middle is left out."""
+"""The most bytes of a log; beyond that, its middle is left out."""
 KEPT_BYTES = 10_000_000
-"""Of its beginning, and of its end."""
+"""The bytes that are kept of its beginning, and of its end."""
 
 
 LEFT_OUT = b"\n[dpcompare has left out the middle of this log, which was too long]\n"

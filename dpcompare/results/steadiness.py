@@ -60,7 +60,7 @@ class SlowSteps(BaseModel):
     lost_seconds: Measured
     """What these took more than the median step."""
     images_per_second_without: Rate | None
-    """Of all other steps together; None where none is slow."""
+    """The speed of all other steps together; None if none is slow."""
 
     @classmethod
     def of(
@@ -122,7 +122,7 @@ class SlowStart(BaseModel):
 
     count: Number
     median_seconds: Measured
-    """Of these steps."""
+    """The median of these steps."""
     settled_seconds: Measured
     """Median of the steps after them."""
     lost_seconds: Finite
@@ -130,7 +130,7 @@ class SlowStart(BaseModel):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> SlowStart | None:
-        """That of some measured steps; None where they were as fast as the others from the beginning."""
+        """The slow start of some measured steps; None if they were as fast as the others from the beginning."""
         count = steps_to_settle(seconds)
         if count == 0:
             return None

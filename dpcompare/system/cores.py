@@ -28,7 +28,7 @@ class CoresUsed(BaseModel):
     seconds: float
     """Between the two moments."""
     cores: Count
-    """That the process may run on."""
+    """The cores that the process may run on."""
     own_seconds: float
     """Taken by this process, all its threads together."""
     busy_seconds: float
@@ -130,7 +130,7 @@ def _waiting(pressure: Path) -> float | None:
 
 
 def _throttles(cpus: Path) -> int | None:
-    """Of the cores, and once per package."""
+    """Throttlings of the cores, and once per package."""
     counts = {}
     for file in cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"):
         try:
@@ -170,7 +170,7 @@ def near_cores(
 
 
 def _cores(numa_node: Path) -> set[int]:
-    """Of a NUMA node; none where the kernel knows no such node, or one of memory only."""
+    """The cores of a NUMA node; none if the kernel knows no such node, or one of memory only."""
     listed = numa_node / "cpulist"
     ranges = listed.read_text().strip().split(",") if listed.is_file() else []
     ends = [part.split("-") for part in ranges if part]

@@ -48,7 +48,7 @@ class Gpu(BaseModel):
     index: str
     uuid: str
     name: str = ""
-    """Of its model."""
+    """The name of its model."""
     mig: list[str] = []
 
 
@@ -212,7 +212,7 @@ def gpu_memory(names: Sequence[str], field: str = "memory.total") -> int | None:
 
 
 def free_gpu_memory(names: Sequence[str]) -> int | None:
-    """Of the GPU that has least, in bytes; None where nvidia-smi does not tell."""
+    """The free memory of the GPU that has least, in bytes; None if nvidia-smi does not report it."""
     return gpu_memory(names, "memory.free")
 
 

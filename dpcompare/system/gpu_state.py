@@ -68,7 +68,7 @@ class GpuReading(_NvmlValues):
     application_sm_clock_mhz: Count | None = None
     application_memory_clock_mhz: Count | None = None
     pcie_generation: Count | None = None
-    """Of the link as it is: an idle GPU lowers it."""
+    """The generation of the link at the moment: an idle GPU lowers it."""
     pcie_width: Count | None = None
     """Lanes."""
     clock_reasons: list[str] | None = None
@@ -81,12 +81,12 @@ class GpuState(_NvmlValues):
     """One GPU that a process uses, or a part of one; all but memory and name are of the physical GPU."""
 
     device: str
-    """As CUDA_VISIBLE_DEVICES names it."""
+    """The device as CUDA_VISIBLE_DEVICES names it."""
     unread: str | None = None
     """Why NVML told nothing at all."""
     uuid: str | None = None
     name: str | None = None
-    """Of its model."""
+    """The name of its model."""
     memory_bytes: Count | None = None
     max_sm_clock_mhz: Count | None = None
     max_memory_clock_mhz: Count | None = None
@@ -96,7 +96,7 @@ class GpuState(_NvmlValues):
     mig: bool | None = None
     """Whether it is cut into parts."""
     numa_nodes: list[Count] | None = None
-    """Of the host's memory that is near it."""
+    """The NUMA nodes of the host's memory that is near it."""
     cpus: str | None = None
     """Those near it, as ranges."""
     links: dict[str, str | None] = {}
@@ -162,7 +162,7 @@ def read_again(states: Iterable[GpuState]) -> list[GpuState]:
 
 
 def near_numa_nodes(devices: Sequence[str]) -> list[set[int]]:
-    """Of each GPU, as CUDA_VISIBLE_DEVICES names it, the NUMA nodes near it; none where NVML does not tell."""
+    """The NUMA nodes near each GPU, named as in CUDA_VISIBLE_DEVICES; none if NVML does not report them."""
     try:
         installed = gpus_by_nvml()
     except RuntimeError:
@@ -252,7 +252,7 @@ def _bus_id(pci: Any) -> str | None:
 
 
 def _enabled(mode: Any) -> bool | None:
-    """Of some modes NVML tells the present one and the one after a restart."""
+    """Whether a mode is on: for some modes NVML reports the present one and the one after a restart."""
     present = mode[0] if isinstance(mode, list) else mode
     return None if present is None else bool(present)
 

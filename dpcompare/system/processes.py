@@ -43,7 +43,7 @@ def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def _counters_of_group(proc: Path, cgroup: Path) -> Iterator[Path]:
-    """Of the control group of this process, by either version of control groups (cgroups(7))."""
+    """The counters of the control group of this process, by either version of control groups (cgroups(7))."""
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)

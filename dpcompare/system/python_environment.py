@@ -61,7 +61,7 @@ class _Record(BaseModel):
     """What stands beside an environment that dpcompare makes, from before its folder is made."""
 
     requirements: tuple[str, ...]
-    """As pip takes them on its command line."""
+    """The requirements as pip takes them on its command line."""
     origin: str
     """What the requirements do not say of where they come from."""
     finished: bool

@@ -19,8 +19,8 @@ _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|pk_live_|sk_live_|rk_live_|npm_|pypi-|"
     r"AKIA|ASIA|AIza|ya29\.|eyJ)[A-Za-z0-9_.-]{8,}"
 )
-"""By the prefixes that their makers publish for scanners: Hugging Face, GitHub, GitLab, Slack, OpenAI and Anthropic,
-Stripe, npm, PyPI, Amazon, Google, and JSON Web Tokens."""
+"""Tokens by the prefixes that their makers publish for scanners: Hugging Face, GitHub, GitLab, Slack, OpenAI and
+Anthropic, Stripe, npm, PyPI, Amazon, Google, and JSON Web Tokens."""
 LEAST_RANDOM = 16
 """Characters of a part of base64 that are no words."""
 _HEX = re.compile(r"(?<![A-Za-z0-9])[0-9a-fA-F]{20,}(?![A-Za-z0-9])")

@@ -35,7 +35,7 @@ class Deadline:
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""By default they end a process."""
+"""Signals that end a process by default."""
 
 MOST_HELD = 3
 """Signals of one kind: whoever sends that many sees that nothing happens, as where a full pipe holds our output up."""
@@ -78,7 +78,7 @@ class HeldSignals:
 
 
 _held: HeldSignals | None = None
-"""Of the main thread, which alone handles signals."""
+"""The signals held by the main thread, which alone handles signals."""
 
 
 @contextmanager

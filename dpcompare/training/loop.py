@@ -85,7 +85,7 @@ class Trainer:
         self._log = StepLog(backend, events)
         self._trace = _Trace(backend, run_dir)
         self._batches: list[DeviceBatch] = []
-        """Of the present step; kept until those of the next have arrived."""
+        """The batches of the present step; kept until those of the next have arrived."""
         self._window = Window(backend, energy, previous_end=0.0)
         self._inspection = Inspection(backend)
         self._target = Target(self._config, run_dir)
@@ -237,7 +237,7 @@ class Trainer:
         return repeat(next(order), self._num_steps) if self._config.reuse_batch else order
 
     def _digest_of_all(self) -> OrderDigest:
-        """Of a run that ends early: with those steps that it leaves out, of which some may have been read ahead."""
+        """The digest of a run that ends early, with the steps that it leaves out: some may have been read ahead."""
         digest = OrderDigest()
         for batch in self._order():
             digest.update(batch)

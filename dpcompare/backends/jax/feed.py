@@ -61,7 +61,7 @@ class DeviceFeed:
 
 @jax.jit
 def look_up(pixels: jax.Array, tables: jax.Array, flips: jax.Array | None) -> jax.Array:
-    """As `dpcompare.data.pixels.look_up`, bit for bit."""
+    """The same as `dpcompare.data.pixels.look_up`, bit for bit."""
     num_tables, num_channels, _ = tables.shape
     first = jnp.arange(num_channels) * NUM_BYTES
     if num_tables > 1:

@@ -84,7 +84,7 @@ def libraries(config: RunConfig) -> dict[str, str]:
 
 
 def _version(*distributions: str) -> str | None:
-    """Of the first distribution that is installed."""
+    """The version of the first of these distributions that is installed."""
     for name in distributions:
         try:
             return metadata.version(name)
@@ -101,7 +101,7 @@ def device_names(config: RunConfig, mesh: Mesh, process_rank: int) -> list[str]:
 
 
 def peak_device_memory_bytes(config: RunConfig, mesh: Mesh) -> int | None:
-    """Of all GPUs of this process; None where one does not tell."""
+    """The peak of all GPUs of this process together; None if one of them reports none."""
     if config.cluster.device_type != "gpu":
         return None
     # None, or without this key, where an allocator keeps no statistics (XLA_PYTHON_CLIENT_ALLOCATOR=platform).

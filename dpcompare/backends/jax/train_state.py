@@ -64,7 +64,7 @@ class TrainState(NamedTuple):
         }
 
     def first_grad_norm_sq(self) -> float:
-        """Of the first step, summed over the replicas here: from what the optimizer remembers."""
+        """The squared norm of the first gradient, summed over the replicas here: from what the optimizer remembers."""
         copies = [
             np.asarray(copy.data).astype(np.float64) / FIRST_MOMENTS[slot]
             for slot, values in self.slots.items()
@@ -83,4 +83,4 @@ _SPECS: dict[str, Any] = {
     "images_computed": SHARDED,
 }
 PARTITION_SPECS = TrainState(**_SPECS)
-"""Of each of them, where it is."""
+"""The partition of each tensor of a training state."""

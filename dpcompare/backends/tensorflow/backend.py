@@ -347,7 +347,7 @@ class TensorFlowBackend(Inspectable):
         )
 
     def _optimizer_steps(self) -> int | None:
-        """Of the replica here that has taken the fewest."""
+        """The steps of the replica here that has taken the fewest."""
         return min(self._on_each_replica(self.optimizer.steps_taken))
 
     def _on_each_replica(self, count: tf.Variable) -> list[int]:

@@ -77,7 +77,7 @@ class DeviceFeed:
 
 @tf.function(autograph=False)
 def look_up(pixels: tf.Tensor, tables: tf.Tensor, flips: tf.Tensor | None) -> tf.Tensor:
-    """As `dpcompare.data.pixels.look_up`, bit for bit."""
+    """The same as `dpcompare.data.pixels.look_up`, bit for bit."""
     # int64: TensorFlow adds int32 on the host, wherever the numbers are.
     num_channels = tables.shape[1]
     first = tf.range(num_channels, dtype=tf.int64) * NUM_BYTES

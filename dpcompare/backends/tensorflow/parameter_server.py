@@ -84,7 +84,7 @@ class ParameterServer(TensorFlowBackend):
         return 1  # the coordinator reads the rows of all workers
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
-        """As many parts as workers; they stay on the host, since it is not known yet which worker takes which."""
+        """The batch in a part per worker; they stay on the host, since it is not known yet which worker takes which."""
 
         def parts(rows: npt.NDArray[Any], dtype: tf.DType) -> list[npt.NDArray[Any]]:
             return np.split(rows.astype(dtype.as_numpy_dtype), self.num_replicas)

@@ -133,7 +133,7 @@ class TorchBackend(Inspectable):
         return torch.zeros(size, dtype=self.precision.dtype, device=self.device)
 
     def blank_micro_batch(self) -> torch.Tensor:
-        """As many of them as a replica trains with at once."""
+        """A batch of zeros, as large as a replica trains on at once."""
         return self.blank_images(self.rows_trained_at_once)
 
     def _compiled(self, computation: nn.Module) -> nn.Module:

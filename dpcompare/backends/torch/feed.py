@@ -99,7 +99,7 @@ class SideStream:
 
 
 def look_up(pixels: torch.Tensor, tables: torch.Tensor, flips: torch.Tensor | None) -> torch.Tensor:
-    """As `dpcompare.data.pixels.look_up`, bit for bit, on the device of its arguments."""
+    """The same as `dpcompare.data.pixels.look_up`, bit for bit, on the device of its arguments."""
     num_channels = tables.shape[1]
     first = torch.arange(num_channels, device=pixels.device) * NUM_BYTES
     if len(tables) > 1:

@@ -80,7 +80,7 @@ class FsdpBackend(TorchBackend):
 
 
 def _num_bytes(parameter: nn.Parameter) -> int:
-    """Of the whole parameter, however it is sharded."""
+    """Bytes of the whole parameter, however it is sharded."""
     return parameter.numel() * parameter.element_size()
 
 

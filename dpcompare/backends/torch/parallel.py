@@ -68,7 +68,7 @@ class Parallel:
                 torch.cuda.reset_peak_memory_stats(device)
 
     def peak_memory_bytes(self) -> int | None:
-        """Of this process's GPUs together; None on the CPU."""
+        """The peak of this process's GPUs together; None on the CPU."""
         if self.device.type == "cpu":
             return None
         return sum(torch.cuda.max_memory_allocated(device) for device in self.local_devices())

@@ -34,7 +34,7 @@ SHARED = PurePosixPath("/shared")
 """Where the volume is mounted."""
 CONFIG = PurePosixPath("/config")
 PYTHON = "python3"
-"""Of the image."""
+"""The interpreter of the image."""
 PREPARE_SECONDS = 600
 """How long the other pods wait for pod 0 to prepare the run."""
 

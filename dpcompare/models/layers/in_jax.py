@@ -31,7 +31,7 @@ class Layers:
         axis_name: str | None,
         depthwise_as_shifts: bool,
     ) -> None:
-        """As the model has them in one pass.
+        """The layers of a model for one pass.
 
         Args:
             spec: of the model.
@@ -55,7 +55,7 @@ class Layers:
         """Layer -> its features, and running statistic -> its value after this pass."""
 
     def convolution(self, name: str, x: jax.Array, *, stride: int = 1, padding: Padding = "SAME") -> jax.Array:
-        """Of (rows, height, width, channels); depthwise where each filter has one channel of several."""
+        """A convolution of (rows, height, width, channels); depthwise if each filter has one channel of several."""
         x, weight = x.astype(self._dtype), self._tensor(f"{name}.weight")
         num_channels = x.shape[-1]
         depthwise = weight.shape[1] == 1 and num_channels > 1
@@ -79,7 +79,7 @@ class Layers:
         return self._keep(name, product + self._tensor(f"{name}.bias"))
 
     def batch_norm(self, name: str, features: jax.Array) -> jax.Array:
-        """By the batch of this replica, or of all on the axis; the running variance takes the biased one."""
+        """BatchNorm by the batch of this replica, or of all on the axis; the running variance takes the biased one."""
         scale, shift, mean, variance = (
             self._tensors[f"{name}.{tensor}"] for tensor in ("weight", "bias", "running_mean", "running_var")
         )
