@@ -230,7 +230,7 @@ def _cuda_major(wheels: CudaWheels) -> int | None:
 
 
 def _driver() -> tuple[int, ...] | None:
-    """Major and minor version of the driver; None where there is none, or it cannot be told."""
+    """Major and minor version of the driver; None if there is none, or it is not known."""
     if not DRIVER_VERSION.is_file():
         return None
     found = re.search(r"\b(\d{3})\.(\d+)(?:\.\d+)?\b", DRIVER_VERSION.read_text())

@@ -9,7 +9,7 @@ from dpcompare.config.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRules:
-    """What is done to gradients and weights beside the optimizer's own formula.
+    """What is done to gradients and weights around the optimizer's own formula.
 
     In this order: gradients that are summed over micro-batches and replicas are clipped by their global norm, weights
     decay, the optimizer updates them, and their mean takes them in.
@@ -21,7 +21,7 @@ class UpdateRules:
     weight_decay: float = 0.0
     """Decoupled from the gradient: see `decay_factor`."""
     weight_average: float | None = None
-    """How much a weight of the step before counts in the mean beside those of the last step; None: there is no mean."""
+    """How much the weights of a step count in the mean, relative to those of the step after it; None: no mean."""
 
     @classmethod
     def of(cls, workload: Workload) -> UpdateRules:

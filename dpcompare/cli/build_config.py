@@ -93,7 +93,7 @@ def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOpti
 
 
 def chosen_topology(options: RunOptions, config: RunConfig) -> str | None:
-    """What is said of simulated devices that nobody asked for; None where they were, or there is but one."""
+    """A line about simulated devices that were not asked for; None if they were, or there is only one."""
     cluster = config.cluster
     if _names_devices(options) or (cluster.device_type, cluster.simulated) != ("cpu", True) or cluster.num_devices == 1:
         return None

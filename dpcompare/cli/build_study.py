@@ -288,12 +288,12 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     if shared := next((row for row in OPTIONS if row.name == name and row.scope == "study"), None):
         raise RequestError(
             f"{named_by}: received {change!r} in {text!r}, which all arms of a study share; expected {shared.flags[0]} "
-            "beside the arms"
+            "next to the arms"
         )
     if name in ("nodes", "devices_per_node"):
         flag = "--" + name.replace("_", "-")
         raise RequestError(
-            f"{named_by}: received {change!r} in {text!r}; expected {flag} {value or 'N'} beside the arm"
+            f"{named_by}: received {change!r} in {text!r}; expected {flag} {value or 'N'} next to the arm"
         )
     if name not in allowed:
         raise RequestError(f"{named_by}: received {change!r} in {text!r}; {names_like(name, allowed)}")

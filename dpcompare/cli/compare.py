@@ -115,7 +115,7 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
 
 
 def _go_on(out: Path, options: StudyOptions) -> str:
-    """The command that goes on with a study; rounds that were being added are added until the same end."""
+    """The command that continues a study; rounds that were being added are added until the same end."""
     until = ("--until", options.until) if options.until is not None else ()
     budget = ("--budget", options.budget) if options.budget is not None else ()
     return hint("compare", "--resume", out, *until, *budget)
@@ -201,7 +201,7 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
             until=parse_percentage(options.until),
             budget_seconds=parse_seconds(options.budget),
         )
-    except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
+    except (RequestError, RunFailedError, OSError) as error:  # in the middle, so the request is not wrong: a full disk
         raise RunFailedError(
             f"the study has stopped: {error}\nThe runs that are done are kept; to continue: {_go_on(out, options)}",
             str(out),

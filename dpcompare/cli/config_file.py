@@ -101,7 +101,7 @@ def _line_of(key: str, text: str) -> str:
 
 
 def _type_problem(option: click.Option, value: Any, context: click.Context) -> str | None:
-    """Why a TOML value is no value of an option; TOML has types, so '32' is no number here."""
+    """Why a TOML value is not a value of an option; TOML has types, so '32' is not a number here."""
     if option.multiple:
         if isinstance(value, list) and all(isinstance(v, str) for v in value):
             return None

@@ -112,8 +112,8 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
         return to_explain(arm.config, named=arm_or_run), arm.name
     if not path.exists():
         raise RequestError(
-            f"ARM_OR_RUN: received {arm_or_run!r}, which is no directory; expected that of a completed run, or an arm "
-            "such as torch:ddp"
+            f"ARM_OR_RUN: received {arm_or_run!r}, which is not a directory; expected that of a completed run, or an "
+            "arm such as torch:ddp"
         )
     given = [row.flags[0] for row in _ROWS if row.name != "python" and is_given(context, row.name)]
     if given:

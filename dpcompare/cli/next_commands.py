@@ -67,7 +67,7 @@ def _arguments(given: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
-    """Name -> values of what a run was asked for, beside framework and mode."""
+    """Name -> values of what a run was asked for, in addition to framework and mode."""
     cluster = config.cluster
     on_gpus = cluster.device_type == "gpu"
     if config.mode_row.multi_device:

@@ -182,7 +182,7 @@ def placement_values(
         engine: whose options these are where none is given.
 
     Raises:
-        RequestError: a value cannot be parsed, is given twice, or is none of the engine's options.
+        RequestError: a value cannot be parsed, is given twice, or is not an option of the engine.
     """
     values = values_of(Placement, options, given)
     for part in _ENGINE_OPTIONS:

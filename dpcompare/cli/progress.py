@@ -268,7 +268,7 @@ class StudyView:
     def __rich__(self) -> Table:
         try:
             self._shown, _ = self.look()
-        except (RequestError, OSError) as error:  # such as a disk that is away for a moment: the study goes on
+        except (RequestError, OSError) as error:  # such as a disk that is away for a moment: the study continues
             self._shown.caption = printable(str(error))
         return self._shown
 

@@ -148,7 +148,7 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
 
 
 def _print_warnings(row: ArmRow, *, full: bool) -> None:
-    """What is said aloud of the runs of an arm; in short the first of each kind, and how many more there are."""
+    """The run warnings of an arm; in short the first of each kind, and how many more there are."""
     warnings: list[tuple[str, str]] = [(warning.kind, warning.sentence) for warning in row.warnings]
     warnings += [("OUTLIERS", outlier) for outlier in row.outliers]
     warnings += [("RUN AGAIN", why) for why in row.repeated]

@@ -154,7 +154,7 @@ def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[s
 _ALLOWED_WITH_RESUME = frozenset(
     {"resume", "repeats", "until", "budget", "retry_failed", "dry_run", "as_json", "python"}
 )
-"""Options that may stand beside --resume: the study itself has the others."""
+"""Options that are allowed with --resume: the study itself has the others."""
 
 
 def resumed_study(
@@ -183,7 +183,7 @@ def resumed_study(
     ]
     if given:
         raise RequestError(
-            f"--resume: received {', '.join(given)} beside it, but a study that is resumed stays as it was asked for; "
+            f"--resume: received {', '.join(given)} with it, but a study that is resumed stays as it was asked for; "
             "expected none of these, or a new study"
         )
     study = Study.load(study_dir)

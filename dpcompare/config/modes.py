@@ -56,7 +56,7 @@ class Mode:
     by_default: bool = True
     """Whether `compare` takes it where no arms are named."""
     packages: tuple[str, ...] = ()
-    """Import names that it needs beside those of its framework; the extra of dpcompare has the mode's name."""
+    """Import names that it needs in addition to those of its framework; the extra of dpcompare has the mode's name."""
 
     @property
     def default_stages(self) -> int:

@@ -42,7 +42,7 @@ def raise_problems(problems: list[str]) -> None:
 
 
 def in_several_lines(value: Any, name: str) -> Iterator[str]:
-    """A problem for every text in a value that has control characters, or is no text in UTF-8.
+    """A problem for every text in a value that has control characters, or is not text in UTF-8.
 
     Values end up in scripts, manifests and JSON: a line break in one of them would begin a line of its own there.
     """

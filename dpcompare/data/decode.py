@@ -41,14 +41,14 @@ def opened_image(file: Path | EncodedImage, folders: Sequence[Path] | None) -> I
         folders: which the file must be in, links followed; None: anywhere.
 
     Raises:
-        OSError: it cannot be read, is no image in one of FORMATS, no file, or in none of the folders.
+        OSError: it cannot be read, is not an image in one of FORMATS, not a file, or in none of the folders.
         Exception: whatever Pillow's readers raise for a broken file.
     """
     with BytesIO(file.content) if isinstance(file, EncodedImage) else _opened(file, folders) as content:
         try:
             opened = Image.open(content, formats=FORMATS)
         except UnidentifiedImageError:
-            raise OSError(f"its content is none of {', '.join(FORMATS)}") from None
+            raise OSError(f"its content is not one of {', '.join(FORMATS)}") from None
         with opened as image:
             yield image
 

@@ -38,7 +38,7 @@ def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
         follow_links: whether links may lead out of it.
 
     Raises:
-        RequestError: the folder is missing, empty, has one class only or is no dataset; or a link leads out of it.
+        RequestError: the folder is missing, empty, has one class only or is not a dataset; or a link leads out of it.
     """
     if not os.path.isdir(root):  # noqa: PTH112 (pathlib raises for a name that is too long)
         what = "is a file, not a folder" if os.path.exists(root) else "does not exist"  # noqa: PTH110 (the same)
@@ -55,7 +55,7 @@ def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
         raise RequestError(f"dataset {str(root)!r} holds no images; {LAYOUTS}")
     if len(found.classes) < 2:
         only = root / found.classes[0]
-        is_there = os.path.isdir(only)  # noqa: PTH112 (a list may name what is no name of a file)
+        is_there = os.path.isdir(only)  # noqa: PTH112 (a list may contain what cannot be the name of a file)
         deeper = [folder.name for folder in _subfolders(only) if _count_images(folder)] if is_there else []
         hint = f" Did you mean {str(only)!r}, which holds {len(deeper)} folders of images?" if len(deeper) > 1 else ""
         raise RequestError(
@@ -85,7 +85,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _require_inside(paths: Iterable[Path], folders: Sequence[Path] | None) -> None:
-    """Refuse links that lead out of the dataset: a stranger's would put any picture of this machine into the store."""
+    """Refuse links that lead out of the dataset: an untrusted one could put any picture of a machine into the store."""
     for path in paths if folders is not None else ():
         if path.is_symlink() and not is_inside(path, folders or ()):
             raise RequestError(
@@ -95,7 +95,7 @@ def _require_inside(paths: Iterable[Path], folders: Sequence[Path] | None) -> No
 
 
 def _files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What is below a folder and is no folder; links to folders are not entered."""
+    """What is below a folder and is not a folder; links to folders are not entered."""
     folders = [os.fspath(folder)]
     while folders:
         listed = folders.pop()
@@ -202,7 +202,7 @@ def _notes(base: Path, validation: Path | None, classes: Container[str]) -> Iter
         listed = ", ".join(f"{suffix}: {count}" for suffix, count in suffixes.most_common())
         yield f"left out, files in formats that are not read (by suffix): {listed}"
     if stray := sum(1 for path in base.iterdir() if path.is_file() and _suffix(path.name) in FORMAT_OF):
-        yield f"left out, images beside the class folders: {stray}"
+        yield f"left out, images next to the class folders: {stray}"
 
 
 def _hold_out(counts: Mapping[Path, int]) -> dict[str, ImageList]:
@@ -262,7 +262,7 @@ LIST_SECONDS = 60.0
 def _listed(file: Path) -> tuple[list[str], list[int]]:
     """The paths and labels, from 0, of a list of Stanford Dogs.
 
-    Read in a process of its own: SciPy's reader, which is not made for files of strangers, crashes on some.
+    Read in a process of its own: SciPy's reader, which is not made for untrusted files, crashes on some.
 
     Raises:
         ValueError: it holds none.

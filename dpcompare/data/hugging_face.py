@@ -170,7 +170,7 @@ def _choose_splits(request: _Request, splits: Mapping[str, Any]) -> tuple[str, s
     for what in ("train", "validation"):
         if (asked := request.choices.get(what)) and asked not in splits:
             raise RequestError(
-                f"dataset: {request.text!r} asks for {what}={asked}, which is no split; expected one of "
+                f"dataset: {request.text!r} asks for {what}={asked}, which is not a split; expected one of "
                 f"{', '.join(splits)}"
             )
     train = request.choices.get("train") or next((name for name in TRAIN_NAMES if name in splits), None)

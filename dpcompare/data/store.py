@@ -149,7 +149,7 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
     """Open a prepared store; with `verify`, read it all once and compare the checksums.
 
     Raises:
-        RequestError: it is no store, is damaged, or was written by another release of dpcompare.
+        RequestError: it is not a store, is damaged, or was written by another release of dpcompare.
     """
     remedy = "remove it and prepare it again with `dpcompare data prepare SOURCE DEST`"
     try:
@@ -169,7 +169,7 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
         raise RequestError(f"store {path} is damaged: its splits are {found}, expected {', '.join(SPLITS)}; {remedy}")
     for name, expected in store.manifest.splits.items():
         if strange := [file for file in split_files(path, name) if not file.is_file()]:  # a pipe would never end
-            raise RequestError(f"store {path} is damaged: {str(strange[0])!r} is missing, or is no file; {remedy}")
+            raise RequestError(f"store {path} is damaged: {str(strange[0])!r} is missing, or is not a file; {remedy}")
         try:
             split = store.split(name)
         except Exception as error:  # NumPy reads a header with Python's parser, which has many ways to fail
@@ -220,7 +220,7 @@ class StoreWatch:
         return None
 
     def _stamp(self) -> set[tuple[str, int, int, int]]:
-        """No file is changed without its change time (inode(7)), which nobody can set."""
+        """No file is changed without its change time (inode(7)), which no program can set."""
         found = set()
         for entry in os.scandir(self._path) if self._path.is_dir() else ():
             status = entry.stat(follow_symlinks=False)
@@ -288,7 +288,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove folders that `unfinished` has made and nobody holds any more."""
+    """Remove folders that `unfinished` has made and no process holds any more."""
     for path in folder.glob(f"{_PREFIX}*"):
         try:
             is_ours = (path / _MARKER).is_file() and not path.is_symlink()
@@ -310,7 +310,7 @@ def _reserved(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.
 
 
 class StoreWriter:
-    """Writes a store beside its destination and moves it there as a whole, or not at all.
+    """Writes a store next to its destination and moves it there as a whole, or not at all.
 
     Use as a context manager: `images(split, count)` gives the array to fill, `finish(...)` completes the store. Where
     the disk has no room, the context ends with RequestError.

@@ -98,7 +98,7 @@ def evaluation_loss(result: RunResult) -> Any:
 
 
 def count_value(name: str) -> Callable[[RunResult], Any]:
-    """A count of what was computed, beside what was asked for where that is another."""
+    """A count of what was computed, and what was asked for if that differs."""
 
     def value(result: RunResult) -> Any:
         if result.computed is None or (count := getattr(result.computed, name)) is None:
@@ -228,7 +228,7 @@ def in_few_steps_of_float64(result: RunResult) -> bool:
 
 
 def no_clock_problem(results: Sequence[RunResult], values: Sequence[Any], of_all: Values) -> Outcome:
-    """One run whose clock is wrong is enough; a run that nobody watched is none."""
+    """One run whose clock is wrong is enough; a run that was not watched has none."""
     problem = any(result.clock_problem for result in results)
     return Outcome(equal=not problem, is_reason=problem)
 

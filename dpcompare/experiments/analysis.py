@@ -196,7 +196,7 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
 
 
 def _apart(first: RunResult, second: RunResult) -> dict[str, float | None]:
-    """How far apart two trainings were: the fields of ClaimRow beside the ratio."""
+    """How far apart two trainings were: the fields of ClaimRow in addition to the ratio."""
     return {
         "loss_difference": _loss_difference(first, second),
         "diverged_at": _diverged_at(first, second),

@@ -123,7 +123,7 @@ def _sharing_defaults(
             continue
         try:
             arms.append(arm.changed(config=request.build(*topology, configs)))
-        except RequestError as error:  # beside an arm on the CPU, whose defaults do not suit every number of GPUs
+        except RequestError as error:  # an arm on the CPU takes part, whose defaults do not suit every number of GPUs
             refusals.append(_refusal(request, topology, error))
     return tuple(arms), refusals
 

@@ -110,7 +110,7 @@ class Collection:
     arms: list[ArmRuns]
     repeats: int
     subject: tuple[str, ...] = ()
-    """Settings that may differ between all arms, beside those of their study."""
+    """Settings that may differ between all arms, in addition to those of their study."""
     order_seed: int | None = None
     stopped_by: str | None = None
 
@@ -192,7 +192,7 @@ def _checked_failure(result: RunResult, run_dir: Path) -> tuple[str | None, bool
         return f"{result.status}: {in_one_line(result.error)}", False
     different = contradictions(result, _config_of(result, run_dir), run_dir)
     if different:
-        return f"{RESULT_FILE} is not what the events beside it give: {'; '.join(different)}", True
+        return f"{RESULT_FILE} does not match the events next to it: {'; '.join(different)}", True
     return None, different is not None
 
 

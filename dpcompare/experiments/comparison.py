@@ -185,7 +185,7 @@ class ArmRow(_ArmFigures):
     rounds_shown: list[Round]
     loss_curve: Curve
     warnings: list[RunWarning]
-    """What is said aloud of its runs, with the round."""
+    """Warnings about its runs, with the round."""
     outliers: list[str]
     """A sentence per run of whose last evaluation a few samples make much of the loss; the same in all rounds is said
     once."""
@@ -239,7 +239,7 @@ class RatioRow(_Shown):
         """The row of a claim.
 
         Args:
-            further: the fields that a kind of row has beside these.
+            further: the fields that a kind of row has in addition to these.
         """
         ratio = claim.ratio
         low, high = claim.interval or (None, None)

@@ -32,7 +32,7 @@ from dpcompare.results.result import RunResult
 
 
 class Differs(Flag):
-    """Between which arms a check differs by nature, so that this is no reason against comparing them."""
+    """Between which arms a check differs by nature, so that this is not a reason against comparing them."""
 
     NEVER = 0
     SEEDS = auto()

@@ -251,7 +251,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 def accuracy_curve(arm: ArmRuns) -> list[AccuracyPoint]:
     """The accuracy over the steps, with the band of the rounds: after each step at which all rounds were evaluated.
 
-    Where rounds end at their target, those that go on are of the slower seeds: their mean would go down.
+    Where rounds end at their target, those that continue are of the slower seeds: their mean would go down.
     """
     found: dict[int, list[tuple[float, TrainingCost]]] = {}
     for run in arm.completed:

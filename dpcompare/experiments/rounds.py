@@ -47,7 +47,7 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
     """An arm of several devices against `single` of the same framework, study and settings.
 
     Its speed over that of one device is the ratio of steady speeds, paired within rounds, with its 95% interval. Which
-    of the two is faster is not the question, so it is no claim and takes no part in the correction for many pairs.
+    of the two is faster is not the question, so it is not a claim and takes no part in the correction for many pairs.
     """
     for other in all_arms:
         kind = _kind(arm, other)

@@ -145,7 +145,7 @@ class Study(Config):
         """Read STUDY_DIR/study.json.
 
         Raises:
-            RequestError: it is not there, or is no study.
+            RequestError: it is not there, or is not a study.
         """
         return read_document(cls, study_dir / STUDY_FILE, kind="a study", expected="the directory of a study")
 

@@ -55,7 +55,7 @@ FLOOR_MULTIPLE = 10.0
 itself when its weights are disturbed by rounding. That floor is measured in the same run, and this multiple is the
 tolerance."""
 LEAST_OF_FLOOR = {"float32": 1e-5, "bfloat16": 4e-2}
-"""No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is no difference."""
+"""No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is not a difference."""
 
 GPU_TOLERANCES: dict[str, Mapping[str, float]] = {
     "evaluation logits": {"float32": 1e-4, "float64": 1e-11},
@@ -150,7 +150,7 @@ def verify(
 
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
-    """The runs of a group, which go on or have ended."""
+    """The runs of a group, which continue or have ended."""
 
     sides: dict[Contender, Future[Side]]
     floor: list[Future[Side]]

@@ -40,7 +40,7 @@ GPU_MEMORY_AT_ONCE = 6e9
 """The same of a GPU: of an H200, JAX took 2.9e9 bytes to train EfficientNet-B2 at 64 px with 128 images in float32."""
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Variables of the runs beside others: threads of OpenMP that spin while they wait would take the cores from those that
+"""Variables of runs alongside others: threads of OpenMP that spin while they wait would take the cores from those that
 they wait for, and two runs at the same time last as long as one after the other."""
 
 Arguments = ParamSpec("Arguments")

@@ -91,7 +91,7 @@ def diagnose(
         findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
         if all(finding.status != "problem" for finding in findings):
             usable.append(framework)
-        elif framework not in by_default | interpreters.keys():  # nobody has asked for it
+        elif framework not in by_default | interpreters.keys():  # it was not asked for
             findings = [replace(finding, status="note") for finding in findings]
         yield from findings
     if trials:

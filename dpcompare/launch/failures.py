@@ -190,7 +190,7 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
 
 
 def _exit_cause(evidence: Evidence, node: int, rank: int, status: int) -> str:
-    if node in evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or nobody knows
+    if node in evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or not known
         return "memory ran out: the kernel has just killed a process, most likely this one"
     if status == -signal.SIGBUS:
         return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"

@@ -143,7 +143,7 @@ def _weights(config: RunConfig, num_classes: int, source: Source | None) -> dict
 
 
 def _with_fitting_warmup(config: RunConfig, num_steps: int) -> RunConfig:
-    """A config whose warm-up fits: nobody asked for the usual one, of which few images leave no step to measure.
+    """A config whose warm-up fits: the usual one was not asked for, of which few images leave no step to measure.
 
     Raises:
         RequestError: what was asked for does not fit.
@@ -287,9 +287,9 @@ def _sound_store(path: Path) -> Store | None:
 
 
 def _kept(prepared: Store, path: Path) -> Store:
-    """A store that was prepared beside the cache, moved into it; a damaged one goes only now.
+    """A store that was prepared next to the cache, moved into it; a damaged one goes only now.
 
-    Whoever reads that one goes on with its open files, or opens the new one.
+    A reader of that one continues with its open files, or opens the new one.
     """
     if path.exists():
         path.rename(prepared.path.with_name("damaged"))

@@ -23,7 +23,7 @@ from dpcompare.system.ports import LOOPBACK
 from dpcompare.system.processes import AGENT_PID
 
 UNIFIED_MEMORY = Path("/dev/nvidia-uvm")
-"""The device that CUDA makes where it is missing, by a program that is root, which nobody is in a user namespace."""
+"""The device that CUDA makes where it is missing, by a program that is root, as none is in a user namespace."""
 
 
 def is_isolated(config: RunConfig) -> bool:
@@ -56,7 +56,7 @@ def exposure(config: RunConfig) -> str | None:
 def _why_impossible(config: RunConfig) -> str | None:
     """Why this machine gives a run no network of its own; None where it does."""
     if config.cluster.device_type == "gpu" and os.geteuid() != 0 and not UNIFIED_MEMORY.exists():
-        return f"{UNIFIED_MEMORY} is missing, which nobody but root can make: `nvidia-modprobe -u -c=0`"
+        return f"{UNIFIED_MEMORY} is missing, which only root can create: `nvidia-modprobe -u -c=0`"
     return why_not_permitted()
 
 

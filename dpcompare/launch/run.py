@@ -156,7 +156,7 @@ def resume(
 
 
 def _require_target_ahead(run_dir: Path, config: RunConfig) -> None:
-    """Refuse to go on with a run that is to end at a target which it has reached."""
+    """Refuse to continue a run that is to end at a target which it has reached."""
     if not config.stop_at_target or config.target_accuracy is None:
         return
     done = result_so_far(run_dir)
@@ -201,7 +201,7 @@ def _train(config: PreparedRun, run_dir: Path, callbacks: Callbacks) -> RunResul
             if config.compiles and result.first_step_seconds is not None:
                 remember_first_step(config, result.first_step_seconds)
             return result
-        # A port that was free when it was chosen can be taken by anybody before it is used; that is no restart.
+        # A port that was free when it was chosen can be taken by any process before it is used; that is not a restart.
         if _lost_a_port(result) and ports_lost < MOST_LOST_PORTS:
             ports_lost += 1
         elif restarts < config.max_restarts:

@@ -40,7 +40,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
         config: whose placement names the engine.
         run_dir: shared with the nodes; holds config.json.
         deadlines: how long the nodes may be silent.
-        callbacks: told of every event, and of whatever the engine has to say.
+        callbacks: get every event, and whatever the engine has to say.
 
     Raises:
         RequestError: the engine will never carry it out.
@@ -64,7 +64,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
                     watch.on_event(event)  # only now: whoever reads the output may have held this up
                 watch.look(poll_exit, stopped_by=callbacks.stopped_by())
         except BaseException:
-            with suppress(OSError):  # where it cannot be written any more, they end without being told
+            with suppress(OSError):  # where it cannot be written any more, they end without notice
                 rendezvous.stop()
             raise
         if not watch.succeeded:
@@ -181,7 +181,7 @@ class NodesWatch:
             self._ended = NodesEnded(
                 why=f"no host has joined within {self._silence.seconds:.0f} s"
                 if self._state is State.WAITING
-                else f"nothing was heard of any node for {self._silence.seconds:.0f} s"
+                else f"no sign of life came from any node for {self._silence.seconds:.0f} s"
             )
             self._stop_within(0)
 

@@ -1,6 +1,6 @@
 """Weight files that Keras writes, read by HDF5 in a process of its own: `python -m dpcompare.models.keras_file`.
 
-HDF5's library is not made for files of strangers: it hangs in some, and crashes in others.
+HDF5's library is not made for untrusted files: it hangs in some, and crashes in others.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def unseal(content: bytes) -> tuple[dict[str, str], State]:
     """The metadata and the tensors in the bytes of a file of `seal`. Nothing in it is ever executed.
 
     Raises:
-        DamagedError: it is none, or a byte has changed since it was written.
+        DamagedError: it is not such a file, or a byte has changed since it was written.
     """
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length]

@@ -12,7 +12,7 @@ from dpcompare.system.terminal_text import printable
 
 
 class _Shown(BaseModel):
-    """Names in it are those of the studies, which may be a stranger's: none of its texts has control characters."""
+    """Names in it are those of the studies, which may be untrusted: none of its texts has control characters."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -67,7 +67,7 @@ class Goal(_Shown):
 
 
 class Conditions(_Shown):
-    """What was asked for beside nodes and links; None: not asked for."""
+    """What was asked for in addition to nodes and links; None: not asked for."""
 
     latency: Latency
     """Seconds, of a message between nodes."""

@@ -123,7 +123,7 @@ def in_shards(
     Args:
         layers: bytes of the parameters of each, in the order of the forward pass. Each is taken to compute for as
             long as the others.
-        waits: whether computing waits for each message, as on the CPU, where there are no streams beside it. On GPUs
+        waits: whether computing waits for each message, as on the CPU, where there are no separate streams. On GPUs
             a layer is gathered while the one before it computes.
         reduces_by_all_reduce: whether the collective sums whole gradients and keeps a part, as Gloo does.
         backward_ends: when the update waits for all gradients.

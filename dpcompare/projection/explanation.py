@@ -19,7 +19,7 @@ from dpcompare.results.timing import measured_seconds
 from dpcompare.system.terminal_text import in_one_line, pluralize, printable
 
 STANDS_OUT = 0.1
-"""Share of a step from which on a part is spoken of."""
+"""Share of a step from which on a part is mentioned."""
 
 WORDS: dict[Part, str] = {
     "input": "input",

@@ -37,7 +37,7 @@ class ProjectionRequest:
 
     @property
     def conditions(self) -> Conditions:
-        """What was asked for beside nodes and links, as documents have it."""
+        """What was asked for in addition to nodes and links, as documents have it."""
         interruptions = self.overheads.interruptions
         mtbf = interruptions.node_mtbf_seconds
         return Conditions(

@@ -90,7 +90,7 @@ def rate_of(text: str, option: str) -> float:
     """Bytes per second of a rate such as 100gbit or 100Gb/s (bits), or 12.5GB/s (bytes).
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid rate.
     """
     found = _RATE.fullmatch(text.strip())
     value = float(found[1]) * _BITS[found[2].lower()] / (1 if found[3] == "B" else 8) if found else 0.0
@@ -112,7 +112,7 @@ def duration_of(text: str, option: str) -> float:
     """Seconds of a duration such as 5us.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid duration.
     """
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else math.inf
@@ -135,7 +135,7 @@ def tcp_link(rate: str, latency: Latency = NO_LATENCY, *, option: str = "--link"
     """The link of each node to the others, over TCP, as fast as a rate that `option` was given.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid rate.
     """
     return Link(name=rate, bytes_per_second=rate_of(rate, option), payload=TCP_PAYLOAD, latency=latency)
 
@@ -144,7 +144,7 @@ def link_between_nodes(rate: str, latency: str | None = None) -> Link:
     """The link of each node to the others, from what was typed: a rate and a latency.
 
     Raises:
-        RequestError: one of them is none.
+        RequestError: one of them is not valid.
     """
     return tcp_link(rate, NETWORK_LATENCY if latency is None else Latency.about(duration_of(latency, "--latency")))
 

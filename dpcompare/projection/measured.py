@@ -125,7 +125,7 @@ def measured_arms(
         within: the link between the devices of a node, so that its time is not fitted as copying too.
 
     Raises:
-        RequestError: another version made the runs, a name is none of an arm, or none of them can be projected.
+        RequestError: another version made the runs, a name is not one of an arm, or none of them can be projected.
     """
     _refuse_other_versions(collection)
     known = [arm.name for arm in collection.arms]

@@ -258,7 +258,7 @@ def parse_condition(text: str) -> Condition | Unstable:
     """`ratio<0.97` or `unstable` as a condition.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid condition.
     """
     if text.strip() == "unstable":
         return Unstable()

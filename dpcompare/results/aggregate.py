@@ -133,7 +133,7 @@ def _computed(
     records: Sequence[ProcessRecord],
     evaluations: Sequence[Evaluation],
 ) -> Computed | None:
-    """What the training processes say they computed, beside what was asked of this attempt."""
+    """What the training processes say they computed, and what was asked of this attempt."""
     found = [record.computed for record in records if record.computed is not None]
     if config.inputs is None or len(found) < len(config.topology.trainers):
         return None

@@ -28,7 +28,7 @@ UNSTABLE: tuple[RunWarningKind, ...] = ("CLOCK", "STALLED", "RECOMPILED", "NOT W
 """What `report --fail-if unstable` finds."""
 
 DISTURBANCES: tuple[RunWarningKind, ...] = ("CLOCK", "STALLED", "DISTURBED")
-"""What a study makes a run again for: what happened to the run alone, never how fast it was beside other runs."""
+"""What a study makes a run again for: what happened to the run alone, never how fast it was relative to others."""
 
 
 class RunWarning(BaseModel):
@@ -155,7 +155,7 @@ class Watched(BaseModel):
 
 
 class ClockCheck(BaseModel):
-    """The clock of one process beside that of the launcher."""
+    """The clock of one process compared with that of the launcher."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -213,6 +213,6 @@ def much_between_steps(fraction: float) -> str | None:
 
 
 def fraction_between_steps(step_seconds: Sequence[float], between_seconds: Sequence[float]) -> float:
-    """Part of the time that passes between steps, in the median of ten parts of a run: a stall there is none of it."""
+    """Part of the time that passes between steps, in the median of ten parts of a run: a stall there does not count."""
     total = [sum(pair) for pair in zip(step_seconds, between_seconds, strict=True)]
     return median_of_parts(between_seconds, total)

@@ -150,10 +150,10 @@ class RunResult(BaseModel):
     host_overhead_seconds: Measured | None = None
     """Mean time between two measured steps of the slowest process, in which losses are read and events are written."""
     between_steps_fraction: Measured | None = None
-    """Part of the time that this takes beside the measured steps, which images per second leave out: in the median of
+    """Part of the time that this takes next to the measured steps, which images per second leave out: in the median of
     ten parts of the run."""
     clock: ClockCheck | None = None
-    """None where nobody watched the run, or for too short a time."""
+    """None if the run was not watched, or for too short a time."""
     joules_per_image: Measured | None = None
     """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine.
 
@@ -345,7 +345,7 @@ class RunResult(BaseModel):
 
         Raises:
             OtherFormatError: another version of dpcompare wrote it, with other keys.
-            RequestError: it is not there, or is no result.
+            RequestError: it is not there, or is not a result.
         """
         return read_document(
             cls,

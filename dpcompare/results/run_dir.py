@@ -107,7 +107,7 @@ LEFT_OUT = b"\n[dpcompare has left out the middle of this log, which was too lon
 
 
 def cut_logs(folder: Path, nodes: Collection[int]) -> None:
-    """Leave out the middle of logs that are too long, which their processes go on writing at the end (O_APPEND).
+    """Leave out the middle of logs that are too long, which their processes continue to write at the end (O_APPEND).
 
     What they write meanwhile may be lost: it is a small part of what is left out.
 

@@ -116,7 +116,7 @@ def _taken(stat: Path) -> tuple[float, float] | None:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user. Interrupts are left out:
-    # those of a run's own network are charged to nobody.
+    # those of a run's own network are charged to no process.
     busy = sum(sum(of_core[name][:3]) for name in names)
     return busy / ticks, sum(of_core[name][7] for name in names) / ticks
 

@@ -169,6 +169,6 @@ class FolderWatch:
         try:
             status = self._folder.stat()
         except OSError as error:
-            # Such as a server that does not answer for a while: what a lost folder is told by is listed.
+            # Such as a server that does not answer for a while: the errors of a lost folder are listed.
             return None if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE) else self._known
         return status.st_dev, status.st_ino

@@ -53,13 +53,13 @@ NODE_SCOPE = 0
 
 
 class _NvmlValues(BaseModel):
-    """Values are None where NVML does not tell: many GPUs, parts of GPUs and containers leave something out."""
+    """Values are None if NVML does not report them: many GPUs, parts of GPUs and containers leave something out."""
 
     model_config = ConfigDict(frozen=True)
 
 
 class GpuReading(_NvmlValues):
-    """What may change while a run goes on, of the physical GPU."""
+    """What may change during a run, of the physical GPU."""
 
     power_limit_watts: float | None = None
     """The lowest of the limits in force."""
@@ -83,7 +83,7 @@ class GpuState(_NvmlValues):
     device: str
     """The device as CUDA_VISIBLE_DEVICES names it."""
     unread: str | None = None
-    """Why NVML told nothing at all."""
+    """Why NVML reported nothing at all."""
     uuid: str | None = None
     name: str | None = None
     """The name of its model."""

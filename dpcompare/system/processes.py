@@ -84,7 +84,7 @@ SIGNALED = 128
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-"""Loaded before any fork: in its child the lock of the loader may be held for ever, by a thread that is not there."""
+"""Loaded before any fork: in its child the lock of the loader may be held forever, by a thread that is not there."""
 
 
 def die_with_parent(parent: int | None = None) -> None:

@@ -11,7 +11,7 @@ WORDS = (
 """In the names of variables whose values are secret, or may be."""
 
 LONGEST_VALUE = 10_000
-"""Characters; nobody types a longer one, and it could take long to look at."""
+"""Characters; no user types a longer one, and it could take long to look at."""
 _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]{1,1000}@")
 _ASSIGNED = re.compile(r"(?i)(pass\w{0,20}|token|secret|key)\s?[=:]")
 _PEM = re.compile(r"-----BEGIN ")
@@ -42,7 +42,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def _is_mixed(text: str) -> bool:
-    """Whether a text is as random ones are: what of it is no word has digits, and letters of both cases.
+    """Whether a text is as random ones are: what of it is not a word has digits, and letters of both cases.
 
     Of hexadecimal digits: digits and letters. Words are parts in lower case, as of paths and options.
     """

@@ -86,7 +86,7 @@ def signals_held() -> Iterator[HeldSignals]:
     """Within this context a signal is only noted: it is handled where `deliver` is called, at the latest at the end.
 
     An exception from a signal handler can come between any two instructions, also within the standard library: after
-    `Popen.poll` has taken its lock and before it would release it, so that the next wait lasts for ever; or in a hook
+    `Popen.poll` has taken its lock and before it would release it, so that the next wait lasts forever; or in a hook
     of a fork, where it is printed and lost. So processes are started, polled and waited for in this context only.
 
     Contexts may be nested: the outermost delivers. Outside the main thread, where no handler runs, nothing comes.

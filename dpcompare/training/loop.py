@@ -154,7 +154,7 @@ class Trainer:
             return
         self._log.add(self._window.close(drain=drain))
         if step == self._num_steps or is_edge_of_trace:
-            self._log.write()  # before what takes long and is no step: the launcher looks when it is written
+            self._log.write()  # before what takes long and is not a step: the launcher looks when it is written
         if self._trace.after(step):
             self._window.leave_out()
 

@@ -1,4 +1,4 @@
-"""Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never for ever.
+"""Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never forever.
 
 Each property is tried with a few cases here and with hundreds or thousands where slow tests run, always in the same
 order; `python -m stress.fuzz` goes on for as long as it is told to.
@@ -292,7 +292,7 @@ def test_events_of_a_run(cases, tmp_path):
 
 
 FOUND = Path(__file__).parent / "fuzz_corpus"
-"""What `stress.fuzz` has found, by target; all of it is mended."""
+"""What `stress.fuzz` has found, by target; all of it is fixed."""
 
 
 @pytest.mark.parametrize("target", FILE_TARGETS | WORD_TARGETS)

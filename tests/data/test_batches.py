@@ -92,7 +92,7 @@ def test_the_threads_of_prefetch_work_side_by_side():
     together = threading.Barrier(3, timeout=30)
 
     def prepare(item):
-        together.wait()  # nobody passes before three are here
+        together.wait()  # no thread passes before three are here
         return item
 
     assert list(prefetch(range(6), prepare, 3)) == list(range(6))

@@ -263,7 +263,7 @@ def test_what_is_left_out_is_told(photos, tmp_path):
     assert prepare(photos, tmp_path / "store", 32).manifest.notes == (
         "left out, without an image: empty/",
         "left out, files in formats that are not read (by suffix): .heic: 1",
-        "left out, images beside the class folders: 1",
+        "left out, images next to the class folders: 1",
     )
     shutil.copytree(photos, tmp_path / "split" / "train")
     shutil.copytree(photos, tmp_path / "split" / "test")

@@ -42,7 +42,7 @@ SYNCHRONIZED = REGULARIZED | {"batchnorm": "sync"}
 
 
 def group(replicas=1, optimizer="sgd", modes=ALL, frameworks=BOTH, **asked):
-    """A group of a small model; with `accumulate`, which needs one without BatchNorm, beside one device."""
+    """A group of a small model; with `accumulate`, which needs one without BatchNorm, compared with one device."""
     accumulate = asked.pop("accumulate", 1)
     workload = _workload(asked.pop("model", "toy-bn"), optimizer, "float64", quick=False, asked=asked)
     contenders = usable_contenders(frameworks, modes, replicas)
@@ -117,7 +117,7 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
 
 
 OTHERS = ("single", "ddp", "pipeline", "ddp-stages", "fsdp", "fabric", "accelerate", "parameter-server")
-"""Modes that are compared only where they are asked for, beside one that is always."""
+"""Modes that are compared only where they are asked for, with one that is always."""
 ON_ONE_REPLICA = [
     "tensorflow parameter-server on 3 nodes x 1 device",
     "tensorflow single",

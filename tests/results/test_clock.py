@@ -100,7 +100,7 @@ RIGHT = ClockCheck(process_rank=0, own_seconds=5.0, least_seconds=4.9, most_seco
 )
 def test_a_run_with_a_wrong_clock_is_not_compared(changes, words):
     quiet = result(clock=RIGHT, between_steps_fraction=0.018)
-    other = result("tensorflow", "multiworker")  # which nobody watched
+    other = result("tensorflow", "multiworker")  # which was not watched
     assert compare([quiet, other]).verdict == "COMPARABLE"
     (reason,) = compare([quiet, other.model_copy(update=changes)]).reasons
     assert reason.startswith("clock: its seconds add up against ")

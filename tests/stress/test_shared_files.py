@@ -75,7 +75,7 @@ def test_a_node_is_told_late_of_what_another_one_has_made_and_knows_its_own(tmp_
         assert [one(listed), one(size)] == ["['a']", "10"]
         zero(append)
         assert one(size) == "10"
-        assert one(read) == "20"  # whoever opens a file asks anew
+        assert one(read) == "20"  # whoever opens a file asks again
         one(append)
         assert one(read) == "30"
     assert not os.path.ismount(disk)

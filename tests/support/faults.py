@@ -34,7 +34,7 @@ class Fault:
     """Settings of the fairness sheet that name it, perhaps among others; none where it names nothing."""
     replicas: int = 1
     workload: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the workload without which it does not show, beside those of verify's small groups."""
+    """Fields of the workload without which it does not show, in addition to those of verify's small groups."""
     resumed: bool = False
     """Whether it shows in a run that is resumed only."""
 

@@ -73,7 +73,7 @@ def modules():
 
 
 def test_no_text_puts_a_number_before_a_plural():
-    """`1 runs` reads as if nobody had looked."""
+    """`1 runs` reads as if no one had looked."""
     found = []
     for path in modules():
         for text in strings(path):

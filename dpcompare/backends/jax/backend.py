@@ -338,10 +338,10 @@ class JaxBackend(Inspectable):
         )
 
     def barrier(self) -> None:
-        """One process waits for nobody."""
+        """Nothing: one process has no other to wait for."""
 
     def teardown(self) -> None:
-        """One process leaves nobody behind."""
+        """Nothing: one process leaves no other behind."""
 
     def profile(self, path: Path) -> AbstractContextManager[None]:
         # Here, since a JAX that moves what this needs must not break runs that keep no trace.

@@ -30,7 +30,7 @@ class Optimizer(ABC):
     slot_names: ClassVar[tuple[str, ...]]
 
     def __init__(self, rules: UpdateRules = NO_RULES) -> None:
-        """`rules` are what is done beside each update."""
+        """`rules` are what is done around each update."""
         self.rules = rules
         self.slots = (*self.slot_names, *([AVERAGE] if rules.weight_average is not None else []))
         """Names of what it remembers of each parameter."""

@@ -34,7 +34,7 @@ class TrainState(NamedTuple):
         return cls({}, {}, {}, shard(mesh, zeros), shard(mesh, zeros))
 
     def with_state(self, state: TrainingState, mesh: Mesh, optimizer: Optimizer, dtype: npt.DTypeLike) -> TrainState:
-        """The tensors of a state on every replica; the counts go on from those so far."""
+        """The tensors of a state on every replica; the counts continue from those so far."""
         tensors = {name: value.astype(dtype) for name, value in state.model.items()}
         parameters = {name: value for name, value in tensors.items() if not is_statistic(name)}
         statistics = {name: value for name, value in tensors.items() if is_statistic(name)}

@@ -355,10 +355,10 @@ class TensorFlowBackend(Inspectable):
         return [int(copy.numpy()) for copy in self.strategy.experimental_local_results(count)]
 
     def barrier(self) -> None:
-        """One process waits for nobody."""
+        """Nothing: one process has no other to wait for."""
 
     def teardown(self) -> None:
-        """One process leaves nobody behind."""
+        """Nothing: one process leaves no other behind."""
 
     def profile(self, path: Path) -> AbstractContextManager[None]:
         # Here, since a TensorFlow that moves what this needs must not break runs that keep no trace.

@@ -68,7 +68,7 @@ class KerasFit(TensorFlowBackend):
         """Keras's `fit` on the batches that it is given."""
         try:
             self.model.fit(self._given, epochs=1, verbose=0, callbacks=[self._turns])
-            # Nobody waits for it where fit was asked to end.
+            # Nothing waits for it if fit was asked to end.
             self._turns.fail(RuntimeError("Keras ended its fit by itself; is KERAS_MAX_STEPS_PER_EPOCH set?"))
         except Exception as error:  # raised where the step is waited for
             self._turns.fail(error)
@@ -116,7 +116,7 @@ class _CurrentBatch(DataAdapter, tf.distribute.DistributedDataset):
 
     @property
     def num_batches(self) -> None:
-        """Unknown to Keras: `fit` goes on until it is told to stop."""
+        """Unknown to Keras: `fit` continues until it is asked to stop."""
 
 
 class _WeightedLoss(keras.losses.Loss):

@@ -63,7 +63,7 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
     """Name -> shape of every tensor of a custom model, in the framework-neutral layouts.
 
     Raises:
-        RequestError: it is no Keras model, gives something else than logits, or has two tensors of the same name.
+        RequestError: it is not a Keras model, gives something else than logits, or has two tensors of the same name.
     """
     model = _custom(name, image_size, num_classes)
     if tuple(model.output_shape) != (None, num_classes):

@@ -33,7 +33,7 @@ class Optimizer(ABC):
 
         Args:
             variables: to update.
-            rules: what is done beside each update.
+            rules: what is done around each update.
         """
         self.variables = list(variables)
         self.rules = rules
@@ -75,7 +75,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def arguments(self, constants: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """What the kernel takes beside what each variable has, from a step's constants in the type of the variables."""
+        """What the kernel takes apart from each variable's own: a step's constants, in the type of the variables."""
 
     @abstractmethod
     def update(

@@ -74,7 +74,7 @@ class PlacedBatch:
 
 
 class SideStream:
-    """A stream of its own, so that copies go on while the GPU computes; it does in order what any thread gives it."""
+    """A separate stream, so that copies continue while the GPU computes; it does in order what any thread gives it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -54,7 +54,7 @@ def manifests(config: RunConfig, name: str) -> Manifest:
         name: of the job and of the run directory on the volume; lower-case letters, digits and dashes.
 
     Raises:
-        RequestError: the name is none for Kubernetes, or restarts are asked for.
+        RequestError: the name is not valid for Kubernetes, or restarts are asked for.
     """
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
         raise RequestError(
@@ -192,7 +192,7 @@ class Kubernetes(Engine):
     def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
         if INDEX not in os.environ or POD_IP not in os.environ:
             raise RequestError(
-                "this is no pod of a run; expected the manifests of `dpcompare plan --format kubernetes`"
+                "this is not a pod of a run; expected the manifests of `dpcompare plan --format kubernetes`"
             )
         return int(os.environ[INDEX]), os.environ[POD_IP]
 

@@ -55,7 +55,7 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
     """A script for sbatch.
 
     Raises:
-        RequestError: the name of the run directory is none that sbatch can be told.
+        RequestError: sbatch cannot take the name of the run directory.
     """
     if "\\" in str(run_dir):
         raise RequestError(f"--run-dir: received {str(run_dir)!r}; expected no backslash in it, which sbatch drops")
@@ -125,7 +125,7 @@ NEVER_STARTS = re.compile(
     "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|JobHeld(User|Admin)|"
     "Partition(Down|Inactive|NodeLimit|TimeLimit)|(QOS|Assoc)Max(?!.*PerUser).*"
 )
-"""Reasons (squeue(1)) for which a job waits for ever, where EnforcePartLimits does not refuse it."""
+"""Reasons (squeue(1)) for which a job waits forever, where EnforcePartLimits does not refuse it."""
 
 
 def followed(job: str, run_dir: Path, report: Report) -> PollExit:
@@ -146,7 +146,7 @@ def followed(job: str, run_dir: Path, report: Report) -> PollExit:
             reported = f"{state}{because}"
             report(f"Slurm job {job} is {reported}")
         if state in WAITING and NEVER_STARTS.fullmatch(reason):
-            raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
+            raise RequestError(f"Slurm job {job} would wait forever: {reason}; ask for what the partition has")
         ended_by = BY_SLURM.get(state) or BY_SLURM.get(reason)
         if state not in ENDED:
             return None
