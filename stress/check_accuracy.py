@@ -98,7 +98,7 @@ def claims(accuracies: Array, losses: Array) -> list[LearningClaim]:
     return learning_claims(pairs, Plan(rounds=len(accuracies)), MARGIN)
 
 
-Judge = Callable[[list[LearningClaim]], bool]
+IsRight = Callable[[list[LearningClaim]], bool]
 
 
 def claims_difference(made: list[LearningClaim]) -> bool:
@@ -118,7 +118,7 @@ def finds_first_same(made: list[LearningClaim]) -> bool:
     return made[0].outcome == "the same within the margin"
 
 
-QUESTIONS: dict[str, tuple[int, float, Judge, bool]] = {
+QUESTIONS: dict[str, tuple[int, float, IsRight, bool]] = {
     "false difference, 2 arms": (2, 0.0, claims_difference, True),
     "false difference, 6 arms": (NUM_ARMS, 0.0, claims_difference, True),
     "true 3 points, 2 arms": (2, BETTER, finds_first_better, False),

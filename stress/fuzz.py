@@ -44,7 +44,7 @@ def fuzz(target: str, corpus: Path, folder: Path, seconds: int) -> NoReturn:
             if not module.name.startswith(NOT_IMPORTED):
                 importlib.import_module(module.name)
         from stress.fuzz_files import FILE_TARGETS
-        from stress.fuzz_oracle import Judge, little_memory
+        from stress.fuzz_oracle import Oracle, little_memory
         from stress.fuzz_words import WORD_TARGETS
 
     inputs, findings = corpus / "inputs", corpus / "findings"
@@ -52,10 +52,10 @@ def fuzz(target: str, corpus: Path, folder: Path, seconds: int) -> NoReturn:
     reader = (FILE_TARGETS | WORD_TARGETS)[target](folder)
     for number, seed in enumerate(reader.seeds):
         (inputs / f"seed-{number}").write_bytes(seed)
-    judge = Judge(folder)
+    oracle = Oracle(folder)
 
     def try_once(content: bytes) -> None:
-        if (found := judge.finding(reader.read, content)) is None:
+        if (found := oracle.finding(reader.read, content)) is None:
             return
         known = findings / found.place
         if not known.exists() or len(content) < known.stat().st_size:

@@ -1,4 +1,4 @@
-"""The judge of fuzzing: whatever a reader is given, it answers or refuses.
+"""The oracle of fuzzing: whatever a reader is given, it answers or refuses.
 
 No other exception, no traceback, no control character on the terminal; nothing is executed or written elsewhere,
 nothing lasts, and nothing takes the memory of the machine.
@@ -84,7 +84,7 @@ class Finding:
     what: str
 
 
-class Judge:
+class Oracle:
     """Has a reader read, and says what it did that none may."""
 
     def __init__(self, folder: Path) -> None:

@@ -161,7 +161,7 @@ class Backend(ABC):
     def seconds_between_steps(self) -> Sequence[float] | None:
         """From the end of each step to the end of the next, by the clock of the device, since the last call.
 
-        Called after `synchronize`, with one fewer than the steps since then. None where the device does not tell.
+        Called after `synchronize`, with one fewer than the steps since then. None if the device does not report them.
         """
         return None
 

@@ -203,7 +203,7 @@ def _apart(framework: str) -> str:
 
 
 def newest_cuda() -> int | None:
-    """The newest major version of CUDA that this machine's driver runs; None where there is no driver to tell."""
+    """The newest major version of CUDA that this machine's driver runs; None if there is no driver."""
     driver = _driver()
     return max((cuda for cuda, least in LEAST_DRIVER.items() if driver and driver >= least), default=None)
 

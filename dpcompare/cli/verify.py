@@ -128,7 +128,7 @@ def verify(
     interrupted = False
     try:
         _run(plan, against, checks)
-    except KeyboardInterrupt:  # what has been found by then is still told
+    except KeyboardInterrupt:  # what has been found by then is still reported
         interrupted = True
     passed = bool(checks) and all(check.passed for check in checks) and not interrupted
     if as_json:

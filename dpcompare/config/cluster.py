@@ -64,7 +64,7 @@ class Cluster(Config):
 
     @property
     def spans_machines(self) -> bool:
-        """Whether its nodes are several machines, whose link a run cannot tell."""
+        """Whether its nodes are several machines, whose link a run cannot know."""
         return not self.simulated and self.num_nodes > 1
 
     @property

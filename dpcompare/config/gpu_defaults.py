@@ -53,7 +53,7 @@ def gpu_defaults(
 
 def _length(given: Mapping[str, Any]) -> dict[str, int]:
     """Steps, and as many of them for warming up as leave most of what was asked for to be measured."""
-    if "epochs" in given:  # whose steps only the dataset tells: the few of any workload
+    if "epochs" in given:  # whose steps follow from the dataset: the few of any workload
         return {}
     if "steps" in given:
         return {"warmup_steps": min(WARMUP_STEPS, max(0, given["steps"] // 4))}

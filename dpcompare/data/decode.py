@@ -111,7 +111,7 @@ class FileSource(Source):
 
     @property
     def place(self) -> str:
-        """What tells it from others of the same title."""
+        """What distinguishes it from others of the same title."""
         return self.name
 
     def write(self, writer: StoreWriter, num_processes: int, progress: Progress) -> Store:

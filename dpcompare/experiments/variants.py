@@ -286,7 +286,7 @@ class StepParts:
     @cached_property
     def shares(self) -> dict[Part, Share]:
         """The shares of all parts that were measured."""
-        found = {part: self._share(part, left) for part, left in _LEFT.items() if self._is_told(part)}
+        found = {part: self._share(part, left) for part, left in _LEFT.items() if self._is_separable(part)}
         return {part: share for part, share in found.items() if share is not None}
 
     @property
@@ -322,7 +322,7 @@ class StepParts:
 
         return self.median(ratio)
 
-    def _is_told(self, part: Part) -> bool:
+    def _is_separable(self, part: Part) -> bool:
         if part == "waiting":
             return self.num_processes > 1 and not self.waits_within
         return True

@@ -227,7 +227,7 @@ def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Find
     name = f"{framework} GPU code"
     capabilities = sorted(set(compute_capabilities(gpus).values()))
     if not capabilities:
-        yield Finding(name=name, status="note", found="unknown: nvidia-smi and NVML do not tell the compute capability")
+        yield Finding(name=name, status="note", found="unknown: neither nvidia-smi nor NVML reports compute capability")
         return
     try:
         architectures = compiled_for(framework, python)

@@ -157,7 +157,7 @@ def _with_fitting_warmup(config: RunConfig, num_steps: int) -> RunConfig:
 
 
 def _check_steps(config: RunConfig, num_steps: int) -> None:
-    """Refuse what does not fit into the length of the run, which only the dataset tells."""
+    """Refuse what does not fit into the length of the run, which only the dataset determines."""
     workload = config.workload
     if workload.least_warmup_steps >= num_steps:
         raise RequestError(

@@ -78,7 +78,7 @@ def launch(
                 signals.deliver()
                 time.sleep(PROCESS_POLL_SECONDS)
                 oom_watch.look()
-                with suppress(OSError):  # they are gone, or the disk is full: told as what it is by others
+                with suppress(OSError):  # they are gone, or the disk is full: others report that
                     cut_logs(run_dir / LOGS_DIR, {node.node_rank for node in node_processes})
                 outcome.vanished += watch.look()
                 outcome.stalled = watch.stalled()

@@ -270,7 +270,7 @@ def _interfaces(address: str) -> dict[str, str]:
 def _nccl_between_namespaces(node: NodeContext) -> dict[str, str]:
     """Has NCCL use the network between namespaces.
 
-    It tells hosts apart by hostname and boot id, so it would take all nodes for one, and look for its peers on Unix
+    It distinguishes hosts by hostname and boot id, so it would take all nodes for one, and look for its peers on Unix
     sockets that a namespace keeps to itself, or go by the machine's own links and round `--link`.
     """
     if node.config.placement.engine != "namespaces":

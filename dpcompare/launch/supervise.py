@@ -24,7 +24,7 @@ MOST_LATE_SECONDS = 30.0
 LAST_WRITE_SECONDS = 5.0
 """How long what a node wrote may take to be seen here, through a shared disk, after it has ended."""
 ENGINE_SECONDS = 10.0
-"""How long an engine may take to tell who has ended the nodes, where they do not know: Slurm first clears up."""
+"""How long an engine may take to report who has ended the nodes, if they do not know: Slurm first clears up."""
 EXTRA_SILENCE_SECONDS = 60.0
 """How much longer than its deadlines a node may be silent: these come first on the node, which can say more."""
 

@@ -22,7 +22,7 @@ class Gradients:
     """The bytes of all gradients, as they are exchanged."""
     messages: tuple[Count, ...] = ()
     """Bytes of each collective of a step, in the order in which they are made; of sharded layers, the bytes of the
-    parameters of each. Empty where the framework does not tell."""
+    parameters of each. Empty if the framework does not report them."""
     ready: tuple[tuple[Count, float], ...] = ()
     """(bytes, share): how many bytes of gradients there are after which share of a step; growing. Of a warm-up step of
     the first process; empty where it was not observed."""

@@ -104,8 +104,8 @@ def exchange_of(config: RunConfig, known: Sequence[Gradients], without: Gradient
 
     Args:
         config: of the mode.
-        known: what its runs recorded; the first that has messages tells their sizes. Empty: nothing was recorded.
-        without: what a run without exchange recorded, which tells best when gradients are ready.
+        known: what its runs recorded; the first that has messages gives their sizes. Empty: nothing was recorded.
+        without: what a run without exchange recorded, which shows best when gradients are ready.
     """
     sizes = next((each.messages for each in known if each.messages), ())
     observed = next((each for each in (without, *known) if each and each.ready), None)
@@ -197,7 +197,7 @@ def fit(cells: Sequence[MeasuredCell]) -> Fitted:
     """The constants with which the model comes nearest to measured cells, by the sum of squared relative errors.
 
     The copying comes from all cells. The payload is fitted only where some link had a limit, and other cells had none
-    or another one, since one cell cannot tell the two apart.
+    or another one, since one cell cannot separate the two.
     """
     if not cells:
         return Fitted()

@@ -35,7 +35,7 @@ MEANINGS: dict[Part, str] = {
     "input": "reading batches and copying them to the devices, not overlapped with computing",
     "exchange": "gradient communication not overlapped with the backward pass",
     "waiting": "time that the other processes wait for the slowest one",
-    "devices": "extra time of a step on several devices over one; in this mode the three cannot be told apart",
+    "devices": "extra time of a step on several devices over one; in this mode the three cannot be separated",
     "launching": "what a step takes however small its batch: kernel launches, Python, the update of the weights",
     "computing": "what grows with the number of images",
     "sharing": "extra time of devices that compute side by side over one that computes alone",
@@ -137,7 +137,7 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
 
 
 def parts_of(study: Study, study_dir: Path, variants: Variants) -> StepParts:
-    """The parts of the step of a run, as far as those of its variants have run that tell them.
+    """The parts of the step of a run, as far as the variants that show them have run.
 
     Args:
         study: of the variants, as it was run.

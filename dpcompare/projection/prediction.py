@@ -72,7 +72,7 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
 def _on_several_nodes(
     arms: Sequence[MeasuredArm], request: ProjectionRequest, left_out: dict[str, str]
 ) -> list[MeasuredArm]:
-    """The arms that can be on what was asked for; the others are told among those that are left out."""
+    """The arms that can be on what was asked for; the others are named among those that are left out."""
     reasons = {arm.name: _why_not(arm, request) for arm in arms}
     left_out |= {name: reason for name, reason in reasons.items() if reason}
     kept = [arm for arm in arms if not reasons[arm.name]]

@@ -157,7 +157,7 @@ class Remedy(BaseModel):
     part: Part
     words: str
     speedup: float | None
-    """How many times as many images per second; None where only a trial can tell."""
+    """How many times as many images per second; None if only a trial can show it."""
     at_most: bool
     """Whether that is what is won where the part takes no time at all."""
     changes: dict[str, str] = {}
@@ -273,7 +273,7 @@ def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconne
 def _fitted(cell: MeasuredCell) -> Fitted | None:
     """The constants with which the model has the step that was measured; None where none that are plausible do.
 
-    One cell cannot tell a slow link from slow copying, so copying is fitted only where the link does not explain it.
+    One cell does not separate a slow link from slow copying, so copying is fitted only if the link does not explain it.
     """
     for fitted in (Fitted(), fit([cell])):
         if abs(cell.error(fitted)) <= LARGEST_ERROR and fitted.copying <= PLAUSIBLE_COPYING:

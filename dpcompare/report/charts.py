@@ -114,7 +114,7 @@ def colour_of_arms(alt: Any, names: list[str], arms: list[ArmRow], *, legend: bo
 
 
 def dash_of_arms(alt: Any, names: list[str], arms: list[ArmRow]) -> Any:
-    """The dashes of each arm, by which lines are told apart in print."""
+    """The dashes of each arm, by which lines are distinguished in print."""
     places = _places(names, arms).values()
     dashes = [DASHES[(place // len(COLOURS) + place) % len(DASHES)] for place in places]
     return alt.StrokeDash("arm:N", scale=alt.Scale(domain=names, range=dashes), legend=None)

@@ -50,7 +50,7 @@ class TrackedRun:
 
 @contextmanager
 def nothing_else_sent() -> Iterator[None]:
-    """While this lasts, no tracker tells its makers of its use or of its errors, as MLflow and wandb would."""
+    """Within this context no tracker reports its use or its errors to its makers, as MLflow and wandb would."""
     before = {name: os.environ.get(name) for name in _TELEMETRY_OFF}
     os.environ.update(_TELEMETRY_OFF)
     try:

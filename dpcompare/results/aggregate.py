@@ -170,8 +170,8 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
 def _loads(config: RunConfig, records: Sequence[ProcessRecord]) -> dict[int, MachineLoad]:
     """The load of each machine, by the rank of its first node; nothing if a process did not report it."""
     # Processes that only serve measure no steps; those that are bound to some cores read the counters of these alone.
-    untold = any(record.cores_used is None or record.bound_to_cores for record in records)
-    if untold or not config.topology.all_processes_train:
+    unknown = any(record.cores_used is None or record.bound_to_cores for record in records)
+    if unknown or not config.topology.all_processes_train:
         return {}
     of_machine: dict[str, list[ProcessRecord]] = {}
     for record in records:

@@ -42,7 +42,7 @@ class ProcessRecord(BaseModel):
     gpus: list[GpuState] = []
     """The GPUs of this process."""
     cores_used: CoresUsed | None = None
-    """From the first measured step to the last one; None where there was none, or the kernel does not tell."""
+    """From the first measured step to the last one; None if there was none, or the kernel does not report it."""
     computed: ComputedByProcess | None = None
     """None where it only served."""
     gradients: Gradients | None = None

@@ -126,7 +126,7 @@ class Seen(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     step: Number
-    """The last step that it tells of."""
+    """The last step that it reports."""
     after: Finite
     """It was not there yet at this moment, in seconds of the launcher's steady clock..."""
     by: Finite

@@ -316,7 +316,7 @@ class RunResult(BaseModel):
 
     @property
     def stall(self) -> str | None:
-        """A sentence about steps that took so long that images per second do not tell how fast the others were."""
+        """A sentence about steps that took so long that images per second do not show how fast the others were."""
         if self.slow_steps is None or self.step_seconds is None:
             return None
         return self.slow_steps.stall(self.step_seconds.typical, self.step_seconds.mean * self.measured_steps)

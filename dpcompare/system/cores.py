@@ -56,7 +56,7 @@ class CoresMeter:
             self._before = self._read()
 
     def used(self) -> CoresUsed | None:
-        """Since those steps; None where there were not as many, or the kernel does not tell."""
+        """Since those steps; None if there were not as many, or the kernel does not report it."""
         before, after = self._before, self._read()
         if before is None or after is None:
             return None
@@ -157,7 +157,7 @@ def near_cores(
         gpus_of_processes: of every process of this machine, the NUMA nodes near each of its GPUs.
         cores_each: the share of a process in the cores of the machine.
         usable: the cores that the processes may use.
-        numa_nodes: where the kernel tells the cores of each.
+        numa_nodes: where the kernel lists the cores of each.
     """
     near: list[Set[int]] = []
     for gpus in gpus_of_processes:

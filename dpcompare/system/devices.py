@@ -174,7 +174,7 @@ MOST_USED = 0.5
 
 
 def used_gpus(names: Sequence[str]) -> list[str]:
-    """Those of `names` whose memory others hold most of, with how much; none where nvidia-smi does not tell."""
+    """Those of `names` whose memory others hold most of, with how much; none if nvidia-smi does not report it."""
     try:
         mebibytes = {uuid: (int(used), int(total)) for uuid, used, total in _queried("memory.used", "memory.total")}
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
@@ -200,7 +200,7 @@ def gpus_without_slices(names: Sequence[str]) -> list[str]:
 
 
 def gpu_memory(names: Sequence[str], field: str = "memory.total") -> int | None:
-    """Bytes of the smallest of these GPUs; None where nvidia-smi does not tell of all of them."""
+    """Bytes of the smallest of these GPUs; None if nvidia-smi does not report all of them."""
     try:
         bytes_of = {uuid: int(mebibytes) << 20 for uuid, mebibytes in _queried(field)}
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
@@ -217,7 +217,7 @@ def free_gpu_memory(names: Sequence[str]) -> int | None:
 
 
 def compute_capabilities(names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Name -> (major, minor) compute capability of the GPU it means; without those that are not told."""
+    """Name -> (major, minor) compute capability of the GPU it means; without those that are not known."""
     installed = installed_gpus()
     try:
         reported = {uuid: capability.split(".") for uuid, capability in _queried("compute_cap")}
@@ -247,7 +247,7 @@ def _compute_capabilities_by_nvml(installed: Sequence[Gpu]) -> dict[str, tuple[i
 
 
 def _queried(*fields: str) -> list[list[str]]:
-    """What nvidia-smi tells of every GPU: its UUID, then each of the fields."""
+    """What nvidia-smi reports of every GPU: its UUID, then each of the fields."""
     query = ["nvidia-smi", f"--query-gpu={','.join(('uuid', *fields))}", "--format=csv,noheader,nounits"]
     return [line.split(", ") for line in run_command(query, seconds=LISTING_SECONDS).stdout.splitlines()]
 

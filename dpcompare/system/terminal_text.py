@@ -40,7 +40,7 @@ def printable_lines(text: str) -> str:
 
 
 class UnfailingStream:
-    """A text stream that drops what cannot be written: what is shown is never worth what it tells of."""
+    """A text stream that drops what cannot be written: a failure to show is never worth a failure of the work."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -137,7 +137,7 @@ class Parallel:
         return tensor
 
     def messages(self, model: nn.Module) -> tuple[int, ...]:
-        """Bytes of each collective of a step, as far as torch tells; see `Gradients.messages`."""
+        """Bytes of each collective of a step, as far as torch reports them; see `Gradients.messages`."""
         return ()
 
     def settings(self) -> dict[str, Any]:

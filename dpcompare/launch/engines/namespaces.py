@@ -61,7 +61,7 @@ def linked_hosts(count: int, rate: str | None) -> Iterator[list[Network]]:
 
 
 def _limits(rate: str) -> tuple[str, str]:
-    """What ip is to be told of the packets of a link, and tc of its rate."""
+    """The arguments of ip for the packets of a link, and of tc for its rate."""
     bytes_per_second = link_bytes_per_second(rate)
     if bytes_per_second is None:
         raise RequestError(f"--link: received {rate!r}, expected a rate such as 1gbit")

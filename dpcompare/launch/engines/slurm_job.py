@@ -88,9 +88,9 @@ def _quoted(option: str) -> str:
 
 JOB_POLL_SECONDS = 1.0
 STATE_SECONDS = 10.0
-"""How long Slurm may take to tell the state of a job, which it is asked for again and again."""
+"""How long Slurm may take to report the state of a job, which it is asked for repeatedly."""
 UNKNOWN_POLL_SECONDS = 15.0
-"""How long it is not asked again where it has not told; the nodes are looked after meanwhile."""
+"""How long it is not asked again if it has not answered; the nodes are looked after meanwhile."""
 COMPLETING_SECONDS = 8.0
 """How long the state behind COMPLETING, with which a job begins to end, is waited for: it says why."""
 CANCEL_SECONDS = 15.0
