@@ -1,7 +1,7 @@
 """Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never forever.
 
 Each property is tried with a few cases here and with hundreds or thousands where slow tests run, always in the same
-order; `python -m stress.fuzz` goes on for as long as it is told to.
+order; `python -m stress.fuzz` continues for as long as it is asked to.
 """
 
 import json

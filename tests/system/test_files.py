@@ -107,7 +107,7 @@ def test_what_leads_out_of_a_directory_is_refused_by_whoever_reads_it(folder, ma
 
 @pytest.fixture
 def as_nobody(tmp_path):
-    """A context in which root is nobody; whoever is not root is bound by permissions anyway."""
+    """A context in which root is an ordinary user, whom permissions bind."""
     tmp_path.chmod(0o755)
 
     @contextmanager
