@@ -48,7 +48,7 @@ class Question:
     """At least so many are made: where a difference is known to be there, as many as find it in 98 of 100 studies."""
     uses_photos: bool = True
     expected: Literal["higher", "no difference"] | None = None
-    """What is known beforehand of the first arm's accuracy beside the second's; None where that is the question."""
+    """What is known beforehand of the first arm's accuracy relative to the second's; None if that is the question."""
 
 
 def _arms(*arms: str) -> list[str]:
@@ -234,7 +234,7 @@ def problems(question: Question, studies: Sequence[dict[str, Any]]) -> Iterator[
     if question.expected == "no difference":
         print(f"{different} of {len(studies)} studies of equal arms claim a difference")
         if different > FALSE_CLAIMS * len(studies):
-            yield f"more than {FALSE_CLAIMS:.0%} of the studies claim a difference that is none"
+            yield f"more than {FALSE_CLAIMS:.0%} of the studies claim a difference that does not exist"
 
 
 def main() -> None:

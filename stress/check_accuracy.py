@@ -110,7 +110,7 @@ def finds_first_better(made: list[LearningClaim]) -> bool:
 
 
 def claims_sameness(made: list[LearningClaim]) -> bool:
-    """Of the first arm with any other: they differ by the margin. Also said beside a difference that is shown."""
+    """Of the first arm with any other: they differ by the margin. Also said of a difference that is shown."""
     return any("within plus or minus" in claim.sentence for claim in made if claim.pair.first == "0")
 
 

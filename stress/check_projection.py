@@ -18,7 +18,7 @@ it, and stops when the next one has been predicted.
 A cell is valid in a round where its run without exchange, measured before and after the cells, differs by at most 10%.
 It is valid where it is so in more than half of all rounds; its error is then the median of the signed errors in these
 rounds, else in all. Exit code 3 unless 12 cells are valid, each within 15%, and their median within 5%. What the model
-gives with the inputs that were measured after the cells is shown beside, and decides nothing: it is not known before.
+gives with the inputs that were measured after the cells is shown too, and decides nothing: it is not known before.
 No cell has a delay: tc's netem is not in every kernel.
 """
 
@@ -299,7 +299,7 @@ def rounds_of(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, fl
 
 
 def not_measured(predictions: Sequence[dict[str, Any]], number: int) -> list[str]:
-    """The table of what is predicted of cells that nobody has measured yet in this round."""
+    """The table of what is predicted of cells that are not measured yet in this round."""
     return [
         f"Round {number}: these predictions were made before any of the cells was measured in this round.",
         "",

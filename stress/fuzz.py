@@ -4,7 +4,7 @@
 
 Atheris (the extra `fuzz`) makes up bytes, keeps those that reach new code in DIR/TARGET/inputs, and begins with them
 the next time, so an hour can be made of pieces. What a reader neither answers nor refuses is written into
-DIR/TARGET/findings: the smallest bytes for each place, and what happened beside them. Once it is mended its place is
+DIR/TARGET/findings: the smallest bytes for each place, and what happened then. Once it is fixed its place is
 tests/cli/fuzz_corpus/TARGET. Prints a line of a table (target, minutes, inputs tried, edges of the code reached, inputs
 kept, findings); exit code 3 where anything was found.
 """

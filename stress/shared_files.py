@@ -29,7 +29,7 @@ class SharedFiles:
     """The calls of a file system, by path below its root; what is not delayed is passed on to the folder behind it.
 
     A node remembers for `late_seconds` what it was told of a name, also that there was none, and which names a folder
-    has; what it changes itself it knows, and of a file that it opens it asks anew: NFS's caches of attributes and of
+    has; what it changes itself it knows, and of a file that it opens it asks again: NFS's caches of attributes and of
     folders, with their close-to-open consistency (nfs(5), "Data and metadata coherence").
     """
 
@@ -87,7 +87,7 @@ class SharedFiles:
         with self._lock:
             try:
                 yield
-            finally:  # a client that is told that a name exists asks for it anew, too
+            finally:  # a client that is told that a name exists asks for it again, too
                 node = self._node()
                 for path in paths:
                     self._told.pop((node, "attributes", path), None)
@@ -111,7 +111,7 @@ class SharedFiles:
             return os.open(self._real(path), flags | os.O_CREAT, mode)
 
     def open(self, path: str, flags: int) -> int:
-        with self._changing(path):  # of what is opened the server is asked anew
+        with self._changing(path):  # of what is opened the server is asked again
             return os.open(self._real(path), flags)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:

@@ -96,7 +96,7 @@ def one_run(framework: str, mode: str, generator: random.Random, run_dir: Path, 
     try:
         run(request, run_dir, observe=killer.observe if killer else lambda event: None)
         if killer and killer.acted and not killer.interrupts and _reached(run_dir) < STEPS:
-            return ["a process was killed, and nobody noticed"]
+            return ["a process was killed, and no process noticed"]
     except (RunFailedError, KeyboardInterrupt) as ended:
         if killer is None or not killer.acted:
             if isinstance(ended, KeyboardInterrupt):

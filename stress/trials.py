@@ -64,7 +64,7 @@ class Trial:
     problems: list[str] = field(default_factory=list)
     """Everything that is not as it must be."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that the command gets beside those of this process."""
+    """Variables that the command gets in addition to those of this process."""
 
     @property
     def run_dir(self) -> Path:
@@ -116,7 +116,7 @@ class Trial:
                 state = (entry.parent / "stat").read_text().rpartition(")")[2].split()[0]
                 if str(self.folder).encode() in entry.read_bytes() and state not in "ZX" and pid != self.process.pid:
                     found.append(pid)
-            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is nobody's we started
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is not one that we started
                 continue
         return found
 
@@ -287,7 +287,7 @@ def temporary_files(folder: Path) -> list[Path]:
 
 
 def described(path: Path) -> str:
-    """What is known of a file that nobody expected, so that its maker can be found."""
+    """What is known of a file that was not expected, so that its maker can be found."""
     if path.is_dir():
         return f"a folder of {sorted(each.name for each in path.iterdir())}"
     if not path.is_file():
