@@ -9,7 +9,8 @@ did not act is a failed trial. With --jobs several are made at the same time, si
 a network, shared memory and mounts of its own then (needs root). One in ten, and those with a Slurm, are made on the
 machine as it is, one after the other alongside these; those that run out of memory are made first, with nothing else
 running. With --out trials are kept, and the same command continues with those that were not made yet: with --seconds,
-after which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3 when any trial failed.
+after which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3 when any trial
+failed.
 """
 
 from __future__ import annotations
