@@ -80,7 +80,7 @@ def report_seconds(num_runs: int) -> tuple[float, float]:
 
 
 def measured_study(folder: Path) -> Path:
-    """Of torch ddp with and without gradient sync, one round of 45 steps."""
+    """A study of torch ddp with and without gradient sync, one round of 45 steps."""
     argv = [*DPCOMPARE, "compare", "--arm", "torch:ddp", "--device", "cpu", "--nodes", "2", "--ablate"]
     argv += ["--dataset", "synthetic", "--model", "mlp", "--image-size", "16", "--steps", "45"]
     study = folder / "measured"

@@ -33,7 +33,7 @@ NUM_IMAGES = 2048
 ROWS_PER_DEVICE = 64
 NUM_STEPS = 30
 IMAGES_PER_SECOND = 2000.0
-"""That a device trains."""
+"""The images per second that a device trains."""
 
 
 def split_of(folder: Path, size: int) -> Split:

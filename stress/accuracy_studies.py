@@ -30,7 +30,8 @@ from dpcompare.experiments.study import Arm, Study
 
 PHOTOS = ["--model", "toy-cnn", "--image-size", "64", "--device", "cpu", "--augment", "flip"]
 EPOCHS = "10"
-"""Of toy-cnn on the photographs: 54, 56 and 63% after 2, 3 and 4 in a first run; the page of `modes` shows the rest."""
+"""The epochs of toy-cnn on the photographs: 54, 56 and 63% after 2, 3 and 4 in a first run; the page of `modes` shows
+the rest."""
 SHORT = {"--image-size": 32, "--epochs": 2}
 """At most, for a try of the studies that takes minutes and answers nothing."""
 
@@ -41,7 +42,7 @@ class Question:
 
     question: str
     arguments: Sequence[str]
-    """Of `dpcompare compare`, without the data and the rounds."""
+    """The arguments of `dpcompare compare`, without the data and the rounds."""
     times: int = 1
     """Studies, each with seeds of its own."""
     least_rounds: int = 0
@@ -113,7 +114,7 @@ STUDIES: dict[str, Question] = {
 
 
 def shortened(arguments: Sequence[str]) -> list[str]:
-    """With values that are at most those of SHORT."""
+    """The arguments with values that are at most those of SHORT."""
     pairs = zip(["", *arguments], arguments, strict=False)
     return [str(min(int(value), SHORT[before])) if before in SHORT else value for before, value in pairs]
 

@@ -120,7 +120,7 @@ class Campaign:
             self.run(number, *cell, repetition)
 
     def predicted_rounds(self) -> list[dict[str, Any]]:
-        """Of each round that has been predicted: which, by which commit, with which constants, and its cells."""
+        """The rounds that have been predicted: which, by which commit, with which constants, and their cells."""
         return list(json.loads(self.predictions.read_text())) if self.predictions.exists() else []
 
     def predictions_of(self, cells: Sequence[Cell], number: int) -> list[dict[str, Any]] | None:
@@ -132,7 +132,7 @@ class Campaign:
         return None
 
     def rows(self, number: int, mode: str, nodes: int, link: str) -> list[dict[str, Any]]:
-        """Of a round."""
+        """The rows of a round."""
         return [row for key, row in self.made.items() if key[:4] == (number, mode, nodes, link)]
 
     def median(self, number: int, mode: str, nodes: int, link: str, figure: str = "seconds") -> float:
@@ -140,7 +140,7 @@ class Campaign:
         return median(row[figure] for row in self.rows(number, mode, nodes, link))
 
     def computing(self, number: int, mode: str, nodes: int, figure: str = "seconds") -> float:
-        """Of the run without exchange."""
+        """A figure of the run without exchange."""
         return self.median(number, without_exchange(mode), nodes, NO_SYNC, figure)
 
 
@@ -280,7 +280,7 @@ def predicted(
 
 
 def rounds_of(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> dict[Cell, list[JudgedRound]]:
-    """Of a block, all rounds of which have been measured."""
+    """The rounds of a block, all of which have been measured."""
     found: dict[Cell, list[JudgedRound]] = {cell: [] for cell in cells}
     modes = list(dict.fromkeys(mode for mode, _, _ in cells))
     for number in range(1, campaign.rounds + 1):

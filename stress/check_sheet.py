@@ -32,7 +32,7 @@ WORKLOADS = [
     {"model": "mlp", "steps": 12, "precision": "float32", "regularization": "shared"},
     {"model": "efficientnet-b0", "steps": 6, "precision": "bfloat16"},
 ]
-"""By their fields; Adam where nothing is said. The fifth step is the last of an epoch, and not full."""
+"""The workloads by their fields; Adam if nothing else is said. The fifth step is the last of an epoch, and not full."""
 
 ARMS = [
     *((framework, "single", 1, 1) for framework in ("torch", "tensorflow")),

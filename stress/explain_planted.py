@@ -28,7 +28,7 @@ from stress.studies import run_in_rounds
 
 INPUT_SECONDS, PROCESS_SECONDS = 0.4, 0.2
 LAYERS, LAUNCH_SECONDS = 7, 0.01
-"""Of toy-bn: those that have parameters."""
+"""The layers of toy-bn that have parameters, and the seconds planted into the launch of each."""
 LINK = "100mbit"
 LARGEST_ERROR = 0.10
 
@@ -66,7 +66,8 @@ def inject(module):
 """
 
 HEALTHY = {"model": "efficientnet-b0", "image_size": 96, "global_batch_size": 128, "steps": 11, "warmup_steps": 3}
-"""Of which little but computing can be found on the CPU; in steps of tiny models images and gradients count."""
+"""A workload of which little but computing can be found on the CPU; in steps of tiny models images and gradients
+count."""
 COMPUTES = {"model": "toy-bn", "image_size": 64, "global_batch_size": 256, "steps": 25, "warmup_steps": 5}
 EXCHANGES = {"model": "mlp", "image_size": 16, "global_batch_size": 64, "steps": 25, "warmup_steps": 5}
 TINY = COMPUTES | {"global_batch_size": 4, "steps": 4005}
@@ -79,7 +80,8 @@ class Case:
     workload: Mapping[str, Any] = field(default_factory=lambda: COMPUTES)
     nodes: int = 2
     num_cores: int | None = None
-    """Of the machine; None: all. On several cores, threads take longer to meet than such tiny operations to compute."""
+    """The cores of the machine; None: all. On several cores, threads take longer to meet than such tiny operations to
+    compute."""
     fault: tuple[str, str] | None = None
     """The module that is broken, and how; see `stress.injection`."""
     placement: Placement = field(default_factory=Placement)
@@ -91,7 +93,7 @@ class Case:
     """The cases from which the size of this one is told: the same without what was planted; of tiny batches, the steps
     of two smaller ones, which `explain` does not see: steps grow by more per image the larger the batch is."""
     seconds: float | None = None
-    """That were planted into each step, where they cannot be hidden; None: by how much longer a step takes."""
+    """Seconds that were planted into each step and cannot be hidden; None: how much longer a step takes."""
 
 
 def _tinier(images: int) -> Case:

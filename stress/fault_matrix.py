@@ -65,7 +65,7 @@ class Made:
     resumed: bool
     """And equal to a run that was left alone, bit for bit."""
     said: str
-    """By the command, first."""
+    """The first message of the command."""
     commit: str
 
 
@@ -176,7 +176,7 @@ class Task:
     resumes: bool
     """Afterwards, where the fault allows it; always if it acts only then."""
     isolated: bool
-    """With a network, shared memory and mounts of its own, where several are made at the same time."""
+    """Whether it is made with a network, shared memory and mounts of its own, if several are made at the same time."""
     seed: str
 
 

@@ -29,7 +29,7 @@ MOST_RESIDENT_MIB = 6144
 NOT_IMPORTED = ("dpcompare.__main__", *(f"dpcompare.backends.{name}" for name in ("torch", "tensorflow", "jax")))
 """Frameworks are imported by training processes alone."""
 HANG_SECONDS = 60
-"""By the clock, where the limit of the processor's time does not end a reader."""
+"""Seconds by the clock, for a reader that the limit of the processor's time does not end."""
 
 
 def fuzz(target: str, corpus: Path, folder: Path, seconds: int) -> NoReturn:

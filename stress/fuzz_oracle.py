@@ -23,7 +23,7 @@ from stress.audit import violation
 from stress.fuzz_mutations import Mutation
 
 LONGEST_SECONDS = 10.0
-"""Of the processor, which others may use meanwhile."""
+"""Seconds of the processor, which others may use meanwhile."""
 ANSWERS = (0, 2, 3)
 """Exit codes of commands that answer or refuse."""
 MOST_MEMORY = 8 << 30

@@ -84,7 +84,7 @@ def speed(session: Session, name: str, *options: str, framework: str = "torch", 
 
 
 def figures_of(result: dict[str, Any]) -> Figures:
-    """Of a result, those that are known."""
+    """The figures of a result that are known."""
     joules, rate = result["joules_per_image"], result["images_per_second"]
     memory = result["peak_device_memory_bytes"]
     figures: Figures = {

@@ -49,7 +49,7 @@ class SharedFiles:
         return self._backing / path[1:]
 
     def _node(self) -> bytes:
-        """Of the process that asks; read each time, since a process gets another environment when it executes."""
+        """The node of the process that asks; read each time, since a process that executes gets another environment."""
         from mfusepy import fuse_get_context
 
         *_, pid = fuse_get_context()
@@ -208,7 +208,7 @@ class SharedFiles:
 
 
 def _content(answer: Any) -> Any:
-    """Of an answer, what a late one has otherwise: names, a size, or that there is nothing."""
+    """The part of an answer that differs in a late one: names, a size, or that there is nothing."""
     if isinstance(answer, os.stat_result):
         return answer.st_size, answer.st_mtime_ns
     return "nothing" if isinstance(answer, OSError) else sorted(answer)

@@ -45,7 +45,7 @@ STEPS = 30
 SETTLED_AFTER = 20
 """Runs after which the parent has loaded all that it needs."""
 MOST_GROWTH = {"resident_bytes": 8 << 20, "open_files": 0, "cache_bytes": 0, "temporary_files": 0}
-"""By which each figure may grow after that."""
+"""The most by which each figure may grow after that."""
 
 
 def config(framework: str, mode: str) -> RunConfig:
@@ -154,7 +154,7 @@ class Soaked:
     """A run of the soak, and the state of its parent afterwards."""
 
     number: int
-    """Of the run, from 1."""
+    """The number of the run, from 1."""
     parent: int
     """Its pid: each piece of a soak has another."""
     framework: str
@@ -200,7 +200,7 @@ def soak_once(number: int, seed: int, folder: Path) -> Soaked:
 
 
 def growths(soaked: Sequence[Soaked]) -> dict[str, list[float]]:
-    """By how much each figure grew in each piece of the soak that was long enough to tell."""
+    """The growth of each figure in each piece of the soak that was long enough to show it."""
     found: dict[str, list[float]] = {}
     for parent in dict.fromkeys(each.parent for each in soaked):
         piece = [each for each in soaked if each.parent == parent]

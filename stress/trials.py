@@ -30,7 +30,7 @@ LONGEST = 90.0
 """Seconds after a fault when a trial counts as hanging."""
 SECONDS_TO_BE_GONE = 2.0
 REFERENCE_STEPS = (40, 400, 4000)
-"""Of a run that is left alone: as few of these as will do, since on a busy machine thousands take minutes."""
+"""The steps of a run that is left alone: as few of these as will do, since on a busy machine thousands take minutes."""
 STEPS_PER_EPOCH = 5
 """72 images in batches of 16."""
 TINY = [
@@ -51,16 +51,16 @@ class Trial:
     rank: int
     """On which process."""
     folder: Path
-    """Of the trial alone."""
+    """The folder of the trial alone."""
     process: subprocess.Popen[str] = field(init=False)
     """The command."""
     acted_at: float | None = None
     pids: dict[int, int] = field(default_factory=dict)
-    """Of the training processes, by rank."""
+    """The ids of the training processes, by rank."""
     seconds: float = 0.0
     """From the fault until everything was gone."""
     said: str = ""
-    """By the command."""
+    """The message of the command."""
     problems: list[str] = field(default_factory=list)
     """Everything that is not as it must be."""
     environment: dict[str, str] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Fault:
     around: Callable[[Trial], AbstractContextManager[BeforeExec]] = lambda trial: nullcontext(lambda: None)
     """What the trial runs in: a separate disk or limited memory; yields what the command calls before it starts."""
     options: tuple[str, ...] = ()
-    """Of the command; FOLDER in them is that of the trial."""
+    """The options of the command; FOLDER in them is that of the trial."""
     modes: Callable[[str, str], bool] = lambda framework, mode: True
     needs_root: bool = False
     alone: bool = False
@@ -148,7 +148,7 @@ class Fault:
     needs: tuple[str, ...] = ()
     """Programs."""
     needs_modules: tuple[str, ...] = ()
-    """Of Python, beyond what this script itself imports."""
+    """The modules of Python, beyond what this script itself imports."""
     leaves_logs: bool = True
     """Whether they are where they belong: there are none before training, nor where the directory is gone."""
     writes_result: bool = True
@@ -354,7 +354,7 @@ def resume_trial(trial: Trial, fault: Fault) -> list[str]:
 
 
 def reference_losses(framework: str, mode: str, steps: int) -> list[float]:
-    """Of at least that many steps of a run that was left alone."""
+    """The losses of at least that many steps of a run that was left alone."""
     return _losses_alone(framework, mode, next(length for length in REFERENCE_STEPS if length >= steps))
 
 
