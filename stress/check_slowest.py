@@ -57,7 +57,7 @@ def arm_on(nodes: int, python: str) -> Arm:
 
 
 def seconds_predicted(arm: MeasuredArm, nodes: int, *, spread: float | None = None) -> float:
-    """Predicted seconds of a step on simulated nodes with an unlimited link; with another spread than the measured one."""
+    """Predicted seconds of a step on simulated nodes with an unlimited link, with another spread if given."""
     work = arm.work_on()
     work = work if spread is None else replace(work, spread=spread)
     return predict_step(work, arm.on(nodes, 1, NO_LIMIT, NO_LIMIT)).seconds
