@@ -492,7 +492,7 @@ module.TensorFlowBackend._update = clipped_first
     "a mean of the weights that begins with zeros": Fault(
         framework="torch",
         module="update_rules",
-        inject="module.UpdateRules.share = lambda self, step: 1 - self.weight_average",
+        inject="module.UpdateRules.ema_weight = lambda self, step: 1 - self.weight_average",
         caught_by="weight average",
         on_sheet=("evaluation loss",),
     ),
