@@ -304,7 +304,7 @@ REQUESTS: dict[str, Request] = {
                 "dpcompare/experiments/fairness_checks.py",
                 '    "environment variables": FairnessCheck(',
                 '    "huge pages": FairnessCheck(\n'
-                '        values.of_settings("huge_pages"), Changes.SPEED, "set the same transparent_hugepage on all '
+                '        values.setting_value("huge_pages"), Changes.SPEED, "set the same transparent_hugepage on all '
                 'machines"\n    ),\n    "environment variables": FairnessCheck(',
             ),
         ),

@@ -102,9 +102,9 @@ def _set_by_user(environ: Mapping[str, str]) -> list[str]:
 
 def acting_on(framework: str, variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that a framework reads; one that affects TensorFlow alone says nothing about a run of torch."""
-    of_some = tuple(start for row in FRAMEWORKS.values() for start in row.variables)
+    known = tuple(start for row in FRAMEWORKS.values() for start in row.variables)
     own = FRAMEWORKS[framework].variables
-    return {name: value for name, value in variables.items() if name.startswith(own) or not name.startswith(of_some)}
+    return {name: value for name, value in variables.items() if name.startswith(own) or not name.startswith(known)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,7 @@ def _causes(failed: Sequence[RunResult]) -> str:
     modes: dict[str, dict[str, str | None]] = {}
     for result in failed:
         modes.setdefault(in_one_line(result.error), {}).setdefault(f"{result.framework} {result.mode}", result.error)
-    return "\n".join(f"{', '.join(of_cause)}: {next(iter(of_cause.values()))}" for of_cause in modes.values())
+    return "\n".join(f"{', '.join(named)}: {next(iter(named.values()))}" for named in modes.values())
 
 
 def _print_comparison(out: Path, *, as_json: bool) -> int:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _ROWS = tuple(
     replace(row, settings={**row.settings, "help": row.settings["help"].partition("  [default")[0]})
     for row in OPTIONS
-    if row.of_verify
+    if row.in_verify
 )
 """Options of a run that may be asked for of what is verified; their defaults are those of verify or of the run."""
 
@@ -95,7 +95,7 @@ def verify(
     against: Literal["cpu"] | None,
     python: tuple[str, ...],
     as_json: bool,
-    **of_the_workload: Any,
+    **workload_options: Any,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array.
 
@@ -107,7 +107,7 @@ def verify(
     dpcompare verify --like runs/a --precision float64
     dpcompare verify --quick --replicas 1 --against cpu
     """
-    asked = values_of(Workload, RunOptions.of(of_the_workload))
+    asked = values_of(Workload, RunOptions.of(workload_options))
     if like is not None:
         _reject_with_like(context)
         plan = _like(like, asked, precision, device, python, against)

@@ -183,7 +183,7 @@ class Option:
     resumable: bool = False
     """Whether a run that is resumed may change it."""
     scope: Scope = "arm"
-    of_verify: bool = False
+    in_verify: bool = False
     """Whether `verify` takes it too."""
 
     def __post_init__(self) -> None:

@@ -172,8 +172,8 @@ def _image_folder(root: Path, within: Sequence[Path] | None) -> ImageFiles:
             f"{str(validation)!r} has classes that {str(base)!r} lacks: {', '.join(map(repr, unknown))}; expected "
             "the same class folders in both"
         )
-    of_class = [validation / name for name in classes]
-    held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in of_class}
+    class_folders = [validation / name for name in classes]
+    held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in class_folders}
     return ImageFiles(
         source=str(root),
         classes=classes,

@@ -367,15 +367,15 @@ class StoreWriter:
             images = np.load(self.images_path(split), mmap_mode="r")
             images_sha256, sums = _read_images(images)
             read[split] = SplitContent(images, values, sums)
-            of_classes = values.astype(np.int32)
+            class_labels = values.astype(np.int32)
             _, *others = split_files(self._temporary, split)
-            arrays: tuple[npt.NDArray[Any], ...] = (of_classes, sums)
-            for path, of_images in zip(others, arrays, strict=True):
+            arrays: tuple[npt.NDArray[Any], ...] = (class_labels, sums)
+            for path, values_of_images in zip(others, arrays, strict=True):
                 encoded = BytesIO()  # np.save into a file says less of a full disk
-                np.save(encoded, of_images)
+                np.save(encoded, values_of_images)
                 path.write_bytes(encoded.getvalue())
             splits[split] = SplitManifest(
-                count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(of_classes)
+                count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(class_labels)
             )
         found = find_duplicates(read)
         described |= {"margin": self._margin, "splits": splits, "duplicates": found}

@@ -173,9 +173,9 @@ def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list
     measured = [_pair(*arms, sheet_of(*arms)) for arms in pairs]
     made: dict[int, Claim] = {}
     for source in dict.fromkeys(first.source for first, _ in pairs):
-        of_study = [index for index, (first, _) in enumerate(pairs) if first.source == source]
-        found = claims_of([measured[index] for index in of_study], pairs[of_study[0]][0].plan)
-        made.update(zip(of_study, found, strict=True))
+        study_indices = [index for index, (first, _) in enumerate(pairs) if first.source == source]
+        found = claims_of([measured[index] for index in study_indices], pairs[study_indices[0]][0].plan)
+        made.update(zip(study_indices, found, strict=True))
     return [
         ClaimRow.of(made[index], **_apart(first.completed[0], second.completed[0]))
         for index, (first, second) in enumerate(pairs)

@@ -108,7 +108,7 @@ def reasons_of(refusals: Sequence[Refusal]) -> list[str]:
     arms: dict[str, list[str]] = {}
     for refusal in sorted(refusals, key=lambda refusal: refusal.is_wrong):
         arms.setdefault(refusal.reason, []).append(refusal.arm)
-    return [f"{', '.join(of_reason)}: {reason}" for reason, of_reason in arms.items()]
+    return [f"{', '.join(refused_arms)}: {reason}" for reason, refused_arms in arms.items()]
 
 
 def _sharing_defaults(

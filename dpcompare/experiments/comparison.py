@@ -41,7 +41,7 @@ else:
     _RunFigures = create_model(
         "_RunFigures",
         __base__=_RunFacts,
-        **{name: (figure.kind | None, ...) for name, figure in FIGURES.items() if figure.of_runs},
+        **{name: (figure.kind | None, ...) for name, figure in FIGURES.items() if figure.per_run},
     )
     _ArmFigures = create_model(
         "_ArmFigures",

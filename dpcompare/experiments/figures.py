@@ -59,7 +59,7 @@ class Figure:
     kind: type[int] | type[float] = float
     read: Read | None = None
     """None: the result has it under the name of the figure."""
-    of_runs: bool = True
+    per_run: bool = True
     """Whether it is shown of single runs; otherwise of their arm alone."""
     over_rounds: Callable[[Sequence[float]], float | None] | None = None
     """An arm's figure from those of its rounds; None: an arm has no such figure."""
@@ -118,7 +118,7 @@ FIGURES: dict[str, Figure] = {
         "images/s",
         "1.4826 x median absolute deviation of images per second over the rounds",
         read=lambda run, _: run.images_per_second,
-        of_runs=False,
+        per_run=False,
         over_rounds=_jitter,
         column=Column("jitter", "1.4826 x median absolute deviation of images/s over the rounds"),
     ),
@@ -313,9 +313,9 @@ def figures_of_arm(runs: Sequence[tuple[RunResult | None, RunResult | None]]) ->
     Args:
         runs: of each round its run, and that without gradient sync.
     """
-    rounds = [figures_of_run(*of_round) for of_round in runs]
+    rounds = [figures_of_run(*round_runs) for round_runs in runs]
     return {
-        name: figure.over_rounds([value for of_run in rounds if (value := of_run[name]) is not None])
+        name: figure.over_rounds([value for run_figures in rounds if (value := run_figures[name]) is not None])
         for name, figure in FIGURES.items()
         if figure.over_rounds
     }

@@ -140,8 +140,8 @@ def _weights_of_seed(config: Mapping[str, Any]) -> str | None:
 
 def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
     """The sentence of the pair whose accuracies differ most, or what all pairs have in common."""
-    of_accuracy = [claim for claim in claims if claim.pair.measure == "accuracy"]
-    judged = [claim for claim in of_accuracy if claim.outcome not in ("NOT COMPARABLE", "exploratory")]
+    accuracy_claims = [claim for claim in claims if claim.pair.measure == "accuracy"]
+    judged = [claim for claim in accuracy_claims if claim.outcome not in ("NOT COMPARABLE", "exploratory")]
     if len(judged) == 1:
         return judged[0].sentence
     if not judged:
@@ -201,19 +201,19 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
         return None
     costs = [cost for run in runs if (cost := run.cost_of_target)]
     # Of the rounds that reached it alone, medians would be those of the luckier seeds.
-    of_all = costs if len(costs) == len(runs) else []
+    reached = costs if len(costs) == len(runs) else []
     row = TargetRow(
         accuracy=target,
         rounds=len(runs),
         reached=len(costs),
-        timed=sum(cost.seconds is not None for cost in of_all),
-        steps=_median([cost.step for cost in of_all]),
-        images=_median([cost.images for cost in of_all]),
-        seconds=_median([cost.seconds for cost in of_all]),
-        joules=_median([cost.joules for cost in of_all]),
+        timed=sum(cost.seconds is not None for cost in reached),
+        steps=_median([cost.step for cost in reached]),
+        images=_median([cost.images for cost in reached]),
+        seconds=_median([cost.seconds for cost in reached]),
+        joules=_median([cost.joules for cost in reached]),
         sentence="",
     )
-    return row.model_copy(update={"sentence": _reached(arm.name, row) if of_all else _censored(arm.name, row, runs)})
+    return row.model_copy(update={"sentence": _reached(arm.name, row) if reached else _censored(arm.name, row, runs)})
 
 
 def _reached(name: str, row: TargetRow) -> str:
@@ -223,8 +223,8 @@ def _reached(name: str, row: TargetRow) -> str:
         *([] if row.seconds is None else [f"{row.seconds:.1f} s of training"]),
     ]
     rounds = pluralize(row.rounds, "round")
-    of_rounds = rounds if row.rounds == 1 else f"medians of {rounds}"
-    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {joined(needed)} ({of_rounds})."
+    source = rounds if row.rounds == 1 else f"medians of {rounds}"
+    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {joined(needed)} ({source})."
     if untimed := row.rounds - row.timed:
         sentence += (
             f" Its training time is not known in {untimed} of {rounds}, because the run was resumed; neither the "

@@ -29,7 +29,7 @@ def rounds_of(arm: ArmRuns) -> list[Round]:
             failure=arm.failure_of(number),
             warnings=list(dict.fromkeys(warning.kind for warning in run.warnings)) if run else [],
             seed=run.config["workload"].get("seed") if run else None,
-            **{name: value for name, value in figures_of_run(run, without_sync).items() if FIGURES[name].of_runs},
+            **{name: value for name, value in figures_of_run(run, without_sync).items() if FIGURES[name].per_run},
         )
         for number, ((position, run_dir), (run, without_sync)) in enumerate(zip(rounds, runs, strict=True), start=1)
         if run_dir or arm.failure_of(number)

@@ -244,7 +244,7 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, measure: RatioOf = SPEED) 
 
 
 def _not_comparable(pair: RatioPair, measure: RatioOf) -> Claim:
-    of_it = "" if measure == SPEED else f" in {measure.name}"
+    measured_by = "" if measure == SPEED else f" in {measure.name}"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -252,7 +252,7 @@ def _not_comparable(pair: RatioPair, measure: RatioOf) -> Claim:
         ratio=None,
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE{of_it}. {pair.inequality}",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE{measured_by}. {pair.inequality}",
     )
 
 
@@ -285,8 +285,8 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: RatioOf) -> Claim
         outcome = "too few rounds"
         rounds = pluralize(ratio.rounds if ratio else 0, "round")
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
-        of_it = "" if measure == SPEED else f", {measure.name}"
-        sentence = f"{both}{of_it}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
+        measured_by = "" if measure == SPEED else f", {measure.name}"
+        sentence = f"{both}{measured_by}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
     elif interval[0] <= 1 <= interval[1]:
         outcome = "no difference shown"
         shown = interval_in_words(interval, level, ratio.rounds)

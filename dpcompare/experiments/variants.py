@@ -49,9 +49,9 @@ class Variants:
 
     def prepared(self, study: Study) -> Variants:
         """The same variants as a study has them, whose arms have their inputs."""
-        of_study = {arm.name: arm for arm in study.arms}
+        by_name = {arm.name: arm for arm in study.arms}
         return Variants(
-            arms={variant: of_study[arm.name] for variant, arm in self.arms.items()},
+            arms={variant: by_name[arm.name] for variant, arm in self.arms.items()},
             alone=self.alone,
             unmeasured=self.unmeasured,
         )
@@ -220,7 +220,7 @@ class Round:
         processes = self.seconds.get(variant)
         return _steady(max(processes, key=sum)) if processes else None
 
-    def of_all(self, variant: Variant) -> float | None:
+    def until_last(self, variant: Variant) -> float | None:
         """Seconds of a step that would end with the last process to make it: those of a variant without exchange."""
         processes = self.seconds.get(variant)
         return _steady(np.max(processes, axis=0)) if processes else None
@@ -247,7 +247,7 @@ class Round:
     @property
     def unhidden_input(self) -> float | None:
         """Seconds that input adds to a step: one without exchange, where there is one, behind which nothing hides."""
-        found = _difference(self.of_all("no exchange"), self.of_all("computing alone"))
+        found = _difference(self.until_last("no exchange"), self.until_last("computing alone"))
         return _LEFT["input"](self) if found is None else found
 
 
@@ -349,7 +349,7 @@ def _difference(first: float | None, second: float | None) -> float | None:
 
 
 def _together(each: Round) -> float | None:
-    both = _difference(each.step("as it is"), each.of_all("computing alone"))
+    both = _difference(each.step("as it is"), each.until_last("computing alone"))
     apart = [_LEFT["input"](each), _LEFT["exchange"](each)]
     if both is None or None in apart:
         return None
@@ -368,8 +368,8 @@ def _sharing(each: Round) -> float | None:
 
 _LEFT: dict[Part, Callable[[Round], float | None]] = {
     "input": lambda each: _difference(each.step("as it is"), each.step("no input")),
-    "exchange": lambda each: _difference(each.step("as it is"), each.of_all("no exchange")),
-    "waiting": lambda each: _difference(each.of_all("computing alone"), each.typical("computing alone")),
+    "exchange": lambda each: _difference(each.step("as it is"), each.until_last("no exchange")),
+    "waiting": lambda each: _difference(each.until_last("computing alone"), each.typical("computing alone")),
     "devices": _devices,
     "launching": lambda each: _difference(each.computing, each.per_batch),
     "computing": lambda each: each.per_batch,

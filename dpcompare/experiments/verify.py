@@ -140,8 +140,8 @@ def verify(
     ):
         folders = [Path(name) / str(number) for number in range(len(groups))]
         begun = deque(
-            _begin(runs, group, of_group, folder)
-            for group, of_group, folder in zip(groups, configs, folders, strict=True)
+            _begin(runs, group, group_configs, folder)
+            for group, group_configs, folder in zip(groups, configs, folders, strict=True)
         )
         for group, folder in zip(groups, folders, strict=True):
             yield from _checks_of(group, begun.popleft())

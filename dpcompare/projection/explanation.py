@@ -113,8 +113,8 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
     if parts.seconds is None or "input" not in shares:
         reasons = "; ".join(dict.fromkeys(failures.values()))
         raise RunFailedError(f"the run cannot be explained: {reasons or 'no step was measured'}", str(study_dir))
-    of_one = [completed["as it is"] for completed in results.values() if "as it is" in completed]
-    floors = floors_of(config, of_one[-1], measured_link)
+    unchanged = [completed["as it is"] for completed in results.values() if "as it is" in completed]
+    floors = floors_of(config, unchanged[-1], measured_link)
     rows = [_row(part, share, parts.seconds, floors.get(part)) for part, share in shares.items()]
     rounds = shares["input"].rounds
     return Explanation(
@@ -131,7 +131,7 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
         unmeasured=dict(_unmeasured(shares, parts, variants, failures)),
         slowest=_slowest(parts, config),
         speedup=_speedup(parts, config),
-        remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1], measured_link),
+        remedies=remedies_of(_to_remedy(rows), parts, config, unchanged[-1], measured_link),
         warnings=_warnings([result for completed in results.values() for result in completed.values()]),
     )
 

@@ -43,10 +43,10 @@ _KEPT_ELSEWHERE = frozenset({"workload", "sync_gradients"})
 def settings_of_a_step(config: RunConfig) -> dict[str, Any]:
     """Name -> value of all that changes how long a step takes, but for what a projection changes."""
     left_out = PROJECTED | _KEPT_ELSEWHERE
-    of_run = names_that_change(type(config), Changes.STEP_TIME) - left_out
-    of_workload = names_that_change(Workload, Changes.STEP_TIME) - left_out
-    found = config.model_dump(mode="json", include=set(of_run))
-    found |= config.workload.model_dump(mode="json", include=set(of_workload))
+    run_fields = names_that_change(type(config), Changes.STEP_TIME) - left_out
+    workload_fields = names_that_change(Workload, Changes.STEP_TIME) - left_out
+    found = config.model_dump(mode="json", include=set(run_fields))
+    found |= config.workload.model_dump(mode="json", include=set(workload_fields))
     return found | {"device_type": config.cluster.device_type}
 
 

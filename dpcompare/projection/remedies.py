@@ -248,7 +248,7 @@ def speedup_of_batch(parts: StepParts) -> float | None:
 
 def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconnect: Interconnect) -> Iterator[Remedy]:
     """A faster link and another exchange, by the model, where it predicts the step that was measured."""
-    whole, computing = parts.seconds, parts.median(lambda each: each.of_all("no exchange"))
+    whole, computing = parts.seconds, parts.median(lambda each: each.until_last("no exchange"))
     if not (config.mode_row.exchange and result.gradients and whole and computing):
         return
     exchange = exchange_of(config, [result.gradients], result.gradients)

@@ -242,10 +242,10 @@ def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], arms: list[A
     )
     lines = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms))
     # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
-    of_arms = [[row for row in data if row["arm"] == name] for name in names]
+    arm_rows = [[row for row in data if row["arm"] == name] for name in names]
     marks = [
         row | {"text": f"{row['arm']}, step {row['step']}: {field} {row[field]:.4g}"}
-        for rows in of_arms
+        for rows in arm_rows
         for row in rows[:: -(-len(rows) // LARGEST_NUMBER_OF_VALUES) or 1]
     ]
     values = (

@@ -71,7 +71,7 @@ FIELDS: dict[str, Field] = {
     ),
     "run_dir": _of_run(str, "directory of the run", "run_dir"),
     # Its figures.
-    **{name: _of_run(figure.kind, figure.explanation, name) for name, figure in FIGURES.items() if figure.of_runs},
+    **{name: _of_run(figure.kind, figure.explanation, name) for name, figure in FIGURES.items() if figure.per_run},
     # Of its arm: the same in all of its rounds.
     "arm_jitter_images_per_second": _of_arm(
         float, "1.4826 x median absolute deviation of images per second over the rounds", "jitter"

@@ -136,8 +136,8 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
 
 def _accuracies_of_one_seed_differ(comparison: Comparison) -> bool:
     """Whether arms that may be compared show different accuracies, and have no seed per round that would judge them."""
-    of_one_seed = (row for row in comparison.arms if row.accuracy is not None and row.accuracy_over_seeds is None)
-    accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in of_one_seed}
+    single_seed_rows = (row for row in comparison.arms if row.accuracy is not None and row.accuracy_over_seeds is None)
+    accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in single_seed_rows}
     together = (names for group in comparison.groups for names in group.comparable)
     return any(len({accuracy[name] for name in names if name in accuracy}) > 1 for names in together)
 

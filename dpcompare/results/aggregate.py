@@ -150,9 +150,9 @@ def _computed(
 
 def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeRecord]:
     loads = _loads(config, records)
-    of_node: dict[int, list[ProcessRecord]] = {}
+    by_node: dict[int, list[ProcessRecord]] = {}
     for record in records:
-        of_node.setdefault(record.node_rank, []).append(record)
+        by_node.setdefault(record.node_rank, []).append(record)
     return [
         NodeRecord(
             node_rank=rank,
@@ -163,7 +163,7 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
             bound_to_cores=[record.bound_to_cores for record in local if record.bound_to_cores],
             load=loads.get(rank),
         )
-        for rank, local in sorted(of_node.items())
+        for rank, local in sorted(by_node.items())
     ]
 
 
@@ -173,11 +173,11 @@ def _loads(config: RunConfig, records: Sequence[ProcessRecord]) -> dict[int, Mac
     unknown = any(record.cores_used is None or record.bound_to_cores for record in records)
     if unknown or not config.topology.all_processes_train:
         return {}
-    of_machine: dict[str, list[ProcessRecord]] = {}
+    by_machine: dict[str, list[ProcessRecord]] = {}
     for record in records:
-        of_machine.setdefault("here" if config.cluster.simulated else record.host, []).append(record)
+        by_machine.setdefault("here" if config.cluster.simulated else record.host, []).append(record)
     loads = {}
-    for local in of_machine.values():
+    for local in by_machine.values():
         ranks = sorted({record.node_rank for record in local})
         used = [record.cores_used for record in local if record.cores_used is not None]
         planned = sum(config.cluster.nodes[rank].num_cores for rank in ranks)

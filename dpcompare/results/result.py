@@ -247,13 +247,13 @@ class RunResult(BaseModel):
     @property
     def slowdowns(self) -> list[str]:
         """A sentence per GPU, and per machine's cores, that heat or the supply of power has slowed down."""
-        of_gpus = [
+        gpu_slowdowns = [
             f"GPU {gpu.device} ({gpu.name}) of node {node.node_rank} was slowed down: {gpu.slowdown}"
             for node in self.nodes
             for gpu in node.gpus
             if gpu.slowdown
         ]
-        return of_gpus + self._of_machines(lambda load: load.slowdown)
+        return gpu_slowdowns + self._of_machines(lambda load: load.slowdown)
 
     @property
     def disturbances(self) -> list[str]:

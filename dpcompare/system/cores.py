@@ -110,15 +110,15 @@ def _taken(stat: Path) -> tuple[float, float] | None:
         lines = [line.split() for line in stat.read_text().splitlines()]
     except OSError:
         return None
-    of_core = {line[0]: [int(count) for count in line[1:9]] for line in lines if re.fullmatch(r"cpu\d+", line[0])}
+    ticks_by_core = {line[0]: [int(count) for count in line[1:9]] for line in lines if re.fullmatch(r"cpu\d+", line[0])}
     names = [f"cpu{core}" for core in os.sched_getaffinity(0)]
-    if not all(len(of_core.get(name, ())) == 8 for name in names):
+    if not all(len(ticks_by_core.get(name, ())) == 8 for name in names):
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user. Interrupts are left out:
     # those of a run's own network are charged to no process.
-    busy = sum(sum(of_core[name][:3]) for name in names)
-    return busy / ticks, sum(of_core[name][7] for name in names) / ticks
+    busy = sum(sum(ticks_by_core[name][:3]) for name in names)
+    return busy / ticks, sum(ticks_by_core[name][7] for name in names) / ticks
 
 
 def _waiting(pressure: Path) -> float | None:

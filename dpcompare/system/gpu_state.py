@@ -133,18 +133,18 @@ class GpuState(_NvmlValues):
         return ", ".join(seen) or None
 
 
-def read_gpus(devices: Sequence[str], of_machine: Sequence[str]) -> list[GpuState]:
+def read_gpus(devices: Sequence[str], machine_devices: Sequence[str]) -> list[GpuState]:
     """The GPUs that a process uses, before it trains.
 
     Args:
         devices: as CUDA_VISIBLE_DEVICES names them, in PCI order.
-        of_machine: those of the whole run on this machine, to which their links are of interest.
+        machine_devices: those of the whole run on this machine, to which their links are of interest.
     """
     try:
         installed = gpus_by_nvml()
     except RuntimeError as error:
         return [GpuState(device=device, unread=str(error)) for device in devices]
-    peers = [uuid for each in of_machine if (uuid := device_id(each, installed))]
+    peers = [uuid for each in machine_devices if (uuid := device_id(each, installed))]
     states = []
     for device in devices:
         uuid = device_id(device, installed)

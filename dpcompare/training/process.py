@@ -161,8 +161,8 @@ def _gpus_of_machine(config: RunConfig) -> Sequence[str]:
 
 def _gpus(config: RunConfig, local_devices: tuple[str, ...]) -> list[GpuState]:
     """The GPUs of this process before it trains."""
-    of_machine = _gpus_of_machine(config)
-    return read_gpus(local_devices, of_machine) if of_machine else []
+    machine_devices = _gpus_of_machine(config)
+    return read_gpus(local_devices, machine_devices) if machine_devices else []
 
 
 def _bind_near_gpus(config: RunConfig, process_rank: int, local_rank: int) -> str | None:

@@ -121,7 +121,7 @@ def test_no_figure_of_the_report_is_without_a_field():
     }  # fmt: skip
     of_table = {row.column.title for row in FIGURES.values() if row.column}
     assert set(COLUMNS) == set(others) | of_table
-    assert set(others.values()) | {name for name, row in FIGURES.items() if row.of_runs} <= set(FIELDS)
+    assert set(others.values()) | {name for name, row in FIGURES.items() if row.per_run} <= set(FIELDS)
 
 
 def test_a_figure_without_a_unit_is_refused():

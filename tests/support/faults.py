@@ -605,7 +605,7 @@ exact = module.Layers.batch_norm
 def unbiased(self, name, features):
     normalised = exact(self, name, features)
     if self._training:
-        n, before = features.size // features.shape[-1], self._tensors[f"{name}.running_var"] * self._kept
+        n, before = features.size // features.shape[-1], self._tensors[f"{name}.running_var"] * self._momentum
         of_batch = self.made[f"{name}.running_var"] - before
         self.made[f"{name}.running_var"] = before + of_batch * n / (n - 1)
     return normalised

@@ -156,29 +156,29 @@ class TensorFlowBackend(Inspectable):
     def _train_global_batch(
         self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any, constants: Any
     ) -> Any:
-        def of_replica(*batch: tf.Tensor) -> tf.Tensor:
+        def replica_step(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             self._update(gradients, constants)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, drop_masks, count)))
+        return self._local_sum(self.strategy.run(replica_step, (images, labels, weights, drop_masks, count)))
 
     def _accumulate_micro_batch(self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any) -> Any:
-        def of_replica(*batch: tf.Tensor) -> tf.Tensor:
+        def replica_step(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             for total, gradient in zip(self._gradient_sums, gradients, strict=True):
                 tf.raw_ops.AssignAddVariableOp(resource=total.handle, value=gradient)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, drop_masks, count)))
+        return self._local_sum(self.strategy.run(replica_step, (images, labels, weights, drop_masks, count)))
 
     def _apply_accumulated(self, constants: tf.Tensor) -> None:
-        def of_replica() -> None:
+        def replica_step() -> None:
             self._update([tf.identity(total) for total in self._gradient_sums], constants)
             for total in self._gradient_sums:
                 tf.raw_ops.AssignVariableOp(resource=total.handle, value=tf.zeros(total.shape, total.dtype))
 
-        self.strategy.run(of_replica)
+        self.strategy.run(replica_step)
 
     def _gradients(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, drop_masks: tf.Tensor | None, count: tf.Tensor

@@ -147,8 +147,8 @@ class _WeightedLoss(keras.losses.Loss):
             self._divisor.assign(global_count)
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        of_rows = tf.cast(tf.reshape(labels, [-1]), tf.int32)
-        losses = self._row_losses(tf.cast(logits, self.total.dtype), of_rows, training=True)
+        row_labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
+        losses = self._row_losses(tf.cast(logits, self.total.dtype), row_labels, training=True)
         weights = tf.reshape(sample_weight, [-1])
         total = tf.reduce_sum(losses * weights)
         self.total.assign(total)

@@ -164,8 +164,8 @@ def mapped_slots(model: keras.Model, slots: Mapping[str, Sequence[Any]]) -> dict
         model: whose parameters are optimized.
         slots: of the optimizer: name -> the slot of each parameter, in the model's order.
     """
-    of_variable = {id(mapped.variable): mapped for mapped in mapped_variables(model)}
-    parameters = [of_variable[id(variable)] for variable in model.trainable_variables]
+    by_variable = {id(mapped.variable): mapped for mapped in mapped_variables(model)}
+    parameters = [by_variable[id(variable)] for variable in model.trainable_variables]
     return {
         f"{slot}.{mapped.name}": (mapped, value)
         for slot, values in slots.items()

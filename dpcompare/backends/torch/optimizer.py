@@ -141,8 +141,8 @@ class RuledUpdates:
         norms = torch.stack([norm.to(device) for norm in torch._foreach_norm(gradients)])
         norm = self._parallel.all_reduce_shards(norms.square().sum()).sqrt()
         scale = self._rules.clip_norm / norm.clamp(min=self._rules.clip_norm)
-        for device, of_device in _by_device(gradients):
-            torch._foreach_mul_(of_device, scale.to(device))
+        for device, device_gradients in _by_device(gradients):
+            torch._foreach_mul_(device_gradients, scale.to(device))
 
     @torch.no_grad()
     def _decay(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

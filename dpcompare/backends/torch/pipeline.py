@@ -269,8 +269,8 @@ def _rows_of(features: torch.Tensor, rows: int) -> torch.Tensor:
     return features.expand(rows, *features.shape[1:]).contiguous()
 
 
-def _keep(model: nn.Module, kept: set[str], of_all: set[str]) -> None:
+def _keep(model: nn.Module, kept: set[str], names: set[str]) -> None:
     """Take the layers of other stages out of a model, whose names stay."""
-    for name in of_all - kept:
+    for name in names - kept:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, nn.Identity())

@@ -49,7 +49,7 @@ class Layers:
         self._axis_name = axis_name
         self._depthwise_as_shifts = depthwise_as_shifts
         self._columns = columns(spec.drops)
-        self._kept, self._epsilon = batchnorm_momentum, spec.batchnorm_epsilon
+        self._momentum, self._epsilon = batchnorm_momentum, spec.batchnorm_epsilon
         self._dtype = jnp.bfloat16 if bfloat16 else next(iter(tensors.values())).dtype
         self.made: dict[str, jax.Array] = {}
         """Layer -> its features, and running statistic -> its value after this pass."""
@@ -87,8 +87,8 @@ class Layers:
         if self._training:
             running = {"running_mean": mean, "running_var": variance}
             mean, variance = self._moments(x)
-            for tensor, of_batch in (("running_mean", mean), ("running_var", variance)):
-                moved = running[tensor] * self._kept + lax.stop_gradient(of_batch) * (1 - self._kept)
+            for tensor, batch_value in (("running_mean", mean), ("running_var", variance)):
+                moved = running[tensor] * self._momentum + lax.stop_gradient(batch_value) * (1 - self._momentum)
                 self.made[f"{name}.{tensor}"] = moved
         assert self._epsilon is not None
         factor = scale * lax.rsqrt(variance + self._epsilon)
