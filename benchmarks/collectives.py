@@ -119,7 +119,7 @@ def _seconds_of(call: Callable[[], object]) -> float:
 
 
 def _bytes_sent() -> int:
-    """By all interfaces of this network namespace but loopback."""
+    """The bytes sent by all interfaces of this network namespace but loopback."""
     lines = Path("/proc/self/net/dev").read_text().splitlines()[2:]
     return sum(int(line.split(":")[1].split()[8]) for line in lines if not line.strip().startswith("lo:"))
 

@@ -32,8 +32,8 @@ from PIL import Image
 
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload
-from dpcompare.backends.base import Backend, Counted
-from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
+from dpcompare.backends.base import Backend, Counters
+from dpcompare.data.batches import BatchLoader, DeviceBatch, prefetch
 from dpcompare.data.prepare import prepare
 from dpcompare.data.store import open_store
 from dpcompare.experiments.analysis import analyse
@@ -81,7 +81,7 @@ def report_seconds(num_runs: int) -> tuple[float, float]:
 
 
 def measured_study(folder: Path) -> Path:
-    """Of torch ddp with and without gradient sync, one round of 45 steps."""
+    """A study of torch ddp with and without gradient sync, one round of 45 steps."""
     argv = [*DPCOMPARE, "compare", "--arm", "torch:ddp", "--device", "cpu", "--nodes", "2", "--ablate"]
     argv += ["--dataset", "synthetic", "--model", "mlp", "--image-size", "16", "--steps", "45"]
     study = folder / "measured"
@@ -161,12 +161,12 @@ class Nothing(Backend):
     def profile(self, path: Path) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
-        def placed(read: HostRead) -> DeviceBatch:
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
+        def placed(read: BatchLoader) -> DeviceBatch:
             batch = read()
             return DeviceBatch(images=None, labels=None, weights=batch.weights, global_count=batch.global_count)
 
-        return prefetch(reads, placed)
+        return prefetch(batch_loaders, placed)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
         return 1.0
@@ -177,10 +177,10 @@ class Nothing(Backend):
     def read(self, handles: Sequence[Any]) -> Any:
         return np.array(handles, np.float64)
 
-    def counted(self) -> Counted:
-        return Counted(optimizer_steps=None, images=None)
+    def counters(self) -> Counters:
+        return Counters(optimizer_steps=None, images=None)
 
-    def first_gradient_squares(self) -> float | None:
+    def first_grad_norm_sq(self) -> float | None:
         return None
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> Any:

@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.sections import commit, write_section
 from dpcompare.data.augmentation import Augmentation
-from dpcompare.data.batches import BatchReader, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, BatchReader, prefetch
 from dpcompare.data.names import AUGMENTATIONS
 from dpcompare.data.order import training_batches
 from dpcompare.data.store import Split
@@ -33,7 +33,7 @@ NUM_IMAGES = 2048
 ROWS_PER_DEVICE = 64
 NUM_STEPS = 30
 IMAGES_PER_SECOND = 2000.0
-"""That a device trains."""
+"""The images per second that a device trains."""
 
 
 def split_of(folder: Path, size: int) -> Split:
@@ -59,11 +59,11 @@ def feed(split: Split, num_devices: int, num_threads: int, *, pause: bool) -> tu
     rows = ROWS_PER_DEVICE * num_devices
     order = training_batches(len(split), rows, seed=0, num_steps=NUM_STEPS + 2)
 
-    def placed(read: HostRead) -> tuple[np.ndarray, np.ndarray]:
+    def placed(read: BatchLoader) -> tuple[np.ndarray, np.ndarray]:
         batch = read()
         return batch.pixels.copy(), batch.tables
 
-    batches = prefetch(reader.reads(order), placed, num_threads)
+    batches = prefetch(reader.batch_loaders(order), placed, num_threads)
     next(batches)
     next(batches)
     begin, waited = time.perf_counter(), 0.0

@@ -2,8 +2,8 @@
 
     python -m benchmarks.gpu [--mode single] [--image-size 260] [--global-batch-size 128] [--rounds 5] [--write FILE]
 
-EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 beside the plain loop; `native` is bfloat16 with the
-settings of that profile, beside the same by hand, with its images on the GPU from the start and compiled, as timm's
+EfficientNet-B2 with torch `single` and `ddp`. `strict` is float32 against the plain loop; `native` is bfloat16 with the
+settings of that profile, against a plain loop with its images on the GPU from the start and compiled, as timm's
 benchmark of training has it. A round of a mode is seven runs, half a minute each; after each round the table so far is
 written. Each loop has TF32 and cudnn.benchmark as the profile that it is named after. The
 data-wait fraction of each run is in its result.json.

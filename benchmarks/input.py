@@ -102,7 +102,7 @@ def read_augmented(folder: Path, size: int) -> float:
 
 
 def read_looked_up(folder: Path, size: int) -> float:
-    """With the images made on the host, as for the CPU."""
+    """Images per second with the images made on the host, as for the CPU."""
     return read_ours(folder, size, AUGMENTATIONS, looked_up=True)
 
 

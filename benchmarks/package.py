@@ -16,7 +16,7 @@ from pathlib import Path
 
 PACKAGE = "dpcompare"
 LEAST_NAMES = 5
-"""Of a list, for it to be one that is kept by hand."""
+"""The least number of names in a list that is kept manually."""
 
 
 def counts(tree: Path) -> dict[str, float]:

@@ -28,7 +28,7 @@ def commit() -> str:
         return named
     if (here / COMMIT_FILE).is_file():
         return (here / COMMIT_FILE).read_text().strip()
-    if not (here / ".git").exists():  # git would look further up, and find a repository that this is none of
+    if not (here / ".git").exists():  # git would look further up, and find a repository that does not hold this
         return "unknown"
     return git("rev-parse", "--short", "HEAD") + (" (changed)" if git("status", "--porcelain", "-uno") else "")
 

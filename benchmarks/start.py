@@ -2,9 +2,9 @@
 
     python -m benchmarks.start [--mode torch:ddp ...] [--rounds 5] [--write FILE]
 
-In every round each mode runs twice, in either order: by the command, and by hand, which starts the same processes from
-the same plan and waits for them, its inputs prepared before. Also how long `dpcompare --help` takes, beside a Python
-that does nothing, and how long the first step takes, in which TensorFlow traces.
+In every round each mode runs twice, in either order: by the command, and without it, by a script that starts the same
+processes from the same plan and waits for them, its inputs prepared before. Also how long `dpcompare --help` takes,
+compared with a Python that does nothing, and how long the first step takes, in which TensorFlow traces.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The door of every training process: `python -m dpcompare.worker RUN_DIR --node-rank I`."""
+"""The entry point of every training process: `python -m dpcompare.worker RUN_DIR --node-rank I`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,8 @@ from dpcompare.experiments.study import Arm, Study
 
 PHOTOS = ["--model", "toy-cnn", "--image-size", "64", "--device", "cpu", "--augment", "flip"]
 EPOCHS = "10"
-"""Of toy-cnn on the photographs: 54, 56 and 63% after 2, 3 and 4 in a first run; the page of `modes` shows the rest."""
+"""The epochs of toy-cnn on the photographs: 54, 56 and 63% after 2, 3 and 4 in a first run; the page of `modes` shows
+the rest."""
 SHORT = {"--image-size": 32, "--epochs": 2}
 """At most, for a try of the studies that takes minutes and answers nothing."""
 
@@ -41,22 +42,22 @@ class Question:
 
     question: str
     arguments: Sequence[str]
-    """Of `dpcompare compare`, without the data and the rounds."""
+    """The arguments of `dpcompare compare`, without the data and the rounds."""
     times: int = 1
     """Studies, each with seeds of its own."""
     least_rounds: int = 0
     """At least so many are made: where a difference is known to be there, as many as find it in 98 of 100 studies."""
     uses_photos: bool = True
     expected: Literal["higher", "no difference"] | None = None
-    """What is known beforehand of the first arm's accuracy beside the second's; None where that is the question."""
+    """What is known beforehand of the first arm's accuracy relative to the second's; None if that is the question."""
 
 
 def _arms(*arms: str) -> list[str]:
     return [part for arm in arms for part in ("--arm", arm)]
 
 
-def _about(*knobs: str) -> list[str]:
-    return [part for knob in knobs for part in ("--subject", knob)]
+def _about(*settings: str) -> list[str]:
+    return [part for setting in settings for part in ("--subject", setting)]
 
 
 STUDIES: dict[str, Question] = {
@@ -113,7 +114,7 @@ STUDIES: dict[str, Question] = {
 
 
 def shortened(arguments: Sequence[str]) -> list[str]:
-    """With values that are at most those of SHORT."""
+    """The arguments with values that are at most those of SHORT."""
     pairs = zip(["", *arguments], arguments, strict=False)
     return [str(min(int(value), SHORT[before])) if before in SHORT else value for before, value in pairs]
 
@@ -234,7 +235,7 @@ def problems(question: Question, studies: Sequence[dict[str, Any]]) -> Iterator[
     if question.expected == "no difference":
         print(f"{different} of {len(studies)} studies of equal arms claim a difference")
         if different > FALSE_CLAIMS * len(studies):
-            yield f"more than {FALSE_CLAIMS:.0%} of the studies claim a difference that is none"
+            yield f"more than {FALSE_CLAIMS:.0%} of the studies claim a difference that does not exist"
 
 
 def main() -> None:

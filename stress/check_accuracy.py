@@ -84,7 +84,7 @@ def simulated(
 
 
 def claims(accuracies: Array, losses: Array) -> list[LearningClaim]:
-    """Of all pairs of one study, by its figures (round, arm)."""
+    """The claims about all pairs of one study, by its figures (round, arm)."""
     pairs = [
         LearningPair(
             first=str(a),
@@ -98,7 +98,7 @@ def claims(accuracies: Array, losses: Array) -> list[LearningClaim]:
     return learning_claims(pairs, Plan(rounds=len(accuracies)), MARGIN)
 
 
-Judge = Callable[[list[LearningClaim]], bool]
+IsRight = Callable[[list[LearningClaim]], bool]
 
 
 def claims_difference(made: list[LearningClaim]) -> bool:
@@ -110,7 +110,7 @@ def finds_first_better(made: list[LearningClaim]) -> bool:
 
 
 def claims_sameness(made: list[LearningClaim]) -> bool:
-    """Of the first arm with any other: they differ by the margin. Also said beside a difference that is shown."""
+    """Whether the first arm is equal to another within the margin, which is also said of a difference that is shown."""
     return any("within plus or minus" in claim.sentence for claim in made if claim.pair.first == "0")
 
 
@@ -118,7 +118,7 @@ def finds_first_same(made: list[LearningClaim]) -> bool:
     return made[0].outcome == "the same within the margin"
 
 
-QUESTIONS: dict[str, tuple[int, float, Judge, bool]] = {
+QUESTIONS: dict[str, tuple[int, float, IsRight, bool]] = {
     "false difference, 2 arms": (2, 0.0, claims_difference, True),
     "false difference, 6 arms": (NUM_ARMS, 0.0, claims_difference, True),
     "true 3 points, 2 arms": (2, BETTER, finds_first_better, False),
@@ -131,7 +131,7 @@ QUESTIONS: dict[str, tuple[int, float, Judge, bool]] = {
 
 
 def part(noise: Noise, generator: np.random.Generator, question: str, *, studies: int, rounds: int) -> float:
-    """Of the simulated studies, those in which the answer is yes."""
+    """The part of the simulated studies in which the answer is yes."""
     arms, better, judge, _ = QUESTIONS[question]
     accuracies, losses = simulated(noise, generator, studies=studies, rounds=rounds, arms=arms, better=better)
     return float(np.mean([judge(claims(*of_study)) for of_study in zip(accuracies, losses, strict=True)]))

@@ -18,7 +18,7 @@ it, and stops when the next one has been predicted.
 A cell is valid in a round where its run without exchange, measured before and after the cells, differs by at most 10%.
 It is valid where it is so in more than half of all rounds; its error is then the median of the signed errors in these
 rounds, else in all. Exit code 3 unless 12 cells are valid, each within 15%, and their median within 5%. What the model
-gives with the inputs that were measured after the cells is shown beside, and decides nothing: it is not known before.
+gives with the inputs that were measured after the cells is shown too, and decides nothing: it is not known before.
 No cell has a delay: tc's netem is not in every kernel.
 """
 
@@ -121,7 +121,7 @@ class Campaign:
             self.run(number, *cell, repetition)
 
     def predicted_rounds(self) -> list[dict[str, Any]]:
-        """Of each round that has been predicted: which, by which commit, with which constants, and its cells."""
+        """The rounds that have been predicted: which, by which commit, with which constants, and their cells."""
         return list(json.loads(self.predictions.read_text())) if self.predictions.exists() else []
 
     def predictions_of(self, cells: Sequence[Cell], number: int) -> list[dict[str, Any]] | None:
@@ -133,7 +133,7 @@ class Campaign:
         return None
 
     def rows(self, number: int, mode: str, nodes: int, link: str) -> list[dict[str, Any]]:
-        """Of a round."""
+        """The rows of a round."""
         return [row for key, row in self.made.items() if key[:4] == (number, mode, nodes, link)]
 
     def median(self, number: int, mode: str, nodes: int, link: str, figure: str = "seconds") -> float:
@@ -141,7 +141,7 @@ class Campaign:
         return median(row[figure] for row in self.rows(number, mode, nodes, link))
 
     def computing(self, number: int, mode: str, nodes: int, figure: str = "seconds") -> float:
-        """Of the run without exchange."""
+        """A figure of the run without exchange."""
         return self.median(number, without_exchange(mode), nodes, NO_SYNC, figure)
 
 
@@ -281,7 +281,7 @@ def predicted(
 
 
 def rounds_of(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, float]) -> dict[Cell, list[JudgedRound]]:
-    """Of a block, all rounds of which have been measured."""
+    """The rounds of a block, all of which have been measured."""
     found: dict[Cell, list[JudgedRound]] = {cell: [] for cell in cells}
     modes = list(dict.fromkeys(mode for mode, _, _ in cells))
     for number in range(1, campaign.rounds + 1):
@@ -300,7 +300,7 @@ def rounds_of(campaign: Campaign, cells: Sequence[Cell], latencies: dict[str, fl
 
 
 def not_measured(predictions: Sequence[dict[str, Any]], number: int) -> list[str]:
-    """The table of what is predicted of cells that nobody has measured yet in this round."""
+    """The table of what is predicted of cells that are not measured yet in this round."""
     return [
         f"Round {number}: these predictions were made before any of the cells was measured in this round.",
         "",

@@ -33,7 +33,7 @@ WORKLOADS = [
     {"model": "mlp", "steps": 12, "precision": "float32", "regularization": "shared"},
     {"model": "efficientnet-b0", "steps": 6, "precision": "bfloat16"},
 ]
-"""By their fields; Adam where nothing is said. The fifth step is the last of an epoch, and not full."""
+"""The workloads by their fields; Adam if nothing else is said. The fifth step is the last of an epoch, and not full."""
 
 ARMS = [
     *((framework, "single", 1, 1) for framework in ("torch", "tensorflow")),
@@ -43,7 +43,7 @@ ARMS = [
 """Framework, mode, nodes and devices per node."""
 
 MAY_DIFFER = ("replicas", "batch per replica", "devices", "emulation")
-"""Knobs of what the pairs are about."""
+"""Settings of what the pairs are about."""
 
 
 def trained(workload: Workload, folder: Path) -> Iterator[RunResult]:
@@ -56,7 +56,7 @@ def trained(workload: Workload, folder: Path) -> Iterator[RunResult]:
 
 
 def parts_of_tolerance(results: Sequence[RunResult]) -> dict[str, float]:
-    """Knob -> the largest difference of two results with as many replicas, as a part of what is tolerated."""
+    """Setting -> the largest difference of two results with as many replicas, as a part of what is tolerated."""
     precision = results[0].precision
     largest: dict[str, float] = {}
     for name, tolerances in TOLERANCES.items():
@@ -86,11 +86,11 @@ def main() -> None:
             results = list(trained(workload, Path(folder)))
         print(file=sys.stderr)
         pairs = list(combinations(results, 2))
-        spoke = Counter(row.knob for pair in pairs for row in compare(pair, subject=MAY_DIFFER).rows if row.reason)
+        spoke = Counter(row.setting for pair in pairs for row in compare(pair, subject=MAY_DIFFER).rows if row.reason)
         false_alarms += sum(spoke.values())
         largest = parts_of_tolerance(results)
         parts = " | ".join(f"{largest[name]:.1e}" if name in largest else "-" for name in TOLERANCES)
-        named = ", ".join(f"{knob} {count}" for knob, count in spoke.items()) or "none"
+        named = ", ".join(f"{setting} {count}" for setting, count in spoke.items()) or "none"
         described = f"{workload.model}, {workload.optimizer}, {workload.precision}, {workload.regularization}"
         print(f"| {described} | {len(pairs)} | {named} | {parts} |", flush=True)
     sys.exit(3 if false_alarms else 0)

@@ -3,8 +3,8 @@
     python -m stress.check_slowest [--nodes 4 8] [--rounds 2] [--spread 0.2] [--out FOLDER] [--write FILE]
 
 Each process waits for a random, normally distributed time in every step. Waiting takes no core, so that two cores are
-enough for 8 processes; what each computes, some 4 ms, is little beside it. A study of torch:ddp on two nodes, with and
-without gradient sync, is all that the model knows when it predicts the steps of more nodes; they are measured
+enough for 8 processes; what each computes, some 4 ms, is little in comparison. A study of torch:ddp on two nodes, with
+and without gradient sync, is all that the model knows when it predicts the steps of more nodes; they are measured
 afterwards. Exit code 3 where one is off by more than 5%.
 """
 
@@ -57,7 +57,7 @@ def arm_on(nodes: int, python: str) -> Arm:
 
 
 def seconds_predicted(arm: MeasuredArm, nodes: int, *, spread: float | None = None) -> float:
-    """Of a step on simulated nodes whose link has no limit; with another spread than the measured one."""
+    """Predicted seconds of a step on simulated nodes with an unlimited link, with another spread if given."""
     work = arm.work_on()
     work = work if spread is None else replace(work, spread=spread)
     return predict_step(work, arm.on(nodes, 1, NO_LIMIT, NO_LIMIT)).seconds

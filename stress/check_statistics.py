@@ -48,7 +48,7 @@ class Noise:
     slow_runs: float = 0.0
     """Part of the runs of which every step takes five times as long."""
     slowing: float = 0.0
-    """By how much each run of a study is slower than the one before it."""
+    """The part by which each run of a study is slower than the one before it."""
     correlation: float = 0.0
     """From run to run and from step to step, as they follow each other."""
 
@@ -117,7 +117,7 @@ def claims_before(speeds: Array, plan: Plan, named: bool = False) -> list[bool]:
 
 
 def half_width_before(logs: Array, level: float) -> float:
-    """Of Student's interval of all rounds."""
+    """Half the width of Student's interval of all rounds."""
     return float(-stdtrit(len(logs) - 1, level / 2) * logs.std(ddof=1) / math.sqrt(len(logs)))
 
 
@@ -170,7 +170,7 @@ class Rule:
     half_width: Callable[[Array, float], float]
     """From the log-ratios of the rounds and a level to that of an interval."""
     level: float
-    """Of the interval that rounds are added for."""
+    """The level of the interval that rounds are added for."""
 
     def speeds(self, seconds: Array) -> Array:
         """(study, round, arm)"""
@@ -187,13 +187,13 @@ class Found:
 
     false_of_pair: tuple[float, float]
     false_of_six_arms: tuple[float, float]
-    """Of equal arms, any of their 15 pairs."""
+    """False claims about equal arms: any of their 15 pairs."""
     true_of_pair: tuple[float, float]
     """A true 10%, two arms alone."""
     true_of_six_arms: tuple[float, float]
     """The same for one pair of 15."""
     false_of_named: tuple[float, float]
-    """Of six equal arms, the pair that was named beforehand."""
+    """False claims about six equal arms: the pair that was named beforehand."""
     true_of_named: tuple[float, float]
     false_by_hand: float
     false_until_narrow: float

@@ -3,7 +3,7 @@
     python -m stress.disturbances [--only NAME ...] [--quiet 20] [--write FILE]
 
 About a quarter of a minute per run with torch, on a machine that does nothing else: what it does is told of the runs
-called quiet. Exit code 3 where a remark is missing, or a quiet run has one.
+called quiet. Exit code 3 where a warning is missing, or a quiet run has one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.sections import commit, typed, write_section
 from dpcompare import Cluster, RunConfig, Workload, run
-from dpcompare.results.clock import RemarkKind
+from dpcompare.results.clock import RunWarningKind
 from dpcompare.results.events import Event, Started, StepsTrained
 from stress.clock_faults import HALF_SPEED, LATE_TIMER
 from stress.injection import injected, interpreter_with
@@ -104,7 +104,7 @@ class Stopper:
 class Case:
     """One row of CASES."""
 
-    told: RemarkKind | None
+    told: RunWarningKind | None
     """What must be said; None: nothing at all."""
     fault: tuple[str, str] | None = None
     """The module that is broken, and how; see `stress.injection`."""
@@ -148,9 +148,9 @@ def tried(case: Case, folder: Path) -> tuple[bool, str]:
         | case.config
     )
     with case.around():
-        remarks = run(config, folder / "run", observe=case.observer()).remarks
-    kinds = {remark.kind for remark in remarks}
-    said = "; ".join(f"{remark.kind}: {remark.sentence}" for remark in remarks)
+        warnings = run(config, folder / "run", observe=case.observer()).warnings
+    kinds = {warning.kind for warning in warnings}
+    said = "; ".join(f"{warning.kind}: {warning.sentence}" for warning in warnings)
     return (case.told in kinds if case.told else not kinds), said or "nothing"
 
 

@@ -28,7 +28,7 @@ from stress.studies import run_in_rounds
 
 INPUT_SECONDS, PROCESS_SECONDS = 0.4, 0.2
 LAYERS, LAUNCH_SECONDS = 7, 0.01
-"""Of toy-bn: those that have parameters."""
+"""The layers of toy-bn that have parameters, and the seconds planted into the launch of each."""
 LINK = "100mbit"
 LARGEST_ERROR = 0.10
 
@@ -66,7 +66,8 @@ def inject(module):
 """
 
 HEALTHY = {"model": "efficientnet-b0", "image_size": 96, "global_batch_size": 128, "steps": 11, "warmup_steps": 3}
-"""Of which little but computing can be found on the CPU; in steps of tiny models images and gradients count."""
+"""A workload of which little but computing can be found on the CPU; in steps of tiny models images and gradients
+count."""
 COMPUTES = {"model": "toy-bn", "image_size": 64, "global_batch_size": 256, "steps": 25, "warmup_steps": 5}
 EXCHANGES = {"model": "mlp", "image_size": 16, "global_batch_size": 64, "steps": 25, "warmup_steps": 5}
 TINY = COMPUTES | {"global_batch_size": 4, "steps": 4005}
@@ -79,7 +80,8 @@ class Case:
     workload: Mapping[str, Any] = field(default_factory=lambda: COMPUTES)
     nodes: int = 2
     num_cores: int | None = None
-    """Of the machine; None: all. On several cores, threads take longer to meet than such tiny operations to compute."""
+    """The cores of the machine; None: all. On several cores, threads take longer to meet than such tiny operations to
+    compute."""
     fault: tuple[str, str] | None = None
     """The module that is broken, and how; see `stress.injection`."""
     placement: Placement = field(default_factory=Placement)
@@ -87,11 +89,11 @@ class Case:
     """What it must be called; None: nothing stands out."""
     variants: tuple[Variant, ...] | None = None
     """Those that are run, of a case that is not judged itself; None: all."""
-    beside: tuple[str, ...] = ()
+    compared_with: tuple[str, ...] = ()
     """The cases from which the size of this one is told: the same without what was planted; of tiny batches, the steps
     of two smaller ones, which `explain` does not see: steps grow by more per image the larger the batch is."""
     seconds: float | None = None
-    """That were planted into each step, where they cannot be hidden; None: by how much longer a step takes."""
+    """Seconds that were planted into each step and cannot be hidden; None: how much longer a step takes."""
 
 
 def _tinier(images: int) -> Case:
@@ -103,22 +105,25 @@ def _tinier(images: int) -> Case:
 CASES = {
     "healthy": Case(workload=HEALTHY, nodes=1),
     "healthy, 2 nodes": Case(workload=HEALTHY),
-    "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", beside=("no fault",)),
+    "slow input": Case(fault=("dpcompare.data.batches", SLOW_INPUT), part="input", compared_with=("no fault",)),
     "slow process": Case(
         fault=("dpcompare.backends.torch.backend", SLOW_PROCESS),
         part="waiting",
-        beside=("no fault",),
+        compared_with=("no fault",),
         seconds=PROCESS_SECONDS,
     ),
     "no fault": Case(variants=("as it is", "no input", "no exchange", "computing alone")),
     f"link of {LINK}": Case(
-        workload=EXCHANGES, placement=Placement(engine="namespaces", link=LINK), part="exchange", beside=("free link",)
+        workload=EXCHANGES,
+        placement=Placement(engine="namespaces", link=LINK),
+        part="exchange",
+        compared_with=("free link",),
     ),
     "free link": Case(
         workload=EXCHANGES, placement=Placement(engine="namespaces"), variants=("as it is", "no exchange")
     ),
     "tiny batches": Case(
-        workload=TINY, nodes=1, num_cores=1, part="launching", beside=("batches of one", "batches of two")
+        workload=TINY, nodes=1, num_cores=1, part="launching", compared_with=("batches of one", "batches of two")
     ),
     "slow launches": Case(
         workload=TINY | {"steps": 155},
@@ -126,7 +131,7 @@ CASES = {
         num_cores=1,
         fault=("dpcompare.backends.torch.model", SLOW_LAUNCHES),
         part="launching",
-        beside=("tiny batches",),
+        compared_with=("tiny batches",),
         seconds=LAYERS * LAUNCH_SECONDS,
     ),
     "batches of one": _tinier(1),
@@ -210,11 +215,13 @@ def sizes(name: str, cases: Mapping[str, Case], found: Mapping[str, Found]) -> t
     size = planted.milliseconds(case.part)
     if case.part == "launching" and not case.seconds:
         # Without input, which has a part of its own: some of it does not grow with the batch either.
-        batches = [(cases[each].workload["global_batch_size"], found[each].without_input()) for each in case.beside]
+        batches = [
+            (cases[each].workload["global_batch_size"], found[each].without_input()) for each in case.compared_with
+        ]
         return step_of_no_images(batches), size, "ms, by a line through batches of 1 and 2"
-    (beside,) = (found[each] for each in case.beside)
-    true = 1000 * case.seconds if case.seconds else planted.step_milliseconds - beside.step_milliseconds
-    return true, size - beside.milliseconds(case.part), "ms more than without"
+    (reference,) = (found[each] for each in case.compared_with)
+    true = 1000 * case.seconds if case.seconds else planted.step_milliseconds - reference.step_milliseconds
+    return true, size - reference.milliseconds(case.part), "ms more than without"
 
 
 def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tuple[str, bool]]:
@@ -226,7 +233,7 @@ def rows(cases: Mapping[str, Case], found: Mapping[str, Found]) -> Iterator[tupl
         right = is_clear if case.part is None else cause == case.part
         said = cause or ("nothing stands out" if is_clear else "nothing claimed")
         start = f"| {name} | {float(f'{found[name].step_milliseconds:.3g}'):g} | {said} |"
-        if not case.beside:
+        if not case.compared_with:
             yield f"{start} | | |", right
             continue
         true, size, unit = sizes(name, cases, found)
@@ -239,7 +246,7 @@ def chosen(names: list[str] | None) -> dict[str, Case]:
     wanted, added = set[str](), set(names or CASES)
     while added:
         wanted |= added
-        added = {beside for name in added for beside in CASES[name].beside} - wanted
+        added = {other for name in added for other in CASES[name].compared_with} - wanted
     return {name: case for name, case in CASES.items() if name in wanted}
 
 

@@ -7,9 +7,10 @@ Each trial starts `dpcompare run` with a tiny model, lets one fault act, and mea
 command and all its processes are gone, what it says, what is left, and whether the run resumes exactly. A fault that
 did not act is a failed trial. With --jobs several are made at the same time, since much of a trial is waiting; each has
 a network, shared memory and mounts of its own then (needs root). One in ten, and those with a Slurm, are made on the
-machine as it is, one after the other beside these; those that run out of memory are made first, with nothing beside
-them. With --out trials are kept, and the same command goes on with those that were not made yet: with --seconds, after
-which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3 when any trial failed.
+machine as it is, one after the other alongside these; those that run out of memory are made first, with nothing else
+running. With --out trials are kept, and the same command continues with those that were not made yet: with --seconds,
+after which no trial begins, a thousand are made in pieces. Prints a table in Markdown; exit code 3 when any trial
+failed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Made:
     resumed: bool
     """And equal to a run that was left alone, bit for bit."""
     said: str
-    """By the command, first."""
+    """The first message of the command."""
     commit: str
 
 
@@ -122,7 +123,7 @@ def table(made: Sequence[Made]) -> list[str]:
 
 
 def visible_deaths(made: Sequence[Made]) -> str:
-    """Of all faults that nobody has to wait for."""
+    """The trials of all faults that no process has to wait for."""
     seconds = [each.seconds for each in made if ALL_FAULTS[each.fault].within == VISIBLE]
     if not seconds:
         return ""
@@ -142,7 +143,7 @@ def arguments_of(argv: list[str] | None = None) -> argparse.Namespace:
         type=int,
         default=1,
         metavar="N",
-        help="isolated trials at the same time (more than one needs root), beside one on the machine as it is",
+        help="isolated trials at the same time (more than one needs root), alongside one on the machine as it is",
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="keeps the trials, and goes on with them")
     parser.add_argument("--seconds", type=float, default=math.inf, help="no trial begins after that")
@@ -175,7 +176,7 @@ class Task:
     resumes: bool
     """Afterwards, where the fault allows it; always if it acts only then."""
     isolated: bool
-    """With a network, shared memory and mounts of its own, where several are made at the same time."""
+    """Whether it is made with a network, shared memory and mounts of its own, if several are made at the same time."""
     seed: str
 
 
@@ -231,13 +232,13 @@ def make(tasks: Sequence[Task], series: Series, jobs: int, deadline: float) -> N
     """Make trials and keep what was made also when it is interrupted.
 
     Args:
-        jobs: how many isolated ones at the same time; beside them one after the other of those that are not.
+        jobs: how many isolated ones at the same time; alongside them one after the other of those that are not.
 
     Raises:
-        BrokenProcessPool: a process that makes trials was killed; nobody knows what came of its trial.
+        BrokenProcessPool: a process that makes trials was killed; what came of its trial is not known.
     """
     context = get_context("fork")
-    # The second to start forks beside a thread of the first, whose locks its processes never take.
+    # The second to start forks alongside a thread of the first, whose locks its processes never take.
     with (
         ProcessPoolExecutor(1, context, die_with_parent) as on_the_machine,
         ProcessPoolExecutor(jobs, context, take_a_machine_of_its_own) as apart,

@@ -50,7 +50,7 @@ MEMORY_OF_A_JOB = 5e9
 
 
 def _jobs(asked: int | None, part: Part, device: str) -> int:
-    """As many as were asked for or, on a small GPU, as it has memory for; one where figures are measured."""
+    """The number that was asked for or, on a small GPU, what it has memory for; one where figures are measured."""
     if part.jobs == 1:
         return 1
     memory = gpu_memory(visible_gpus(installed_gpus())[:1]) if device == "gpu" else None

@@ -4,7 +4,7 @@
 
 Atheris (the extra `fuzz`) makes up bytes, keeps those that reach new code in DIR/TARGET/inputs, and begins with them
 the next time, so an hour can be made of pieces. What a reader neither answers nor refuses is written into
-DIR/TARGET/findings: the smallest bytes for each place, and what happened beside them. Once it is mended its place is
+DIR/TARGET/findings: the smallest bytes for each place, and what happened then. Once it is fixed its place is
 tests/cli/fuzz_corpus/TARGET. Prints a line of a table (target, minutes, inputs tried, edges of the code reached, inputs
 kept, findings); exit code 3 where anything was found.
 """
@@ -29,7 +29,7 @@ MOST_RESIDENT_MIB = 6144
 NOT_IMPORTED = ("dpcompare.__main__", *(f"dpcompare.backends.{name}" for name in ("torch", "tensorflow", "jax")))
 """Frameworks are imported by training processes alone."""
 HANG_SECONDS = 60
-"""By the clock, where the limit of the processor's time does not end a reader."""
+"""Seconds by the clock, for a reader that the limit of the processor's time does not end."""
 
 
 def fuzz(target: str, corpus: Path, folder: Path, seconds: int) -> NoReturn:
@@ -44,7 +44,7 @@ def fuzz(target: str, corpus: Path, folder: Path, seconds: int) -> NoReturn:
             if not module.name.startswith(NOT_IMPORTED):
                 importlib.import_module(module.name)
         from stress.fuzz_files import FILE_TARGETS
-        from stress.fuzz_oracle import Judge, little_memory
+        from stress.fuzz_oracle import Oracle, little_memory
         from stress.fuzz_words import WORD_TARGETS
 
     inputs, findings = corpus / "inputs", corpus / "findings"
@@ -52,10 +52,10 @@ def fuzz(target: str, corpus: Path, folder: Path, seconds: int) -> NoReturn:
     reader = (FILE_TARGETS | WORD_TARGETS)[target](folder)
     for number, seed in enumerate(reader.seeds):
         (inputs / f"seed-{number}").write_bytes(seed)
-    judge = Judge(folder)
+    oracle = Oracle(folder)
 
     def try_once(content: bytes) -> None:
-        if (found := judge.finding(reader.read, content)) is None:
+        if (found := oracle.finding(reader.read, content)) is None:
             return
         known = findings / found.place
         if not known.exists() or len(content) < known.stat().st_size:

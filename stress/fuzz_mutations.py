@@ -51,7 +51,7 @@ Mutation = Callable[[bytes, Random], bytes]
 
 
 def mutated_json(content: bytes, generator: Random) -> bytes:
-    """As `mutated`; what is no JSON stays as it is."""
+    """The same as `mutated`; what is not JSON stays as it is."""
     try:
         return json.dumps(mutated(json.loads(content), generator)).encode()
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The judge of fuzzing: whatever a reader is given, it answers or refuses.
+"""The oracle of fuzzing: whatever a reader is given, it answers or refuses.
 
 No other exception, no traceback, no control character on the terminal; nothing is executed or written elsewhere,
 nothing lasts, and nothing takes the memory of the machine.
@@ -23,7 +23,7 @@ from stress.audit import violation
 from stress.fuzz_mutations import Mutation
 
 LONGEST_SECONDS = 10.0
-"""Of the processor, which others may use meanwhile."""
+"""Seconds of the processor, which others may use meanwhile."""
 ANSWERS = (0, 2, 3)
 """Exit codes of commands that answer or refuse."""
 MOST_MEMORY = 8 << 30
@@ -84,7 +84,7 @@ class Finding:
     what: str
 
 
-class Judge:
+class Oracle:
     """Has a reader read, and says what it did that none may."""
 
     def __init__(self, folder: Path) -> None:

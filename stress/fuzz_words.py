@@ -28,7 +28,7 @@ from stress.fuzz_oracle import Reader, answered
 
 
 def _text(content: bytes) -> str:
-    """As Python has it of a command line, which holds no zero and any other byte."""
+    """The text as Python has it of a command line, which holds no zero and any other byte."""
     return content.replace(b"\0", b"").decode(errors="surrogateescape")
 
 

@@ -84,7 +84,7 @@ def speed(session: Session, name: str, *options: str, framework: str = "torch", 
 
 
 def figures_of(result: dict[str, Any]) -> Figures:
-    """Of a result, those that are known."""
+    """The figures of a result that are known."""
     joules, rate = result["joules_per_image"], result["images_per_second"]
     memory = result["peak_device_memory_bytes"]
     figures: Figures = {
@@ -169,7 +169,7 @@ def reduce_overhead(session: Session) -> Figures:
 
 
 def jax_strict(session: Session) -> Figures:
-    """JAX beside torch's strict run: the same first loss and gradient norm at full size."""
+    """JAX compared with torch's strict run: the same first loss and gradient norm at full size."""
     figures = speed(session, "jax-strict", framework="jax", seconds=130)
     torch, jax = session.run("strict"), session.run("jax-strict")
     loss = difference(torch["train_loss"][:1], jax["train_loss"][:1])

@@ -26,7 +26,7 @@ from dpcompare.cli.option_values import interpreters
 
 ROOT = Path(__file__).parents[1]
 SECONDS_TO_END = 10
-"""That a command has to end its own processes."""
+"""The seconds that a command has to end its own processes."""
 PATIENCE = 10
 """How many times longer each command may take where the checks are only tried, on a CPU of few cores."""
 NOT_ARCHIVED = ("cache", "checkpoints", "probe")
@@ -52,7 +52,7 @@ class Check:
     """What it shows, as the beginning of a sentence."""
     make: Callable[[Session], Figures]
     seconds: float
-    """That must be left for it to begin (estimated, on one H100); 0: it takes none, and is always made."""
+    """The seconds that must be left for it to begin (estimated, on one H100); 0: it takes none, and is always made."""
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Session:
 
     @cached_property
     def environment(self) -> dict[str, str]:
-        """Of all commands: this checkout is found also where it is not installed."""
+        """The environment of all commands: this checkout is found also where it is not installed."""
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return os.environ | {"PYTHONPATH": os.pathsep.join(paths), "DPCOMPARE_CACHE_DIR": str(self.out / "cache")}
 
@@ -113,7 +113,7 @@ class Session:
             raise LeftOutError(f"{framework} {mode} is not installed, or cannot use the GPU")
 
     def run_dir(self, name: str) -> Path:
-        """Of a run of this session; one of an earlier session in the same folder keeps its own."""
+        """The directory of a run of this session; one of an earlier session in the same folder keeps its own."""
         with self._lock:
             if name not in self._run_dirs:
                 folder, number = self.out / "runs" / name, 1
@@ -198,7 +198,7 @@ class Session:
         return future.result()
 
     def arguments(self, name: str, *options: str, mode: str, framework: str, **workload: Any) -> list[str]:
-        """Of `dpcompare run`."""
+        """The arguments of `dpcompare run`."""
         asked: Mapping[str, Any] = {
             "model": self.model,
             "dataset": "synthetic",

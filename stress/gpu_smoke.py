@@ -22,7 +22,7 @@ TOY: dict[str, Any] = {
     "evaluate_every": 12,
 }
 TOY_SECONDS = 80
-"""That a toy may take: most of it is imports."""
+"""The seconds that a toy may take: most of them are imports."""
 
 
 def machine(session: Session) -> Figures:

@@ -1,4 +1,4 @@
-"""The injection of a fault into training processes from outside, so that dpcompare itself needs no door for it.
+"""The injection of a fault into training processes from outside, so that dpcompare itself needs no entry point for it.
 
 The fault is the source of a function `inject(module)`, called in a fresh interpreter right after that module was
 imported. It travels as a sitecustomize module, which Python imports when it starts.

@@ -23,7 +23,7 @@ from stress.trials import BeforeExec, Fault, Trial, several
 from tests.support.slurm import PROGRAMS, slurm
 
 NUM_IMAGES = 2000
-"""Of one file under many names: several seconds of decoding."""
+"""Images, all of one file under many names: several seconds of decoding."""
 
 
 @contextmanager

@@ -160,7 +160,7 @@ def shown(comparison: Comparison) -> dict[str, Any]:
     return {
         "claims": [made.outcome for made in comparison.claims],
         "widest": max((made.high or 1.0) / (made.low or 1.0) for made in comparison.claims),
-        "stalls": sum(remark.kind == "STALLED" for row in comparison.arms for remark in row.remarks),
+        "stalls": sum(warning.kind == "STALLED" for row in comparison.arms for warning in row.warnings),
         "speeds": {
             row.name: [round(each.steady_images_per_second or 0.0, 1) for each in row.rounds_shown]
             for row in comparison.arms

@@ -304,7 +304,7 @@ REQUESTS: dict[str, Request] = {
                 "dpcompare/experiments/fairness_checks.py",
                 '    "environment variables": FairnessCheck(',
                 '    "huge pages": FairnessCheck(\n'
-                '        values.of_settings("huge_pages"), Changes.SPEED, "set the same transparent_hugepage on all '
+                '        values.setting_value("huge_pages"), Changes.SPEED, "set the same transparent_hugepage on all '
                 'machines"\n    ),\n    "environment variables": FairnessCheck(',
             ),
         ),
@@ -314,7 +314,7 @@ REQUESTS: dict[str, Request] = {
                 "-c",
                 "from pathlib import Path; from dpcompare.experiments.fairness import compare; "
                 "from dpcompare.results.result import RunResult; one = RunResult.load(Path('one')); "
-                "values = {row.knob: row.values for row in compare([one, one]).rows}; "
+                "values = {row.setting: row.values for row in compare([one, one]).rows}; "
                 "assert values['huge pages'][0] in ('always', 'madvise', 'never'), values['huge pages']",
             ),
         ),

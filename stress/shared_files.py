@@ -29,7 +29,7 @@ class SharedFiles:
     """The calls of a file system, by path below its root; what is not delayed is passed on to the folder behind it.
 
     A node remembers for `late_seconds` what it was told of a name, also that there was none, and which names a folder
-    has; what it changes itself it knows, and of a file that it opens it asks anew: NFS's caches of attributes and of
+    has; what it changes itself it knows, and of a file that it opens it asks again: NFS's caches of attributes and of
     folders, with their close-to-open consistency (nfs(5), "Data and metadata coherence").
     """
 
@@ -49,7 +49,7 @@ class SharedFiles:
         return self._backing / path[1:]
 
     def _node(self) -> bytes:
-        """Of the process that asks; read each time, since a process gets another environment when it executes."""
+        """The node of the process that asks; read each time, since a process that executes gets another environment."""
         from mfusepy import fuse_get_context
 
         *_, pid = fuse_get_context()
@@ -87,7 +87,7 @@ class SharedFiles:
         with self._lock:
             try:
                 yield
-            finally:  # a client that is told that a name exists asks for it anew, too
+            finally:  # a client that is told that a name exists asks for it again, too
                 node = self._node()
                 for path in paths:
                     self._told.pop((node, "attributes", path), None)
@@ -111,7 +111,7 @@ class SharedFiles:
             return os.open(self._real(path), flags | os.O_CREAT, mode)
 
     def open(self, path: str, flags: int) -> int:
-        with self._changing(path):  # of what is opened the server is asked anew
+        with self._changing(path):  # of what is opened the server is asked again
             return os.open(self._real(path), flags)
 
     def read(self, path: str, size: int, offset: int, fh: int) -> bytes:
@@ -208,7 +208,7 @@ class SharedFiles:
 
 
 def _content(answer: Any) -> Any:
-    """Of an answer, what a late one has otherwise: names, a size, or that there is nothing."""
+    """The part of an answer that differs in a late one: names, a size, or that there is nothing."""
     if isinstance(answer, os.stat_result):
         return answer.st_size, answer.st_mtime_ns
     return "nothing" if isinstance(answer, OSError) else sorted(answer)

@@ -59,10 +59,10 @@ class Point:
     """Where a signal is delivered."""
 
     node: str
-    """Of NODES."""
+    """One of NODES."""
     number: signal.Signals
     index: int
-    """Of the bytecode, from 1; 0 for none."""
+    """The index into the bytecode, from 1; 0 for none."""
 
 
 class Tracer:
@@ -182,7 +182,7 @@ def _left() -> list[int]:
 
 
 def points(lengths: dict[str, int], count: int, seed: int) -> Iterator[Point]:
-    """That many points, spread evenly over each kind of node and signal, in a random order."""
+    """A number of points, spread evenly over each kind of node and signal, in a random order."""
     kinds = [(node, number) for node in NODES for number in ENDING]
     generator = random.Random(seed)
     chosen = []

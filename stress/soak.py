@@ -38,14 +38,14 @@ from dpcompare.results.events import CheckpointSaved, Event, Started, StepsTrain
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_paths
 from dpcompare.system.processes import is_alive
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 from stress.trials import num_processes, ports_listening, shared_memory, temporary_files
 
 STEPS = 30
 SETTLED_AFTER = 20
 """Runs after which the parent has loaded all that it needs."""
 MOST_GROWTH = {"resident_bytes": 8 << 20, "open_files": 0, "cache_bytes": 0, "temporary_files": 0}
-"""By which each figure may grow after that."""
+"""The most by which each figure may grow after that."""
 
 
 def config(framework: str, mode: str) -> RunConfig:
@@ -96,7 +96,7 @@ def one_run(framework: str, mode: str, generator: random.Random, run_dir: Path, 
     try:
         run(request, run_dir, observe=killer.observe if killer else lambda event: None)
         if killer and killer.acted and not killer.interrupts and _reached(run_dir) < STEPS:
-            return ["a process was killed, and nobody noticed"]
+            return ["a process was killed, and no process noticed"]
     except (RunFailedError, KeyboardInterrupt) as ended:
         if killer is None or not killer.acted:
             if isinstance(ended, KeyboardInterrupt):
@@ -154,7 +154,7 @@ class Soaked:
     """A run of the soak, and the state of its parent afterwards."""
 
     number: int
-    """Of the run, from 1."""
+    """The number of the run, from 1."""
     parent: int
     """Its pid: each piece of a soak has another."""
     framework: str
@@ -200,7 +200,7 @@ def soak_once(number: int, seed: int, folder: Path) -> Soaked:
 
 
 def growths(soaked: Sequence[Soaked]) -> dict[str, list[float]]:
-    """By how much each figure grew in each piece of the soak that was long enough to tell."""
+    """The growth of each figure in each piece of the soak that was long enough to show it."""
     found: dict[str, list[float]] = {}
     for parent in dict.fromkeys(each.parent for each in soaked):
         piece = [each for each in soaked if each.parent == parent]
@@ -253,7 +253,7 @@ def main() -> None:
     curves = ", ".join(f"{name} {'/'.join(f'{each:+,}' for each in values)}" for name, values in grown.items())
     lines = [
         f"{typed('stress.soak')} at {commit()}: {len(soaked)} runs in "
-        f"{counted(len({each.parent for each in soaked}), 'parent')} over {len(modes_by_default())} modes, "
+        f"{pluralize(len({each.parent for each in soaked}), 'parent')} over {len(modes_by_default())} modes, "
         f"{happened['killed']} with a process killed, {happened['interrupted']} interrupted, "
         f"{sum(each.resumed for each in soaked)} resumed. "
         "Problems (processes, files, threads, ports or shared memory left, files unreadable, checkpoints lost, other "

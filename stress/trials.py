@@ -23,14 +23,14 @@ from typing import Any
 from dpcompare.config.modes import MODES
 from dpcompare.results.events import EventTail, Started
 from dpcompare.results.run_dir import LOGS_DIR, checkpoint_paths
-from dpcompare.system.cache import in_turn
+from dpcompare.system.cache import wait_for_lock
 from stress.injection import write_sitecustomize
 
 LONGEST = 90.0
 """Seconds after a fault when a trial counts as hanging."""
 SECONDS_TO_BE_GONE = 2.0
 REFERENCE_STEPS = (40, 400, 4000)
-"""Of a run that is left alone: as few of these as will do, since on a busy machine thousands take minutes."""
+"""The steps of a run that is left alone: as few of these as will do, since on a busy machine thousands take minutes."""
 STEPS_PER_EPOCH = 5
 """72 images in batches of 16."""
 TINY = [
@@ -51,20 +51,20 @@ class Trial:
     rank: int
     """On which process."""
     folder: Path
-    """Of the trial alone."""
+    """The folder of the trial alone."""
     process: subprocess.Popen[str] = field(init=False)
     """The command."""
     acted_at: float | None = None
     pids: dict[int, int] = field(default_factory=dict)
-    """Of the training processes, by rank."""
+    """The ids of the training processes, by rank."""
     seconds: float = 0.0
     """From the fault until everything was gone."""
     said: str = ""
-    """By the command."""
+    """The message of the command."""
     problems: list[str] = field(default_factory=list)
     """Everything that is not as it must be."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables that the command gets beside those of this process."""
+    """Variables that the command gets in addition to those of this process."""
 
     @property
     def run_dir(self) -> Path:
@@ -116,7 +116,7 @@ class Trial:
                 state = (entry.parent / "stat").read_text().rpartition(")")[2].split()[0]
                 if str(self.folder).encode() in entry.read_bytes() and state not in "ZX" and pid != self.process.pid:
                     found.append(pid)
-            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is nobody's we started
+            except (FileNotFoundError, ProcessLookupError, PermissionError):  # it ended, or is not one that we started
                 continue
         return found
 
@@ -138,7 +138,7 @@ class Fault:
     around: Callable[[Trial], AbstractContextManager[BeforeExec]] = lambda trial: nullcontext(lambda: None)
     """What the trial runs in: a separate disk or limited memory; yields what the command calls before it starts."""
     options: tuple[str, ...] = ()
-    """Of the command; FOLDER in them is that of the trial."""
+    """The options of the command; FOLDER in them is that of the trial."""
     modes: Callable[[str, str], bool] = lambda framework, mode: True
     needs_root: bool = False
     alone: bool = False
@@ -148,7 +148,7 @@ class Fault:
     needs: tuple[str, ...] = ()
     """Programs."""
     needs_modules: tuple[str, ...] = ()
-    """Of Python, beyond what this script itself imports."""
+    """The modules of Python, beyond what this script itself imports."""
     leaves_logs: bool = True
     """Whether they are where they belong: there are none before training, nor where the directory is gone."""
     writes_result: bool = True
@@ -287,7 +287,7 @@ def temporary_files(folder: Path) -> list[Path]:
 
 
 def described(path: Path) -> str:
-    """What is known of a file that nobody expected, so that its maker can be found."""
+    """What is known of a file that was not expected, so that its maker can be found."""
     if path.is_dir():
         return f"a folder of {sorted(each.name for each in path.iterdir())}"
     if not path.is_file():
@@ -354,7 +354,7 @@ def resume_trial(trial: Trial, fault: Fault) -> list[str]:
 
 
 def reference_losses(framework: str, mode: str, steps: int) -> list[float]:
-    """Of at least that many steps of a run that was left alone."""
+    """The losses of at least that many steps of a run that was left alone."""
     return _losses_alone(framework, mode, next(length for length in REFERENCE_STEPS if length >= steps))
 
 
@@ -374,7 +374,7 @@ def _losses_alone(framework: str, mode: str, steps: int) -> list[float]:
     if _kept_in is None:
         return _train_alone(framework, mode, steps)
     kept = _kept_in / f"{framework}-{mode}-{steps}.json"
-    with in_turn(kept.with_suffix(".lock")):
+    with wait_for_lock(kept.with_suffix(".lock")):
         if not kept.exists():
             kept.write_text(json.dumps(_train_alone(framework, mode, steps)))
         losses: list[float] = json.loads(kept.read_text())

@@ -50,7 +50,7 @@ def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _alone_where_asked(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[None]:
-    """A test marked `alone`, which measures time, has none beside it."""
+    """A test marked `alone`, which measures time, has none alongside it."""
     with turn(session_folder, alone=request.node.get_closest_marker("alone") is not None):
         yield
 

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 TOLERANCE = 1e-5
-"""Of the mean loss, relative to a loss above 1."""
+"""The tolerance of the mean loss, relative to a loss above 1."""
 MEAN, STD = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 BATCH_NORM_EPSILON = 1e-3
 BATCH = 64

@@ -1,6 +1,6 @@
 """Draws the pictures of docs/pictures: 8 GPUs as 2 nodes of 4, and what each mode exchanges.
 
-    python -m docs.site.diagrams        # writes docs/pictures/*.svg anew
+    python -m docs.site.diagrams        # writes docs/pictures/*.svg again
 
 Plain SVG. A picture has a background of its own and follows the reader's preference for light or dark, so that it can
 be read on a page of either kind.

@@ -111,7 +111,7 @@ EXCHANGES = {
         exchanges=(
             Exchange(
                 kind="parameters",
-                label="parameters and images: from GPU 0 to the others, anew in every step",
+                label="parameters and images: from GPU 0 to the others, again in every step",
                 senders=frozenset({0}),
                 receivers=frozenset({1, 2, 3}),
             ),

@@ -1,4 +1,4 @@
-"""mkdocs hooks: which pages the site has beside those of docs/, and where the links of a page lead on it.
+"""mkdocs hooks: which pages the site has in addition to those of docs/, and where the links of a page lead on it.
 
 The rule for links in the docs: write them as the code host needs them, from file to file of the repository. What lies
 in docs/ has the same place on the site. What lies elsewhere and is linked comes along: Markdown as a page, other files

@@ -17,7 +17,7 @@ from dpcompare.config.optimizers import Tolerances
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.models.state import State
-from dpcompare.system.files import put_in_place
+from dpcompare.system.files import atomic_write
 
 TOLERANCES: dict[str, Tolerances] = {
     "initial weights": {"float32": 0.0, "float64": 0.0},
@@ -39,7 +39,7 @@ class SavedCheck:
     measured: float
     """The largest relative difference."""
     tolerance: float | None
-    """None: it is only told."""
+    """None: it is only reported."""
     detail: str = ""
     """The tensor or step that differs most."""
 
@@ -82,13 +82,13 @@ def save(folder: Path, backend: Backend, *, losses: npt.NDArray[np.float64], ini
     if backend.process_rank == 0:
         arrays |= {f"initial.{name}": array for name, array in initial.items()}
         arrays |= {f"trained.{name}": array for name, array in trained.items()}
-    told = {
+    metadata = {
         "workload": backend.workload.model_dump_json(),
         "part": json.dumps([rank, size]),
         "trained_by": f"{backend.config.framework} {backend.config.mode}",
     }
-    with put_in_place(path) as temporary:
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, told)
+    with atomic_write(path) as temporary:
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, temporary, metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +127,12 @@ def _load(folder: Path) -> _Saved:
     try:
         for path in paths:
             with safe_open(path, framework="numpy") as file:
-                told = file.metadata()
-                rank, size = json.loads(told["part"])
+                metadata = file.metadata()
+                rank, size = json.loads(metadata["part"])
                 read = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it has no __iter__
             parts[rank] = read.pop("losses")
             arrays |= read
-        workload = Workload.model_validate_json(told["workload"])
+        workload = Workload.model_validate_json(metadata["workload"])
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise RequestError(f"{str(path)!r} is damaged ({error}); expected a file of Training.save") from None
     if len(parts) != size or len({len(part) for part in parts.values()}) != 1:

@@ -30,7 +30,7 @@ from dpcompare.models.custom import CustomModel
 from dpcompare.models.initial_weights import custom_weights
 from dpcompare.models.state import State, TrainingState
 from dpcompare.objects import name_of
-from dpcompare.training.evaluated import evaluated_model, reads_of_statistics
+from dpcompare.training.evaluated import evaluated_model, statistics_loaders
 from dpcompare.training.schedule import learning_rate, training_reader
 
 FrameworkTensor: TypeAlias = Any
@@ -266,7 +266,7 @@ class Training:
         order = training_batches(
             len(split), workload.global_batch_size, seed=workload.seed, num_steps=first + max(count, 0)
         )
-        feed = backend.feed(reader.reads(islice(order, first, None)))
+        feed = backend.prefetch_to_device(reader.batch_loaders(islice(order, first, None)))
         for step in range(first + 1, first + count + 1):
             micro_batches = tuple(islice(feed, workload.accumulate))
             yield Batch(step=step, count=micro_batches[0].global_count, micro_batches=micro_batches)
@@ -294,9 +294,11 @@ class Training:
         backend, split = self._open, self._store.split("validation")
         reader = BatchReader(split, None, None, **self._place)
         train = self._store.split("train")
-        with evaluated_model(backend, lambda: reads_of_statistics(backend, train), lambda: None):
+        with evaluated_model(backend, lambda: statistics_loaders(backend, train), lambda: None):
             order = evaluation_batches(len(split), self.workload.global_batch_size)
-            handles = [backend.evaluate_step(batch) for batch in backend.feed(reader.reads(order))]
+            handles = [
+                backend.evaluate_step(batch) for batch in backend.prefetch_to_device(reader.batch_loaders(order))
+            ]
             loss_sum, correct, count = backend.read(handles).sum(axis=0)
         return Evaluation(loss_sum=float(loss_sum), correct=int(correct), count=int(count))
 
@@ -406,7 +408,7 @@ def _of_rows(losses: FrameworkTensor, labels: FrameworkTensor) -> FrameworkTenso
 
 
 def _cluster_here(framework: str, mode: str, row: Mode) -> Cluster:
-    """The cluster that a launcher's variables tell; without one, what a run would take by default."""
+    """The cluster that a launcher's variables describe; without one, what a run would take by default."""
     if described := os.environ.get(CLUSTER_VARIABLE):
         return Cluster.model_validate_json(described)
     if row.launch == "torchrun" and "WORLD_SIZE" in os.environ:

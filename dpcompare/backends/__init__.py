@@ -1,4 +1,4 @@
-"""Backends: the ways in which each framework trains, behind one door, `load_backend`."""
+"""Backends: the ways in which each framework trains, behind one entry point, `load_backend`."""
 
 from __future__ import annotations
 

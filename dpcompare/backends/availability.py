@@ -17,7 +17,7 @@ from dpcompare.config.modes import MODES
 from dpcompare.config.tuning import COMPILE_MODES
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 
 def missing_packages(framework: str, python: str = sys.executable) -> list[str]:
@@ -90,8 +90,8 @@ def require_devices(framework: str, device_type: str, count: int, environ: Mappi
     allowed = environ.get(variable, "")
     if device_type == "cpu" and allowed.isdecimal() and int(allowed) < count:
         raise RequestError(
-            f"{variable} is {allowed}, and each process of the run is to have {counted(count, 'device')}; unset it, or "
-            f"ask for at most {allowed} with --devices-per-node"
+            f"{variable} is {allowed}, and each process of the run is to have {pluralize(count, 'device')}; unset it, "
+            f"or ask for at most {allowed} with --devices-per-node"
         )
 
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from dpcompare.backends.description import Description, description_of
 from dpcompare.config.run import RunConfig
-from dpcompare.data.batches import DeviceBatch, HostRead
+from dpcompare.data.batches import BatchLoader, DeviceBatch
 from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState
 
 
-class Counted(NamedTuple):
+class Counters(NamedTuple):
     """What a process has counted where it happened, since `Backend.setup`; None where that cannot be counted."""
 
     optimizer_steps: int | None
@@ -39,13 +39,13 @@ class Backend(ABC):
        and wait for `teardown`.
     2. `load_state` where training resumes.
     3. Any number of `train_step`, now and then a `synchronize`, after which `seconds_between_steps` is of the steps
-       before it, and of `evaluate_step`, which takes
-       `rows_evaluated_at_once`, on batches that came through `feed`; `read` turns what they return into numbers.
+       before it, and of `evaluate_step`, which takes `rows_evaluated_at_once`, on batches that came through
+       `prefetch_to_device`; `read` turns what they return into numbers.
        `logits` recomputes BatchNorm's statistics before an evaluation.
     4. In between, `state`, `load_state` and `barrier` for a checkpoint, `profile` around steps to trace,
        `reset_peak_memory` before the first step that counts, `to_host` for batches that a step has had, and
-       `first_gradient_squares` after the very first one.
-    5. `describe` and `counted` once training is done, then `teardown`.
+       `first_grad_norm_sq` after the very first one.
+    5. `describe` and `counters` once training is done, then `teardown`.
     """
 
     process_rank: int = 0
@@ -89,7 +89,7 @@ class Backend(ABC):
         return self.workload.global_batch_size // (self.config.topology.num_replicas * self.workload.accumulate)
 
     def rows_evaluated_at_once(self, rows: int) -> int:
-        """Of these rows on a device: beside the CPU no more than a replica trains with, since they may not fit."""
+        """Rows that a device evaluates at once: on a GPU no more than a replica trains with, since more may not fit."""
         return rows if self.config.cluster.device_type == "cpu" else min(rows, self.rows_trained_at_once)
 
     @property
@@ -105,7 +105,7 @@ class Backend(ABC):
         """Join the other processes and build the model, from the shared initial weights, and its optimizer."""
 
     @abstractmethod
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
         """This process's batches on its devices, read and placed ahead of their use by `input_threads` threads."""
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Backend(ABC):
         """
         return None
 
-    def first_gradient_squares(self) -> float | None:
+    def first_grad_norm_sq(self) -> float | None:
         """This process's share of the sum of squares of the synchronized gradient, after the first step.
 
         From what the optimizer remembers, so it is the gradient that was used for the update. The shares of all
@@ -147,9 +147,9 @@ class Backend(ABC):
         """
         return None
 
-    def counted(self) -> Counted:
+    def counters(self) -> Counters:
         """What this process has counted by itself; waits for the device."""
-        return Counted(optimizer_steps=None, images=None)
+        return Counters(optimizer_steps=None, images=None)
 
     @abstractmethod
     def synchronize(self, *, drain: bool = False) -> None:
@@ -161,7 +161,7 @@ class Backend(ABC):
     def seconds_between_steps(self) -> Sequence[float] | None:
         """From the end of each step to the end of the next, by the clock of the device, since the last call.
 
-        Called after `synchronize`, with one fewer than the steps since then. None where the device does not tell.
+        Called after `synchronize`, with one fewer than the steps since then. None if the device does not report them.
         """
         return None
 

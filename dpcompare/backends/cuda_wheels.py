@@ -105,7 +105,7 @@ class CudaWheels(BaseModel):
     """What the distributions of an environment say, and its dynamic linker."""
 
     versions: dict[str, str]
-    """Of the distributions of NVIDIA's, and of JAX's for their libraries: name -> version."""
+    """Versions of NVIDIA's distributions, and of JAX's for their libraries: name -> version."""
     claimed_twice: list[str]
     """Distributions that claim the same files: the one installed last has overwritten the other."""
     finds_cudnn: bool
@@ -197,13 +197,13 @@ def gpu_extras(framework: str) -> tuple[str, ...]:
 
 
 def _apart(framework: str) -> str:
-    """That these go into no environment with torch, unless they are of its own CUDA."""
+    """The reason why these go into no environment with torch, unless they are for its own CUDA."""
     is_of_torch = gpu_extras(framework) in FRAMEWORKS[framework].extras_of_cuda.values()
     return "" if is_of_torch else ", in an environment without torch, whose libraries have the same names"
 
 
 def newest_cuda() -> int | None:
-    """The newest major version of CUDA that this machine's driver runs; None where there is no driver to tell."""
+    """The newest major version of CUDA that this machine's driver runs; None if there is no driver."""
     driver = _driver()
     return max((cuda for cuda, least in LEAST_DRIVER.items() if driver and driver >= least), default=None)
 
@@ -214,8 +214,8 @@ def _compatibility() -> tuple[int, ...] | None:
     The folder alone proves nothing: it may belong to an older CUDA, and no process may load it.
     """
     files = sorted(COMPATIBILITY.rglob("libcuda.so.*.*"))
-    told = [os.environ.get("LD_LIBRARY_PATH", ""), *(path.read_text() for path in LINKER_FOLDERS.glob("*.conf"))]
-    if not files or not any(str(COMPATIBILITY) in where for where in told):
+    searched = [os.environ.get("LD_LIBRARY_PATH", ""), *(path.read_text() for path in LINKER_FOLDERS.glob("*.conf"))]
+    if not files or not any(str(COMPATIBILITY) in where for where in searched):
         return None
     found = re.search(r"\.so\.(\d+)\.(\d+)", files[-1].name)
     return (int(found[1]), int(found[2])) if found else None
@@ -230,7 +230,7 @@ def _cuda_major(wheels: CudaWheels) -> int | None:
 
 
 def _driver() -> tuple[int, ...] | None:
-    """Major and minor version of the driver; None where there is none, or it cannot be told."""
+    """Major and minor version of the driver; None if there is none, or it is not known."""
     if not DRIVER_VERSION.is_file():
         return None
     found = re.search(r"\b(\d{3})\.(\d+)(?:\.\d+)?\b", DRIVER_VERSION.read_text())
@@ -238,7 +238,7 @@ def _driver() -> tuple[int, ...] | None:
 
 
 def driver_version() -> str | None:
-    """Of the kernel module, such as 580.65; None where there is none."""
+    """The version of the kernel module, such as 580.65; None if there is none."""
     driver = _driver()
     return _dotted(driver) if driver else None
 

@@ -16,7 +16,7 @@ from dpcompare.errors import RequestError, in_words
 from dpcompare.system.commands import run_command
 
 LONGEST_SECONDS = 600.0
-"""That a user's model may take to be built where nothing else is asked for."""
+"""The seconds that building a user's model may take, if no other limit was asked for."""
 
 
 @cache

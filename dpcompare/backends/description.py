@@ -51,8 +51,8 @@ SET_BY_US = (
     "TORCH_WARM_POOL",
     "XLA_PYTHON_CLIENT_PREALLOCATE",
 )
-"""By the plan of a run, by torchrun, by a backend, or by a library that is imported: known already, and different
-between modes."""
+"""Variables that are set by the plan of a run, by torchrun, by a backend, or by a library that is imported: known
+already, and different between modes."""
 WITHOUT_EFFECT = (
     "NCCL_DEBUG_FILE",
     "OMP_DISPLAY_ENV",
@@ -102,9 +102,9 @@ def _set_by_user(environ: Mapping[str, str]) -> list[str]:
 
 def acting_on(framework: str, variables: Mapping[str, str]) -> dict[str, str]:
     """The variables that a framework reads; one that affects TensorFlow alone says nothing about a run of torch."""
-    of_some = tuple(start for row in FRAMEWORKS.values() for start in row.variables)
+    known = tuple(start for row in FRAMEWORKS.values() for start in row.variables)
     own = FRAMEWORKS[framework].variables
-    return {name: value for name, value in variables.items() if name.startswith(own) or not name.startswith(of_some)}
+    return {name: value for name, value in variables.items() if name.startswith(own) or not name.startswith(known)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +123,7 @@ class Description:
     collective: str
     """What carried the gradients between the replicas: nccl, gloo, ring, ..., or none for one replica."""
     gradients: Gradients | None = None
-    """Of a replica; None where they are not known."""
+    """The gradients of a replica; None if they are not known."""
     libraries: dict[str, str] = field(default_factory=dict)
     """Versions of what a framework computes with on its devices: cuda, cudnn, nccl, driver."""
 

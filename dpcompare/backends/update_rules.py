@@ -9,7 +9,7 @@ from dpcompare.config.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateRules:
-    """What is done to gradients and weights beside the optimizer's own formula.
+    """What is done to gradients and weights around the optimizer's own formula.
 
     In this order: gradients that are summed over micro-batches and replicas are clipped by their global norm, weights
     decay, the optimizer updates them, and their mean takes them in.
@@ -19,9 +19,9 @@ class UpdateRules:
     """Gradients of a larger norm, over all parameters together, are scaled by clip_norm / norm (Pascanu et al. 2013,
     algorithm 1). None: they stay as they are."""
     weight_decay: float = 0.0
-    """Decoupled from the gradient: see `kept`."""
+    """Decoupled from the gradient: see `decay_factor`."""
     weight_average: float | None = None
-    """How much a weight of the step before counts in the mean beside those of the last step; None: there is no mean."""
+    """How much the weights of a step count in the mean, relative to those of the step after it; None: no mean."""
 
     @classmethod
     def of(cls, workload: Workload) -> UpdateRules:
@@ -31,14 +31,14 @@ class UpdateRules:
             weight_average=workload.weight_average,
         )
 
-    def kept(self, learning_rate: float) -> float:
+    def decay_factor(self, learning_rate: float) -> float:
         """What a step leaves of a weight before its update: weight *= 1 - learning_rate * weight_decay.
 
         Loshchilov and Hutter 2019, algorithm 2, as torch's AdamW has it: the decay follows the learning rate.
         """
         return 1 - learning_rate * self.weight_decay
 
-    def share(self, step: int) -> float:
+    def ema_weight(self, step: int) -> float:
         """What the weights after `step` (from 1) have of their mean: mean += share * (weights - mean).
 
         With it the mean is sum(d^(step - i) * weights_i) / sum(d^(step - i)) over all steps i: an exponential moving
@@ -48,10 +48,10 @@ class UpdateRules:
         return (1 - decay) / (1 - decay**step)
 
     def step_constants(self, step: int, learning_rate: float) -> list[float]:
-        """`kept` and `share`; nothing where weights neither decay nor have a mean."""
+        """`decay_factor` and `ema_weight`; nothing where weights neither decay nor have a mean."""
         if not self.weight_decay and self.weight_average is None:
             return []
-        return [self.kept(learning_rate), self.share(step)]
+        return [self.decay_factor(learning_rate), self.ema_weight(step)]
 
 
 def decays(num_dimensions: int) -> bool:

@@ -46,12 +46,12 @@ def with_named_mode(context: click.Context, named: str | None, values: dict[str,
     return options.changed(framework=framework, mode=mode)
 
 
-def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunConfig:
+def build_config(options: RunOptions, compared_with: Sequence[RunConfig] = ()) -> RunConfig:
     """The config of a new run.
 
     Args:
         options: as they were given.
-        beside: the configs of all runs that it is compared with, itself included, whose defaults it is to share.
+        compared_with: the configs of all runs that it is compared with, itself included, whose defaults it is to share.
 
     Raises:
         RequestError: the options make no run.
@@ -65,7 +65,7 @@ def build_config(options: RunOptions, beside: Sequence[RunConfig] = ()) -> RunCo
     placement = Placement(**placement_values(options))
     options = _with_defaults_of_mode(options, placement)
     cluster = _cluster(placement, options)
-    workload = Workload(**_workload_values(options, cluster, beside))
+    workload = Workload(**_workload_values(options, cluster, compared_with))
     fields: dict[str, Any] = {"framework": options.framework, "mode": options.mode, "workload": workload}
     fields |= {"cluster": cluster, "placement": placement, **values_of(RunFields, options)}
     if python := interpreters(options.python).get(str(options.framework)):
@@ -93,7 +93,7 @@ def _with_defaults_of_mode(options: RunOptions, placement: Placement) -> RunOpti
 
 
 def chosen_topology(options: RunOptions, config: RunConfig) -> str | None:
-    """What is said of simulated devices that nobody asked for; None where they were, or there is but one."""
+    """A line about simulated devices that were not asked for; None if they were, or there is only one."""
     cluster = config.cluster
     if _names_devices(options) or (cluster.device_type, cluster.simulated) != ("cpu", True) or cluster.num_devices == 1:
         return None
@@ -107,20 +107,20 @@ def _names_devices(options: RunOptions) -> bool:
     return any(each is not None for each in (options.nodes, options.devices_per_node, options.gpus, options.stages))
 
 
-def _workload_values(options: RunOptions, cluster: Cluster, beside: Sequence[RunConfig]) -> dict[str, Any]:
+def _workload_values(options: RunOptions, cluster: Cluster, compared_with: Sequence[RunConfig]) -> dict[str, Any]:
     """What was given and, where all devices are GPUs, the defaults on GPUs."""
     given = values_of(Workload, options)
     mode = MODES.get((str(options.framework), str(options.mode)))
-    if mode is None or {cluster.device_type, *(config.cluster.device_type for config in beside)} != {"gpu"}:
+    if mode is None or {cluster.device_type, *(config.cluster.device_type for config in compared_with)} != {"gpu"}:
         return given
-    if beside:
-        models = [config.workload.model for config in beside]
-        replicas = [config.topology.num_replicas for config in beside]
+    if compared_with:
+        models = [config.workload.model for config in compared_with]
+        replicas = [config.topology.num_replicas for config in compared_with]
     else:
         topology = Topology(mode=mode, cluster=cluster, devices_per_replica=max(1, options.stages or 1))
         # A cluster that is too small for the mode is refused with the config.
         models, replicas = [given.get("model", Workload().model)], [max(1, topology.num_replicas)]
-    clusters = [cluster, *(config.cluster for config in beside)]
+    clusters = [cluster, *(config.cluster for config in compared_with)]
     here = [gpu for each in clusters if each.simulated for gpu in each.devices]
     decides = "global_batch_size" not in given and here and all(each.simulated for each in clusters)
     memory = gpu_memory(here) if decides else None
@@ -191,7 +191,7 @@ def cluster_of_machines(placement: Placement, options: RunOptions) -> Cluster:
 
 
 def as_remembered(config: RunConfig) -> RunConfig:
-    """With what autotune found on this machine for a run like this, as far as that pays within its steps."""
+    """The config with what autotune found on this machine for a run like this, if that pays off within its steps."""
     from dpcompare.launch.inputs import num_training_images
     from dpcompare.launch.remembered import remembered_settings
 

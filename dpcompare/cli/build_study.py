@@ -16,7 +16,7 @@ from dpcompare.cli.option_table import option
 from dpcompare.cli.option_values import Number, interpreters, parse_percentage, parse_seconds
 from dpcompare.cli.options import OPTIONS, RunOptions
 from dpcompare.errors import RequestError
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     from dpcompare.experiments.arms import ArmRequest
@@ -153,7 +153,7 @@ def _refuse_wrong_margin(options: StudyOptions, repeats: int) -> None:
 
     if options.vary_seed and repeats < 2:
         raise RequestError(
-            f"--vary-seed: received {counted(repeats, 'round')}, expected at least 2, each with a seed of its own; "
+            f"--vary-seed: received {pluralize(repeats, 'round')}, expected at least 2, each with a seed of its own; "
             f"{ROUNDS_FOR_CLAIM} for a claim: --repeats {ROUNDS_FOR_CLAIM}"
         )
     if options.margin is None:
@@ -207,7 +207,7 @@ def _named_arm(text: str, arms: tuple[Arm, ...], run_options: RunOptions) -> str
         if arm.name == wanted.name_on(arm.config.cluster.num_nodes, arm.config.cluster.devices_per_node)
     ]
     if len(found) != 1:
-        several = f"which names {counted(len(found), 'arm')}" if found else "which is none of the arms"
+        several = f"which names {pluralize(len(found), 'arm')}" if found else "which is none of the arms"
         raise RequestError(f"--pair: received {text!r}, {several}; {expected}")
     return found[0]
 
@@ -288,12 +288,12 @@ def _parse_change(change: str, text: str, named_by: str) -> tuple[str, Any]:
     if shared := next((row for row in OPTIONS if row.name == name and row.scope == "study"), None):
         raise RequestError(
             f"{named_by}: received {change!r} in {text!r}, which all arms of a study share; expected {shared.flags[0]} "
-            "beside the arms"
+            "next to the arms"
         )
     if name in ("nodes", "devices_per_node"):
         flag = "--" + name.replace("_", "-")
         raise RequestError(
-            f"{named_by}: received {change!r} in {text!r}; expected {flag} {value or 'N'} beside the arm"
+            f"{named_by}: received {change!r} in {text!r}; expected {flag} {value or 'N'} next to the arm"
         )
     if name not in allowed:
         raise RequestError(f"{named_by}: received {change!r} in {text!r}; {names_like(name, allowed)}")

@@ -42,7 +42,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As a group's, which would look for a similar name among the commands that are imported already."""
+        """The command of this name; a group's own method would import all commands to find a similar one."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not context.resilient_parsing:
             context.fail(f"No such command {name!r}.{did_you_mean(name, COMMANDS)}")

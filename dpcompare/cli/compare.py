@@ -20,7 +20,7 @@ from dpcompare.cli.option_values import interpreters, parse_percentage, parse_se
 from dpcompare.cli.options import GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
-from dpcompare.system.terminal_text import counted, in_one_line
+from dpcompare.system.terminal_text import in_one_line, pluralize
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison
@@ -116,10 +116,8 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        what_next = (
-            f"to continue: {_go_on(out, options)}" if is_study(out) else "nothing was kept; run the command again"
-        )
-        click.echo(f"interrupted; {what_next}", err=True)
+        to_do = f"to continue: {_go_on(out, options)}" if is_study(out) else "nothing was kept; run the command again"
+        click.echo(f"interrupted; {to_do}", err=True)
         if not options.as_json and any(result.status == "completed" for result in ended_runs(out)):
             comparison = analyse(collect([out]))
             with if_anybody_reads():
@@ -128,7 +126,7 @@ def _interruption_reported(out: Path, options: StudyOptions) -> Iterator[None]:
 
 
 def _go_on(out: Path, options: StudyOptions) -> str:
-    """The command that goes on with a study; rounds that were being added are added until the same end."""
+    """The command that continues a study; rounds that were being added are added until the same end."""
     until = ("--until", options.until) if options.until is not None else ()
     budget = ("--budget", options.budget) if options.budget is not None else ()
     return hint("compare", "--resume", out, *until, *budget)
@@ -139,7 +137,7 @@ def _causes(failed: Sequence[RunResult]) -> str:
     modes: dict[str, dict[str, str | None]] = {}
     for result in failed:
         modes.setdefault(in_one_line(result.error), {}).setdefault(f"{result.framework} {result.mode}", result.error)
-    return "\n".join(f"{', '.join(of_cause)}: {next(iter(of_cause.values()))}" for of_cause in modes.values())
+    return "\n".join(f"{', '.join(named)}: {next(iter(named.values()))}" for named in modes.values())
 
 
 def _print_comparison(out: Path, *, as_json: bool) -> int:
@@ -188,7 +186,7 @@ def _next_steps(comparison: Comparison, out: Path) -> Iterator[str]:
 
 
 def ended_runs(out: Path) -> list[RunResult]:
-    """Of all runs that have ended, except those that only show what gradient sync costs."""
+    """The results of all runs that have ended, except those that only show what gradient sync costs."""
     from dpcompare.experiments.study import Study, is_study
     from dpcompare.experiments.study_runs import results
 
@@ -214,7 +212,7 @@ def _conduct(study: Study, out: Path, progress: Watcher, options: StudyOptions) 
             until=parse_percentage(options.until),
             budget_seconds=parse_seconds(options.budget),
         )
-    except (RequestError, RunFailedError, OSError) as error:  # in the middle, so it is no wrong request: a full disk
+    except (RequestError, RunFailedError, OSError) as error:  # in the middle, so the request is not wrong: a full disk
         raise RunFailedError(
             f"the study has stopped: {error}\nThe runs that are done are kept; to continue: {_go_on(out, options)}",
             str(out),
@@ -283,4 +281,4 @@ def print_plan(study: Study, out: Path, *, as_json: bool) -> None:
     stdout_console().print(table)
     for workload in dict.fromkeys(arm.config.workload.in_words for arm in study.arms):
         click.echo(f"workload: {printable(workload)}")
-    click.echo(f"{counted(len(runs), 'run')}, about {seconds / 60:.0f} min ({source}); nothing was started")
+    click.echo(f"{pluralize(len(runs), 'run')}, about {seconds / 60:.0f} min ({source}); nothing was started")

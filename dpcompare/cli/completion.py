@@ -42,7 +42,7 @@ def engines(context: click.Context, parameter: click.Parameter, typed: str) -> I
 
 
 def modes(context: click.Context, parameter: click.Parameter, typed: str) -> Items:
-    """Of the framework that was given, or of all, with what they are."""
+    """Completions of a mode, of the framework that was given or of all, each with what it is."""
     given = context.params.get("framework")
     return [
         CompletionItem(mode, help=row.summary)
@@ -112,7 +112,7 @@ def _folders(typed: str, suits: Callable[[Path], bool], *usual: str) -> Items:
 
 
 VARIABLE = "_DPCOMPARE_COMPLETE"
-"""By which a shell asks: Click's name for it."""
+"""The variable through which a shell asks for completions: Click's name for it."""
 _BREAKS = (":", "=")
 
 

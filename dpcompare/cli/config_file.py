@@ -55,7 +55,7 @@ def read_config_file(context: click.Context, parameter: click.Parameter, path: P
 
 
 MOST_BYTES = 1_000_000
-"""Of a TOML file: what is longer, nobody has written for a command, and reading it takes many seconds."""
+"""The largest TOML file: a longer one was not written for a command, and reading it takes many seconds."""
 MOST_DOTS = 100
 """In a line of one: the time that a key takes grows with the square of its parts."""
 
@@ -101,7 +101,7 @@ def _line_of(key: str, text: str) -> str:
 
 
 def _type_problem(option: click.Option, value: Any, context: click.Context) -> str | None:
-    """Why a TOML value is no value of an option; TOML has types, so '32' is no number here."""
+    """Why a TOML value is not a value of an option; TOML has types, so '32' is not a number here."""
     if option.multiple:
         if isinstance(value, list) and all(isinstance(v, str) for v in value):
             return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from dpcompare.cli.output import print_json
-from dpcompare.system.terminal_text import counted, printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 
 @click.group()
@@ -64,7 +64,7 @@ def prepare(
     click.echo(f"{dest}: images of {image_size} px in {len(manifest.classes)} classes: {counts}")
     if manifest.skipped:
         click.echo(
-            f"skipped: {counted(len(manifest.skipped), 'image')} that cannot be decoded, see {dest}/manifest.json"
+            f"skipped: {pluralize(len(manifest.skipped), 'image')} that cannot be decoded, see {dest}/manifest.json"
         )
     for note in (*manifest.notes, *manifest.duplicates.remarks()):
         click.echo(printable(note))

@@ -9,7 +9,7 @@ import click
 
 from dpcompare.cli.option_values import interpreters
 from dpcompare.cli.output import EXIT_NEGATIVE, print_json, stderr_console
-from dpcompare.system.terminal_text import counted, printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 WORKLOAD_OF_NOISE: dict[str, Any] = {"model": "toy-bn", "image_size": 64, "steps": 40, "warmup_steps": 5}
 """Steps of some milliseconds, so that a round takes seconds."""
@@ -66,7 +66,7 @@ def doctor(device: str, python: tuple[str, ...], no_trials: bool, noise: int | N
             }
         )
     elif problems:
-        click.echo(f"{counted(len(problems), 'problem')}: {', '.join(problems)}")
+        click.echo(f"{pluralize(len(problems), 'problem')}: {', '.join(problems)}")
     else:
         click.echo("nothing found that would break a run")
     return EXIT_NEGATIVE if problems else 0
@@ -95,7 +95,7 @@ def _noise(rounds: int, device: str, chosen: dict[str, str]) -> dict[str, object
     assert made.low and made.high and made.confidence  # noqa: PT018 (for the type checker)
     least = detectable(made.low, made.high, confidence=made.confidence, rounds=made.rounds)
     sentence = (
-        f"noise: {made.sentence} Here a study of {counted(rounds, 'round')} of such runs shows a difference of "
+        f"noise: {made.sentence} Here a study of {pluralize(rounds, 'round')} of such runs shows a difference of "
         f"{least:.1%} in four of five cases."
     )
     return {"rounds": rounds, "detectable": least, "sentence": sentence}

@@ -14,7 +14,7 @@ from dpcompare.cli.build_study import arm_request
 from dpcompare.cli.compare import prepared, print_plan
 from dpcompare.cli.next_commands import autotune_command_of, command_of
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, measured_link, refuse_strange
+from dpcompare.cli.option_values import interpreters, measured_link, require_trusted_interpreter
 from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
 from dpcompare.cli.output import hint, if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
@@ -134,8 +134,8 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
         return to_explain(arm.config, named=arm_or_run), arm.name
     if not path.exists():
         raise RequestError(
-            f"ARM_OR_RUN: received {arm_or_run!r}, which is no directory; expected that of a completed run, or an arm "
-            "such as torch:ddp"
+            f"ARM_OR_RUN: received {arm_or_run!r}, which is not a directory; expected that of a completed run, or an "
+            "arm such as torch:ddp"
         )
     given = [row.flags[0] for row in _ROWS if row.name != "python" and is_given(context, row.name)]
     if given:
@@ -144,7 +144,9 @@ def _to_explain(context: click.Context, arm_or_run: str, options: RunOptions) ->
             "arm such as torch:ddp"
         )
     config = run_to_explain(path)
-    refuse_strange(config.python, config.framework, interpreters(options.python), named_by=f"the run {arm_or_run!r}")
+    require_trusted_interpreter(
+        config.python, config.framework, interpreters(options.python), named_by=f"the run {arm_or_run!r}"
+    )
     cluster = config.cluster
     return config, f"{config.framework} {config.mode} {cluster.num_nodes}x{cluster.devices_per_node}"
 
@@ -184,7 +186,7 @@ def _measured(study: Study, out: Path, variants: Variants, measured_link: str | 
 
 
 def _with_commands(explanation: Explanation, config: RunConfig) -> Explanation:
-    """With the command to try each remedy."""
+    """The explanation with the command to try each remedy."""
 
     def command(remedy: Remedy) -> str | None:
         if remedy.part == "computing":

@@ -22,7 +22,7 @@ from dpcompare.config.setting import Config
 from dpcompare.config.tuning import tuning_options
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     from dpcompare.results.result import RunResult
@@ -67,7 +67,7 @@ def _arguments(given: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def _options(config: RunConfig) -> Iterator[tuple[str, list[str]]]:
-    """Name -> values of what a run was asked for, beside framework and mode."""
+    """Name -> values of what a run was asked for, in addition to framework and mode."""
     cluster = config.cluster
     on_gpus = cluster.device_type == "gpu"
     if config.mode_row.multi_device:
@@ -121,7 +121,7 @@ _OF_ONE_FRAMEWORK = frozenset({"tune", "launcher", "stages", "pipeline_schedule"
 """Options of a mode that no mode of another framework has."""
 
 
-def what_next(context: click.Context, config: RunConfig, result: RunResult, run_dir: Path) -> Iterator[str]:
+def next_steps(context: click.Context, config: RunConfig, result: RunResult, run_dir: Path) -> Iterator[str]:
     """The speed of a run, and the commands that one types after it.
 
     Args:
@@ -131,7 +131,7 @@ def what_next(context: click.Context, config: RunConfig, result: RunResult, run_
         run_dir: of the run.
     """
     if result.images_per_second is not None:
-        devices = counted(len(result.device_names), "device")
+        devices = pluralize(len(result.device_names), "device")
         yield f"{result.framework} {result.mode} on {devices}: {result.images_per_second:.1f} images/s"
     # A resumed run has the workload of its first command, which is not known here.
     other = None if is_given(context, "resume") else _counterpart(config)

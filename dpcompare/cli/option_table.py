@@ -25,7 +25,7 @@ class OptionRow:
     name: str
     """In a TOML file, in DPCOMPARE_<NAME>, and of the field of its part."""
     flags: tuple[str, ...]
-    """As on the command line, the usual one first."""
+    """The flags as on the command line, the usual one first."""
     group: str
     """In which `--help` shows it; empty: among the command's own."""
     settings: Mapping[str, Any]
@@ -37,7 +37,7 @@ class OptionRow:
     resumable: bool = False
     """Whether a run that is resumed may change it."""
     scope: Scope = "arm"
-    of_verify: bool = False
+    in_verify: bool = False
     """Whether `verify` takes it too."""
     otherwise_on_gpus: bool = False
     """Whether its default depends on the devices; see `dpcompare.config.gpu_defaults`."""
@@ -109,7 +109,7 @@ def rows_of_fields(part: type[Config], typed: Mapping[str, Typed], prefix: str =
             parse=how.parse,
             resumable=option.resumable,
             scope=option.scope,
-            of_verify=option.of_verify,
+            in_verify=option.in_verify,
             otherwise_on_gpus=option.on_gpus is not None,
         )
 

@@ -113,7 +113,7 @@ def named_interpreters(pairs: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def refuse_strange(python: str, framework: str, known: Mapping[str, str], *, named_by: str) -> None:
+def require_trusted_interpreter(python: str, framework: str, known: Mapping[str, str], *, named_by: str) -> None:
     """Refuse an interpreter that only a file names, which may be another's: it would be executed.
 
     Args:
@@ -123,7 +123,7 @@ def refuse_strange(python: str, framework: str, known: Mapping[str, str], *, nam
         named_by: what names it, for the error.
 
     Raises:
-        RequestError: it is none of them, and not this one.
+        RequestError: it is neither this one nor one of them.
     """
     if python not in (sys.executable, known.get(framework)):
         raise RequestError(
@@ -145,7 +145,7 @@ LONGEST_BUDGET = 1e9
 
 
 def parse_seconds(text: str | None) -> float:
-    """`30m` as 1800.0; no text is no limit."""
+    """`30m` as 1800.0; no text means no limit."""
     if text is None:
         return math.inf
     match = re.fullmatch(r"(\d+(\.\d+)?)\s*([smh])", text.strip())

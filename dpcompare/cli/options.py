@@ -182,12 +182,12 @@ def placement_values(
         engine: whose options these are where none is given.
 
     Raises:
-        RequestError: a value cannot be parsed, is given twice, or is none of the engine's options.
+        RequestError: a value cannot be parsed, is given twice, or is not an option of the engine.
     """
     values = values_of(Placement, options, given)
     for part in _ENGINE_OPTIONS:
-        of_engine = values_of(part, options, given)
-        values |= of_engine if given else {name: value for name, value in of_engine.items() if value}
+        engine_values = values_of(part, options, given)
+        values |= engine_values if given else {name: value for name, value in engine_values.items() if value}
     if given is None or "engine_option" in given:
         engine = values.get("engine", engine)
         for name, texts in _by_name(options.engine_option).items():

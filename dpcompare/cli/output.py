@@ -50,16 +50,16 @@ def _console(**options: Any) -> Console:
             return super().render_str(printable_lines(text), **style)
 
         def on_broken_pipe(self) -> None:  # rich would end the process with exit code 1
-            raise BrokenPipeError(errno.EPIPE, "nobody reads this output")
+            raise BrokenPipeError(errno.EPIPE, "no process reads this output")
 
     return PlainConsole(highlight=False, markup=False, emoji=False, **options)
 
 
 @contextmanager
 def if_anybody_reads() -> Iterator[None]:
-    """Within this context stdout may be lost: what was done stays done, and its exit code is no other for that.
+    """Within this context stdout may be lost: what was done stays done, and the exit code stays the same.
 
-    A reader that has gone, as in `dpcompare compare | head -1`, has what it wanted; any other loss is told.
+    A reader that has gone, as in `dpcompare compare | head -1`, has what it wanted; any other loss is reported.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def fail(code: int, message: str, *, as_json: bool, usage: str | None = None, **
     if as_json:
         try:
             print_json({"error": {"code": code, "message": message, **context}})
-        except OSError:  # a terminal that has gone, say: the exit code still tells
+        except OSError:  # a terminal that has gone, say: the exit code still shows it
             give_up_stdout()
     click.echo("".join(f"{line}\n" for line in (usage, f"error: {message}") if line), nl=False, err=True)
     sys.exit(code)

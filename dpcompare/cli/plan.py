@@ -14,7 +14,7 @@ from dpcompare.cli.options import GroupedCommand, run_options
 from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.config.engines import ENGINES
 from dpcompare.errors import RequestError
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
@@ -145,8 +145,8 @@ def _print_text(config: RunConfig, node_processes: Sequence[NodeProcess]) -> Non
     replicas = config.topology.num_replicas
     click.echo(
         f"{config.framework} {config.mode}{emulated}: {config.cluster.in_words}, "
-        f"{counted(config.topology.num_processes, 'process')}, {counted(replicas, 'replica')}, "
-        f"{counted(config.workload.global_batch_size // replicas, 'image')} each per step\n"
+        f"{pluralize(config.topology.num_processes, 'process')}, {pluralize(replicas, 'replica')}, "
+        f"{pluralize(config.workload.global_batch_size // replicas, 'image')} each per step\n"
         f"workload: {printable(config.workload.in_words)}"
     )
     table = Table()

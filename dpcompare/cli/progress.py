@@ -28,7 +28,7 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE, event_path
 from dpcompare.results.series import RunState
 from dpcompare.system.cache import is_held
-from dpcompare.system.terminal_text import counted, in_one_line, printable
+from dpcompare.system.terminal_text import in_one_line, pluralize, printable
 
 SECONDS_BETWEEN_LINES = 5.0
 
@@ -90,7 +90,7 @@ class RunProgress:
         if state.step > step and isinstance(event, StepsTrained):
             self._show_step()
         for epoch, accuracy, loss, count in state.evaluated[evaluations:]:
-            self.say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {counted(count, 'sample')}")
+            self.say(f"epoch {epoch}: accuracy {accuracy:.4f}, loss {loss:.4f} on {pluralize(count, 'sample')}")
 
     def say(self, line: str) -> None:
         """Print a line above what is animated."""
@@ -98,7 +98,7 @@ class RunProgress:
 
     def _begin(self, num_steps: int) -> None:
         self.waiting.end()
-        self.say(f"{self._name}: training {counted(num_steps, 'step')}; logs and result in {self._run_dir}")
+        self.say(f"{self._name}: training {pluralize(num_steps, 'step')}; logs and result in {self._run_dir}")
         if self._compiling:
             self.say(self._compiling)
         if self._bar is None:
@@ -189,7 +189,7 @@ class StudyView:
         self._study_dir = study_dir
         self._lock = threading.Lock()
         self._ended: dict[tuple[str, int], RunResult] = {}
-        """By the path and the inode of their files: a disturbed run is made again."""
+        """Results by the path and the inode of their files: a disturbed run is made again."""
         self._running: tuple[tuple[Path, int], EventTail, RunState] | None = None
         self._shown = Table(title=printable(str(study_dir)))
 
@@ -227,7 +227,7 @@ class StudyView:
         ]
         seconds, source = estimate_seconds(study, ended)
         table.caption = (
-            f"{counted(left, 'run')} left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
+            f"{pluralize(left, 'run')} left, about {seconds / 60:.0f} min ({source})" if left else "every run has ended"
         )
         if left and not held:
             table.caption += "; no process runs this study now: `dpcompare compare --resume` continues it"
@@ -268,7 +268,7 @@ class StudyView:
     def __rich__(self) -> Table:
         try:
             self._shown, _ = self.look()
-        except (RequestError, OSError) as error:  # such as a disk that is away for a moment: the study goes on
+        except (RequestError, OSError) as error:  # such as a disk that is away for a moment: the study continues
             self._shown.caption = printable(str(error))
         return self._shown
 
@@ -287,7 +287,7 @@ class StudyProgress(Watcher):
         self._total = study.repeats * len(study.arms)  # grows where rounds are added
         self._done = 0
         self._remarks: set[str] = set()
-        arms, rounds = counted(len(study.arms), "arm"), counted(study.repeats, "round")
+        arms, rounds = pluralize(len(study.arms), "arm"), pluralize(study.repeats, "round")
         self._say(f"{arms} x {rounds}; runs and results in {study_dir}")
 
     def __enter__(self) -> StudyProgress:

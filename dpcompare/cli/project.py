@@ -156,7 +156,7 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
     """What is asked for, all of it checked before a study is read."""
     from dpcompare.projection.goal import ProjectionRequest
     from dpcompare.projection.link import link_between_nodes, link_within_nodes, rate_of
-    from dpcompare.projection.step import Overheads, Surroundings
+    from dpcompare.projection.step import Interruptions, TrainingOverheads
 
     for name in ("price", "checkpoint_seconds", "mtbf", "restart_seconds"):
         if values[name] is not None and not math.isfinite(values[name]):
@@ -179,9 +179,9 @@ def _request(values: dict[str, Any]) -> ProjectionRequest:
         overlap=values["overlap"] == "measured",
         measured_link=values["measured_link"],
         dollars_per_device_hour=values["price"],
-        surroundings=Surroundings(
+        overheads=TrainingOverheads(
             storage_bytes_per_second=rate_of(values["storage"], "--storage") if values["storage"] else None,
-            overheads=Overheads(
+            interruptions=Interruptions(
                 checkpoint_every=values["checkpoint_every"],
                 checkpoint_seconds=values["checkpoint_seconds"] or 0.0,
                 node_mtbf_seconds=values["mtbf"] * HOUR if values["mtbf"] else None,

@@ -19,7 +19,7 @@ from dpcompare.cli.output import (
     writable,
     write,
 )
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import ArmRow, Comparison
@@ -130,7 +130,7 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     if full:
         _print_figures(comparison)
     elif (others := sum(made.outcome in ("faster", "slower") for made in comparison.claims) - 1) > 0:
-        click.echo(f"{counted(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
+        click.echo(f"{pluralize(others, 'other pair')} differ{'s' if others == 1 else ''}, see --full.")
     learned = [comparison.learning.headline, comparison.learning.varied] if comparison.learning else []
     stopped = f"Rounds were added until {comparison.stopped_by}." if comparison.stopped_by else None
     for sentence in filter(
@@ -140,25 +140,25 @@ def print_comparison(comparison: Comparison, *, full: bool = False) -> None:
     for row in comparison.arms:
         if row.scaling and row.scaling.suspicious:
             print_sentence(f"SUSPICIOUS: {row.name} has an efficiency above 105%")
-        _print_remarks(row, full=full)
+        _print_warnings(row, full=full)
         for failure in row.all_failures:
             print_sentence(f"FAILED {row.name}: {failure}")
     if full:
         print_sheet(comparison)
 
 
-def _print_remarks(row: ArmRow, *, full: bool) -> None:
-    """What is said aloud of the runs of an arm; in short the first of each kind, and how many more there are."""
-    remarks: list[tuple[str, str]] = [(remark.kind, remark.sentence) for remark in row.remarks]
-    remarks += [("OUTLIERS", outlier) for outlier in row.outliers]
-    remarks += [("RUN AGAIN", why) for why in row.repeated]
-    for kind in dict.fromkeys(kind for kind, _ in remarks):
-        sentences = [sentence for each, sentence in remarks if each == kind]
+def _print_warnings(row: ArmRow, *, full: bool) -> None:
+    """The run warnings of an arm; in short the first of each kind, and how many more there are."""
+    warnings: list[tuple[str, str]] = [(warning.kind, warning.sentence) for warning in row.warnings]
+    warnings += [("OUTLIERS", outlier) for outlier in row.outliers]
+    warnings += [("RUN AGAIN", why) for why in row.repeated]
+    for kind in dict.fromkeys(kind for kind, _ in warnings):
+        sentences = [sentence for each, sentence in warnings if each == kind]
         shown = len(sentences) if full or len(sentences) <= MOST_OF_A_KIND else 1
         for sentence in sentences[:shown]:
             print_sentence(f"{kind} {row.name}: {sentence}")
         if more := len(sentences) - shown:
-            print_sentence(f"{kind} {row.name}: {counted(more, 'more run')}, see --full")
+            print_sentence(f"{kind} {row.name}: {pluralize(more, 'more run')}, see --full")
 
 
 def _print_figures(comparison: Comparison) -> None:
@@ -190,17 +190,17 @@ def print_sheet(comparison: Comparison) -> None:
     if len(comparison.arms) < 2:
         return
     click.echo("fairness sheet: the settings that differ")
-    for setting in comparison.knobs:
-        if not setting.equal:
-            print_sentence(f"- {setting.knob}: {setting.verdict}", indent=2)
-            for value, names in arms_by_value(setting, comparison).items():
+    for row in comparison.settings:
+        if not row.equal:
+            print_sentence(f"- {row.setting}: {row.verdict}", indent=2)
+            for value, names in arms_by_value(row, comparison).items():
                 print_sentence(f"    {value}: {', '.join(names)}", indent=8)
     for reason in comparison.reasons:
         print_sentence(f"- {reason}", indent=2)
 
 
 MOST_EVALUATIONS = 10
-"""Of one run, that its summary has lines for."""
+"""The evaluations of one run that its summary has lines for."""
 
 
 def _shown_evaluations(evaluations: Sequence[Evaluation]) -> Sequence[Evaluation]:
@@ -219,7 +219,7 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
     shown = _shown_evaluations(result.evaluations)
     rows = {
         f"after step {evaluation.step}": f"epoch {evaluation.epoch}: accuracy {evaluation.accuracy:.4f}, "
-        f"loss {figure(evaluation.loss, '{:.4f}')}, {counted(evaluation.count, 'sample')}"
+        f"loss {figure(evaluation.loss, '{:.4f}')}, {pluralize(evaluation.count, 'sample')}"
         for evaluation in shown
     }
     if len(shown) < len(result.evaluations):
@@ -236,7 +236,7 @@ def _evaluation_rows(result: RunResult) -> dict[str, str]:
         if cost and cost.joules is not None:
             taken += f", {figure(cost.joules, '{:.0f}')} J"
         rows["target"] = (
-            f"{target} after {counted(cost.step, 'step')}, {counted(cost.images, 'image')}, {taken}"
+            f"{target} after {pluralize(cost.step, 'step')}, {pluralize(cost.images, 'image')}, {taken}"
             if cost
             else f"{target} was not reached"
         )
@@ -261,19 +261,20 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
     topology = topology_in_words(result.num_nodes, result.devices_per_node, result.device_type)
     rows = {
         "mode": f"{result.framework} {result.mode}{emulated}, collective: {result.collective}",
-        "devices": f"{topology}, {counted(result.num_processes, 'process')}, {counted(result.num_replicas, 'replica')}",
+        "devices": f"{topology}, {pluralize(result.num_processes, 'process')}, "
+        f"{pluralize(result.num_replicas, 'replica')}",
         "workload": f"{result.model} on {result.dataset}, {result.image_size} px, global batch "
         f"{result.global_batch_size}, {result.precision}, profile {result.profile}",
         "speed": "not measured: no step came after the warm-up",
     }
     if result.images_per_second is not None:
         rows["speed"] = (
-            f"{figure(result.images_per_second)} images/s over {counted(result.measured_steps, 'measured step')}; "
+            f"{figure(result.images_per_second)} images/s over {pluralize(result.measured_steps, 'measured step')}; "
             f"{figure(result.between_steps_fraction, '{:.1%}')} of the time is between steps"
         )
     if result.step_seconds:
         rows["step"] = _step_row(result.step_seconds)
-    rows |= {remark.kind: remark.sentence for remark in result.remarks if remark.kind != "SLOWED DOWN"}
+    rows |= {warning.kind: warning.sentence for warning in result.warnings if warning.kind != "SLOWED DOWN"}
     if result.time_to_first_step_seconds is not None:
         rows["time"] = (
             f"{result.time_to_first_step_seconds:.1f} s to the end of the first step, which took "
@@ -298,7 +299,7 @@ def print_summary(result: RunResult, run_dir: Path) -> None:
         rows["train loss"] = f"{first} -> {last}"
     rows |= _evaluation_rows(result)
     if result.skipped_images:
-        rows["skipped"] = f"{counted(result.skipped_images, 'image')} that cannot be decoded"
+        rows["skipped"] = f"{pluralize(result.skipped_images, 'image')} that cannot be decoded"
     for package, versions in result.differing_versions.items():
         rows[f"{package} differs"] = ", ".join(f"node {rank}: {version}" for rank, version in enumerate(versions))
     rows["result"] = str(run_dir / "result.json")

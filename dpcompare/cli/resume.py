@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from dpcompare._version import __version__
 from dpcompare.cli.build_config import cluster_of_machines
-from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
+from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
 from dpcompare.cli.options import OPTIONS, RunOptions, engine_option_names, placement_values, values_of
 from dpcompare.config.cluster import Cluster
 from dpcompare.config.modes import MODES
@@ -72,7 +72,7 @@ def changed_config(config: RunConfig, options: RunOptions, given: Set[str]) -> R
     elif framework != config.framework:
         changes["python"] = sys.executable
     else:
-        refuse_strange(config.python, framework, interpreters(()), named_by="--resume: the run")
+        require_trusted_interpreter(config.python, framework, interpreters(()), named_by="--resume: the run")
     dropped = {*changes, *_OF_THE_ATTEMPT, *(_OF_THE_MODE if is_other_mode else ())}
     return RunConfig(**config.model_dump(exclude=dropped), **changes)
 
@@ -151,8 +151,10 @@ def _changed_simulated_nodes(cluster: Cluster, options: RunOptions, given: Set[s
     )
 
 
-_BESIDE = frozenset({"resume", "repeats", "until", "budget", "retry_failed", "dry_run", "as_json", "python"})
-"""Options that may stand beside --resume: the study itself has the others."""
+_ALLOWED_WITH_RESUME = frozenset(
+    {"resume", "repeats", "until", "budget", "retry_failed", "dry_run", "as_json", "python"}
+)
+"""Options that are allowed with --resume: the study itself has the others."""
 
 
 def resumed_study(
@@ -176,12 +178,12 @@ def resumed_study(
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name not in _BESIDE
+        if parameter.name not in _ALLOWED_WITH_RESUME
         and context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
     ]
     if given:
         raise RequestError(
-            f"--resume: received {', '.join(given)} beside it, but a study that is resumed stays as it was asked for; "
+            f"--resume: received {', '.join(given)} with it, but a study that is resumed stays as it was asked for; "
             "expected none of these, or a new study"
         )
     study = Study.load(study_dir)
@@ -191,7 +193,9 @@ def resumed_study(
             "again, or it would end here, as another look at its claims"
         )
     for arm in study.arms:
-        refuse_strange(arm.config.python, arm.config.framework, known, named_by=f"--resume: arm {arm.name}")
+        require_trusted_interpreter(
+            arm.config.python, arm.config.framework, known, named_by=f"--resume: arm {arm.name}"
+        )
     # The cache may have been emptied since, so the inputs are looked for again.
     arms = tuple(arm.changed(config=arm.config.without_inputs()) for arm in study.arms)
     repeats = max(study.repeats, repeats)

@@ -12,7 +12,7 @@ import click
 
 from dpcompare.cli import completion
 from dpcompare.cli.build_config import as_remembered, build_config, chosen_topology, with_named_mode
-from dpcompare.cli.next_commands import what_next
+from dpcompare.cli.next_commands import next_steps
 from dpcompare.cli.options import OPTIONS, GroupedCommand, is_given, run_options
 from dpcompare.cli.output import hint, if_anybody_reads, print_json
 from dpcompare.cli.resume import changed_config
@@ -71,7 +71,7 @@ def run(context: click.Context, /, named_mode: str | None, resume: Path | None, 
     else:
         with if_anybody_reads():
             print_summary(result, run_dir)
-        for line in what_next(context, config, result, run_dir):
+        for line in next_steps(context, config, result, run_dir):
             click.echo(line, err=True)
 
 

@@ -13,7 +13,7 @@ from click.core import ParameterSource
 
 from dpcompare.cli import completion
 from dpcompare.cli.option_table import add_options
-from dpcompare.cli.option_values import interpreters, listed, named_interpreters, refuse_strange
+from dpcompare.cli.option_values import interpreters, listed, named_interpreters, require_trusted_interpreter
 from dpcompare.cli.options import OPTIONS, RunOptions, values_of
 from dpcompare.cli.output import (
     EXIT_INTERRUPTED,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _ROWS = tuple(
     replace(row, settings={**row.settings, "help": row.settings["help"].partition("  [default")[0]})
     for row in OPTIONS
-    if row.of_verify
+    if row.in_verify
 )
 """Options of a run that may be asked for of what is verified; their defaults are those of verify or of the run."""
 
@@ -103,7 +103,7 @@ def verify(
     interrupted = False
     try:
         make_checks(plan, against, checks)
-    except KeyboardInterrupt:  # what has been found by then is still told
+    except KeyboardInterrupt:  # what has been found by then is still reported
         interrupted = True
     passed = bool(checks) and all(check.passed for check in checks) and not interrupted
     if as_json:
@@ -130,17 +130,17 @@ def plan_asked_for(
     device: str | None,
     against: Literal["cpu"] | None,
     python: tuple[str, ...],
-    **of_the_workload: Any,
+    **workload_options: Any,
 ) -> Plan:
     """What the options of the command ask to be verified.
 
     Raises:
         RequestError: it cannot be.
     """
-    of_the_workload.pop("as_json", None)
-    asked = values_of(Workload, RunOptions.of(of_the_workload))
+    workload_options.pop("as_json", None)
+    asked = values_of(Workload, RunOptions.of(workload_options))
     if like is not None:
-        _refuse_beside_like(context)
+        _reject_with_like(context)
         return _like(like, asked, precision, device, python, against)
     return _asked_for(
         listed(frameworks),
@@ -245,7 +245,7 @@ def _print_checks(checks: list[Any], left_out: Sequence[str]) -> None:
         click.echo(f"not compared: {line}")
 
 
-def _refuse_beside_like(context: click.Context) -> None:
+def _reject_with_like(context: click.Context) -> None:
     given = [name for name in PLANNED_BY_A_RUN if context.get_parameter_source(name) == ParameterSource.COMMANDLINE]
     if given:
         raise RequestError(
@@ -272,7 +272,7 @@ def _like(
     named = RunConfig.load(run_dir / CONFIG_FILE)
     own = {} if named.framework in named_interpreters(python) else {named.framework: named.python}
     if own and Path(named.python).exists():  # before anything of a run that may be another's is imported
-        refuse_strange(named.python, named.framework, chosen, named_by="--like: the run")
+        require_trusted_interpreter(named.python, named.framework, chosen, named_by="--like: the run")
         chosen |= own
     config = run_to_prove(run_dir, other_data="dataset" in asked)
     precisions = (

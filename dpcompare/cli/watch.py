@@ -9,7 +9,7 @@ import click
 
 from dpcompare.cli import completion
 from dpcompare.cli.output import is_animated, stderr_console
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.files import reject_links
 
 SECONDS_BETWEEN_REDRAWS = 1.0
 
@@ -24,7 +24,7 @@ def watch(study_dir: Path, once: bool) -> None:
     from dpcompare.cli.output import stdout_console
     from dpcompare.cli.progress import StudyView
 
-    require_files_of_its_own(study_dir, "the study")
+    reject_links(study_dir, "the study")
     view = StudyView(study_dir)
     if once or not is_animated():
         stdout_console().print(view.look()[0])

@@ -14,11 +14,11 @@ from dpcompare.config.modes import DEFAULT_REPLICAS, Mode
 from dpcompare.config.setting import Config
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import Gpu, _physical_gpu, available_cores, gpu_model, installed_gpus, visible_gpus
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 DeviceType = Literal["cpu", "gpu", "tpu"]
 DeviceChoice = Literal["auto", DeviceType]
-"""As devices are asked for."""
+"""What may be asked for as the kind of devices."""
 
 MOST_DEVICES = 512
 """More than anybody simulates; a slip of the finger must not take the memory of the machine."""
@@ -65,7 +65,7 @@ class Cluster(Config):
 
     @property
     def spans_machines(self) -> bool:
-        """Whether its nodes are several machines, whose link a run cannot tell."""
+        """Whether its nodes are several machines, whose link a run cannot know."""
         return not self.simulated and self.num_nodes > 1
 
     @property
@@ -159,7 +159,7 @@ class Cluster(Config):
 
 def topology_in_words(num_nodes: int, devices_per_node: int, device_type: str | None = None) -> str:
     """Such as `2 nodes x 4 GPUs`, `1 node x 2 CPU devices`, or `2 nodes x 1 device` where their type is unknown."""
-    return f"{counted(num_nodes, 'node')} x {counted(devices_per_node, _DEVICE_NOUNS.get(device_type, 'device'))}"
+    return f"{pluralize(num_nodes, 'node')} x {pluralize(devices_per_node, _DEVICE_NOUNS.get(device_type, 'device'))}"
 
 
 _DEVICE_NOUNS: dict[str | None, str] = {"cpu": "CPU device", "gpu": "GPU", "tpu": "TPU core"}

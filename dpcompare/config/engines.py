@@ -18,7 +18,7 @@ from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, raise_pr
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 PLUG_INS = "dpcompare.engines"
 """The group of entry points."""
@@ -33,7 +33,7 @@ class EngineOptions(Config):
 
 
 class NamespacesOptions(EngineOptions):
-    """Of simulated nodes with a network of their own."""
+    """The options of simulated nodes with a network of their own."""
 
     link: str | None = setting(
         None,
@@ -58,7 +58,7 @@ class NamespacesOptions(EngineOptions):
 
 
 class HostsOptions(EngineOptions):
-    """Of plain hosts."""
+    """The options of plain hosts."""
 
     hosts: tuple[str, ...] = setting(
         (),
@@ -86,7 +86,7 @@ class HostsOptions(EngineOptions):
 
     def problems(self, cluster: Cluster, workload: Workload) -> Iterator[str]:
         if len(self.hosts) != cluster.num_nodes:
-            yield f"hosts: received {len(self.hosts)} for {counted(cluster.num_nodes, 'node')}; expected one per node"
+            yield f"hosts: received {len(self.hosts)} for {pluralize(cluster.num_nodes, 'node')}; expected one per node"
         if self.ssh and is_custom(workload.model):
             yield (
                 "ssh: received with a custom model, which is found from the current directory; run the printed "
@@ -95,7 +95,7 @@ class HostsOptions(EngineOptions):
 
 
 class SlurmOptions(EngineOptions):
-    """Of a job of Slurm."""
+    """The options of a job of Slurm."""
 
     partition: str | None = setting(
         None,
@@ -135,7 +135,7 @@ class SlurmOptions(EngineOptions):
 
 
 class KubernetesOptions(EngineOptions):
-    """Of pods."""
+    """The options of pods."""
 
     image: str | None = setting(
         None,

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of an environment, in GB, about."""
+    """Approximate sizes of an environment, in GB."""
 
     download: float
     on_disk: float
@@ -35,7 +35,7 @@ class Framework:
     cuda_distributions: tuple[str, ...] = ()
     """Distributions one of which an environment needs for GPUs; none where the framework's wheel brings its own."""
     devices_variable: str = ""
-    """Variable by which a user tells the framework how many devices it has on the CPU, where there is one."""
+    """Variable in which a user sets how many devices the framework has on the CPU; None if there is none."""
     takes_system_cudnn: bool = False
     """Whether cuDNN as the system brings it does in their place."""
     cpu_start_seconds: float

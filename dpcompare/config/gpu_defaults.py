@@ -11,11 +11,11 @@ from dpcompare.models.architectures import model_of
 DATASET = "synthetic"
 """It grows with the global batch: on many GPUs the digits are three steps, after which a run evaluates."""
 IMAGES_PER_REPLICA = 64
-"""Of a step; with fewer, a GPU waits for its next kernel to be launched."""
+"""Images of a replica's step; with fewer, a GPU waits for its next kernel to be launched."""
 MOST_IMAGES_PER_REPLICA = 128
-"""With more, a GPU of 24 GB may be too small."""
+"""The largest number of images per replica: with more, a GPU of 24 GB may be too small."""
 BYTES_PER_IMAGE = 180_000_000
-"""That EfficientNet-B2 takes at 260 px in float32 (estimated)."""
+"""The bytes that EfficientNet-B2 takes at 260 px in float32 (estimated)."""
 LARGE_MEMORY = 40_000_000_000
 """Bytes from which a GPU takes twice of both: such a one is as much faster (estimated)."""
 WARMUP_STEPS = 30
@@ -53,7 +53,7 @@ def gpu_defaults(
 
 def _length(given: Mapping[str, Any]) -> dict[str, int]:
     """Steps, and as many of them for warming up as leave most of what was asked for to be measured."""
-    if "epochs" in given:  # whose steps only the dataset tells: the few of any workload
+    if "epochs" in given:  # whose steps follow from the dataset: the few of any workload
         return {}
     if "steps" in given:
         return {"warmup_steps": min(WARMUP_STEPS, max(0, given["steps"] // 4))}

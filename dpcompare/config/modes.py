@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 DEFAULT_REPLICAS = 2
-"""Of a mode of several devices where they are simulated, and nothing was asked for: one would exchange nothing."""
+"""Replicas of a mode of several devices if they are simulated and no number was asked for: one would exchange
+nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Mode:
     by_default: bool = True
     """Whether `compare` takes it where no arms are named."""
     packages: tuple[str, ...] = ()
-    """Import names that it needs beside those of its framework; the extra of dpcompare has the mode's name."""
+    """Import names that it needs in addition to those of its framework; the extra of dpcompare has the mode's name."""
 
     @property
     def default_stages(self) -> int:

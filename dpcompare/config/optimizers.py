@@ -35,7 +35,7 @@ class OptimizerSpec:
     """One row of OPTIMIZERS."""
 
     constants: Mapping[str, Any]
-    """Of its formula, as the fairness sheet shows them."""
+    """The constants of its formula, as the fairness sheet shows them."""
     slots: tuple[str, ...]
     """What it remembers of each parameter, in the names of checkpoints; the first is the first moment."""
     first_moment_factor: float

@@ -47,7 +47,7 @@ class Placement(Config):
         return self.changed(hosts=self.hosts[:1]) if self.hosts else self
 
     def changed(self, **fields: Any) -> Self:
-        """As `Config.changed`; the options of the engine are fields as well."""
+        """The same as `Config.changed`; the options of the engine are fields as well."""
         return type(self)(**self.model_dump() | fields)
 
     @model_validator(mode="before")

@@ -17,7 +17,7 @@ from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import MODELS, model_of
 from dpcompare.system.json_files import read_document, write_document
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 
 def problems_of_run(config: RunFields) -> list[str]:
@@ -85,12 +85,12 @@ def _stages(config: RunFields) -> Iterator[str]:
     micro_batches, per_node = config.workload.accumulate, config.cluster.devices_per_node
     if config.pipeline_schedule == "1f1b" and micro_batches < stages:
         yield (
-            f"pipeline_schedule: received 1f1b with {counted(micro_batches, 'micro-batch')} and {stages} stages; "
+            f"pipeline_schedule: received 1f1b with {pluralize(micro_batches, 'micro-batch')} and {stages} stages; "
             "expected at least as many micro-batches, or gpipe"
         )
     if per_node % stages:
         yield (
-            f"stages: received {stages} on nodes of {counted(per_node, 'device')}; a replica has its devices "
+            f"stages: received {stages} on nodes of {pluralize(per_node, 'device')}; a replica has its devices "
             f"on one node: expected a number that divides {per_node}, or other --devices-per-node"
         )
     if is_custom(model):

@@ -193,7 +193,7 @@ class RunFields(Config):
             "evaluation first reaches it.",
         ),
     )
-    """Of the validation samples, which the run is to reach: what that took is reported."""
+    """The accuracy on the validation samples that the run is to reach: what that took is reported."""
     stop_at_target: bool = setting(
         False,
         changes=Changes.NOTHING,

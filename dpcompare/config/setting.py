@@ -42,7 +42,7 @@ def raise_problems(problems: list[str]) -> None:
 
 
 def in_several_lines(value: Any, name: str) -> Iterator[str]:
-    """A problem for every text in a value that has control characters, or is no text in UTF-8.
+    """A problem for every text in a value that has control characters, or is not text in UTF-8.
 
     Values end up in scripts, manifests and JSON: a line break in one of them would begin a line of its own there.
     """
@@ -172,18 +172,18 @@ class Option:
     """What it is, without its default."""
     _: KW_ONLY
     flags: tuple[str, ...] = ()
-    """As on the command line, the usual one first; empty: one made from the name."""
+    """The flags as on the command line, the usual one first; empty: one made from the name."""
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    """Of a field whose type is not a Literal."""
+    """The choices of a field whose type is not a Literal."""
     default: str | None = None
-    """As the help shows it where the field's own says less; empty: not at all."""
+    """The default as the help shows it where the field's own says less; empty: not at all."""
     on_gpus: str | None = None
     """The default on GPUs, see `dpcompare.config.gpu_defaults`; empty: it has one, which another option's help says."""
     resumable: bool = False
     """Whether a run that is resumed may change it."""
     scope: Scope = "arm"
-    of_verify: bool = False
+    in_verify: bool = False
     """Whether `verify` takes it too."""
 
     def __post_init__(self) -> None:

@@ -95,7 +95,7 @@ SETTINGS: dict[str, dict[str, TuningOption]] = {
         ),
         # Whether a step writes into the memory of the state that it replaces, as the other frameworks do.
         "donation": TuningOption(values=("on", "off"), native={"cpu": "on", "gpu": "on"}),
-        # XLA can order a step so that its collectives go on while it computes. Unmeasured.
+        # XLA can order a step so that its collectives continue while it computes. Unmeasured.
         "scheduler": TuningOption(gpu_values=("default", "latency-hiding"), native={"gpu": "default"}),
     },
 }
@@ -152,7 +152,7 @@ def problems_of(
 
 
 def _where_else(framework: str, mode: str, device_type: str, name: str) -> str:
-    """Why a setting that the mode has is none here, as the end of a sentence."""
+    """Why a setting of the mode is not available here, as the end of a sentence."""
     if name not in tuning_options(framework, mode, "gpu"):
         return ""
     if name not in tuning_options(framework, mode, device_type):

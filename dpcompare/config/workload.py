@@ -25,7 +25,7 @@ from dpcompare.config.setting import (
 from dpcompare.data.names import AUGMENTATIONS, is_custom_dataset, steps_per_epoch
 from dpcompare.models.architectures import MODELS, misfits, model_of
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 Precision = Literal["float32", "bfloat16", "float64"]
 Profile = Literal["strict", "native"]
@@ -100,7 +100,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             default=str(DEFAULT_EPOCHS),
-            on_gpus=counted(gpu_defaults.WARMUP_STEPS + gpu_defaults.MEASURED_STEPS, "step"),
+            on_gpus=pluralize(gpu_defaults.WARMUP_STEPS + gpu_defaults.MEASURED_STEPS, "step"),
             resumable=True,
             help="Passes over the training split.",
         ),
@@ -154,7 +154,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             metavar="RATE",
-            of_verify=True,
+            in_verify=True,
             help="Decoupled: each step multiplies kernels by 1 - learning rate x RATE; with adam this is AdamW.",
         ),
     )
@@ -166,7 +166,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             metavar="NORM",
-            of_verify=True,
+            in_verify=True,
             help="A gradient of a larger norm, over all parameters, is scaled down to it.",
         ),
     )
@@ -177,7 +177,7 @@ class Workload(Config):
         strict=False,
         changes=Changes.LAST_EVALUATION | Changes.STEP_TIME,
         option=Option(
-            TRAINING, metavar="DECAY", of_verify=True, help="Evaluate an exponential moving average of the weights."
+            TRAINING, metavar="DECAY", in_verify=True, help="Evaluate an exponential moving average of the weights."
         ),
     )
     accumulate: int = setting(
@@ -187,7 +187,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             flags=("--accumulate", "--microbatches"),
-            of_verify=True,
+            in_verify=True,
             help="Micro-batches per step and replica, gradients added up.",
         ),
     )
@@ -196,7 +196,7 @@ class Workload(Config):
         changes=Changes.FIRST_LOSS | Changes.NORMALISATION | Changes.STEP_TIME,
         option=Option(
             TRAINING,
-            of_verify=True,
+            in_verify=True,
             help="local: statistics of each replica's part of a batch. sync: of the whole batch.",
         ),
     )
@@ -206,7 +206,7 @@ class Workload(Config):
         lt=1,
         strict=False,
         changes=Changes.EVALUATIONS,
-        option=Option(TRAINING, of_verify=True, help="Fraction of the running statistics that a step keeps."),
+        option=Option(TRAINING, in_verify=True, help="Fraction of the running statistics that a step keeps."),
     )
     """Fraction of BatchNorm's running statistics that a step keeps, as in Keras; torch's momentum is 1 minus this.
 
@@ -220,7 +220,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             metavar="BATCHES",
-            of_verify=True,
+            in_verify=True,
             help="Recompute the running statistics over so many training batches before each evaluation.",
         ),
     )
@@ -233,7 +233,7 @@ class Workload(Config):
         option=Option(
             TRAINING,
             metavar="FRACTION",
-            of_verify=True,
+            in_verify=True,
             help="Fraction of each label's weight spread evenly over all classes.",
         ),
     )
@@ -254,7 +254,7 @@ class Workload(Config):
         le=LARGEST_SEED,
         changes=Changes.BATCHES | Changes.FIRST_LOSS,
         option=Option(
-            TRAINING, of_verify=True, help="Seed of initial weights, sample order, augmentation and regularization."
+            TRAINING, in_verify=True, help="Seed of initial weights, sample order, augmentation and regularization."
         ),
     )
     dataset: str = setting(
@@ -264,7 +264,7 @@ class Workload(Config):
         option=Option(
             DATA,
             on_gpus=gpu_defaults.DATASET,
-            of_verify=True,
+            in_verify=True,
             help="digits, synthetic, a prepared store, a folder of images, hf:NAME of Hugging Face, or "
             "package.module:NAME.",
         ),
@@ -276,7 +276,7 @@ class Workload(Config):
         ge=1,
         le=4096,
         changes=Changes.BATCHES | Changes.FIRST_LOSS | Changes.STEP_TIME,
-        option=Option(DATA, on_gpus="the model's own", of_verify=True, help="Side of the square input in pixels."),
+        option=Option(DATA, on_gpus="the model's own", in_verify=True, help="Side of the square input in pixels."),
     )
     augment: tuple[Annotated[str, AfterValidator(one_of("augmentation", AUGMENTATIONS))], ...] = setting(
         (),
@@ -286,7 +286,7 @@ class Workload(Config):
             DATA,
             metavar="LIST",
             default="none",
-            of_verify=True,
+            in_verify=True,
             help=f"Some of {','.join(AUGMENTATIONS)}, separated by commas.",
         ),
     )
@@ -307,7 +307,7 @@ class Workload(Config):
         changes=Changes.SPEED | Changes.STEP_TIME,
         option=Option(
             MEASUREMENT,
-            of_verify=True,
+            in_verify=True,
             help="strict: the same in all frameworks. native: each framework's faster settings.",
         ),
     )
@@ -354,8 +354,8 @@ class Workload(Config):
             problems.append(f"received both epochs={self.epochs} and steps={self.steps}; give only one of them")
         if self.steps is not None and self.least_warmup_steps >= self.steps:
             problems.append(
-                f"warmup_steps: received {self.warmup_in_words} of {counted(self.steps, 'step')}, which leaves none to "
-                "measure; expected fewer warm-up steps than steps"
+                f"warmup_steps: received {self.warmup_in_words} of {pluralize(self.steps, 'step')}, which leaves none "
+                "to measure; expected fewer warm-up steps than steps"
             )
         raise_problems(problems)
         return self
@@ -368,7 +368,7 @@ class Workload(Config):
     @property
     def in_words(self) -> str:
         """Such as `mlp on digits, 64 px, global batch 32, 1 epoch, speed measured after 5 steps`."""
-        length = counted(self.steps, "step") if self.steps else counted(self.num_epochs, "epoch")
+        length = pluralize(self.steps, "step") if self.steps else pluralize(self.num_epochs, "epoch")
         return (
             f"{self.model} on {self.dataset}, {self.image_size} px, global batch {self.global_batch_size}, {length}, "
             f"speed measured after {self.warmup_in_words} step{'' if self.warmup_steps == 1 else 's'}"

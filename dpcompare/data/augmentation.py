@@ -24,7 +24,7 @@ _EPOCHS_KEPT = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Augmented:
-    """What augmentation makes of images, told without touching their pixels."""
+    """What augmentation makes of images, without touching their pixels."""
 
     brightnesses: npt.NDArray[np.float32]
     """(images, 256), or (1, 256) for all of them: what each byte becomes, in 0..1."""

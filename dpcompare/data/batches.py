@@ -45,7 +45,7 @@ class HostBatch:
         return look_up(self.pixels, self.tables, self.flips)
 
 
-HostRead = Callable[[], HostBatch]
+BatchLoader = Callable[[], HostBatch]
 """Reads a batch when it is called, by whichever thread."""
 
 
@@ -97,7 +97,7 @@ class BatchReader:
         self._replicas_per_process = replicas_per_process
         self._accumulate = accumulate
 
-    def reads(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[HostRead]:
+    def batch_loaders(self, batches: Iterable[GlobalBatch], digest: OrderDigest | None = None) -> Iterator[BatchLoader]:
         """The readings of these batches, micro-batch by micro-batch; several threads may do them side by side."""
         for batch in batches:
             if digest is not None:
@@ -107,7 +107,7 @@ class BatchReader:
 
     def read(self, batches: Iterable[GlobalBatch]) -> Iterator[HostBatch]:
         """These batches, micro-batch by micro-batch."""
-        return (read() for read in self.reads(batches))
+        return (load() for load in self.batch_loaders(batches))
 
     def rows(self, global_batch_size: int) -> npt.NDArray[np.int64]:
         """Positions in the global batch, (micro-batch, row): in each, the replicas' rows one replica after another."""

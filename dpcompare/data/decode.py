@@ -41,14 +41,14 @@ def opened_image(file: Path | EncodedImage, folders: Sequence[Path] | None) -> I
         folders: which the file must be in, links followed; None: anywhere.
 
     Raises:
-        OSError: it cannot be read, is no image in one of FORMATS, no file, or in none of the folders.
+        OSError: it cannot be read, is not an image in one of FORMATS, not a file, or in none of the folders.
         Exception: whatever Pillow's readers raise for a broken file.
     """
     with BytesIO(file.content) if isinstance(file, EncodedImage) else _opened(file, folders) as content:
         try:
             opened = Image.open(content, formats=FORMATS)
         except UnidentifiedImageError:
-            raise OSError(f"its content is none of {', '.join(FORMATS)}") from None
+            raise OSError(f"its content is not one of {', '.join(FORMATS)}") from None
         with opened as image:
             yield image
 
@@ -111,7 +111,7 @@ class FileSource(Source):
 
     @property
     def place(self) -> str:
-        """What tells it from others of the same title."""
+        """What distinguishes it from others of the same title."""
         return self.name
 
     def write(self, writer: StoreWriter, num_processes: int, progress: Progress) -> Store:
@@ -161,7 +161,7 @@ def _write_files(
 
 
 def _as_utf8(text: str) -> str:
-    """With what a name that is not UTF-8 has instead: of what is left out, that is no reason to refuse the rest."""
+    """The name of an image that is left out, with escapes for what is not UTF-8: no reason to refuse the rest."""
     return os.fsencode(text).decode(errors="backslashreplace")
 
 
@@ -169,7 +169,7 @@ def _as_utf8(text: str) -> str:
 class _Decoded:
     count: int
     broken: dict[int, tuple[Path | EncodedImage, str]]
-    """By row: the image, and what was raised."""
+    """Row -> the image, and what was raised."""
 
 
 def _decode_all(

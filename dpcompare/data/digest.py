@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 _BYTES = 8
 MODULUS: int = 2 ** (8 * _BYTES)
@@ -56,12 +56,12 @@ class Duplicates(BaseModel):
         """What they do to the accuracy, a line each; nothing where there are none."""
         if self.shared:
             yield (
-                f"{counted(self.shared, 'image')} of the validation split {_are(self.shared)} in the train split too, "
-                "pixel by pixel: in part, the accuracy is that of images that were trained on"
+                f"{pluralize(self.shared, 'image')} of the validation split {_are(self.shared)} in the train split "
+                "too, pixel by pixel: in part, the accuracy is that of images that were trained on"
             )
         if self.repeated:
             repeat = "repeats" if self.repeated == 1 else "repeat"
-            yield f"{counted(self.repeated, 'image')} {repeat} another of the same split and class"
+            yield f"{pluralize(self.repeated, 'image')} {repeat} another of the same split and class"
 
 
 def _are(count: int) -> str:
@@ -75,7 +75,7 @@ class SplitContent:
     images: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.int32]
     sums: npt.NDArray[np.int64]
-    """Of all values of each image."""
+    """The sum of all values of each image."""
 
 
 def find_duplicates(splits: Mapping[str, SplitContent]) -> Duplicates:

@@ -22,7 +22,7 @@ from dpcompare.data.sources import TRAIN_NAMES, VALIDATION_NAMES, VALIDATION_SHA
 from dpcompare.errors import RequestError
 from dpcompare.system.commands import run_command
 from dpcompare.system.files import expanded
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 LAYOUTS = (
     "expected one folder of images per class (CLASS/*.jpg), the same below train/ and validation/, the original "
@@ -38,7 +38,7 @@ def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
         follow_links: whether links may lead out of it.
 
     Raises:
-        RequestError: the folder is missing, empty, has one class only or is no dataset; or a link leads out of it.
+        RequestError: the folder is missing, empty, has one class only or is not a dataset; or a link leads out of it.
     """
     if not os.path.isdir(root):  # noqa: PTH112 (pathlib raises for a name that is too long)
         what = "is a file, not a folder" if os.path.exists(root) else "does not exist"  # noqa: PTH110 (the same)
@@ -55,7 +55,7 @@ def find_images(root: Path, *, follow_links: bool = False) -> ImageFiles:
         raise RequestError(f"dataset {str(root)!r} holds no images; {LAYOUTS}")
     if len(found.classes) < 2:
         only = root / found.classes[0]
-        is_there = os.path.isdir(only)  # noqa: PTH112 (a list may name what is no name of a file)
+        is_there = os.path.isdir(only)  # noqa: PTH112 (a list may contain what cannot be the name of a file)
         deeper = [folder.name for folder in _subfolders(only) if _count_images(folder)] if is_there else []
         hint = f" Did you mean {str(only)!r}, which holds {len(deeper)} folders of images?" if len(deeper) > 1 else ""
         raise RequestError(
@@ -85,7 +85,7 @@ def _subfolders(folder: Path) -> list[Path]:
 
 
 def _require_inside(paths: Iterable[Path], folders: Sequence[Path] | None) -> None:
-    """Refuse links that lead out of the dataset: a stranger's would put any picture of this machine into the store."""
+    """Refuse links that lead out of the dataset: an untrusted one could put any picture of a machine into the store."""
     for path in paths if folders is not None else ():
         if path.is_symlink() and not is_inside(path, folders or ()):
             raise RequestError(
@@ -95,7 +95,7 @@ def _require_inside(paths: Iterable[Path], folders: Sequence[Path] | None) -> No
 
 
 def _files_below(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """What is below a folder and is no folder; links to folders are not entered."""
+    """What is below a folder and is not a folder; links to folders are not entered."""
     folders = [os.fspath(folder)]
     while folders:
         listed = folders.pop()
@@ -136,7 +136,7 @@ def _first_named(folders: list[Path], names: Iterable[str]) -> Path | None:
 
 
 def _by_class(counts: Mapping[Path, int], choose: Callable[[list[Path]], list[Path]] = list) -> ImageList:
-    """That many images of each folder, which is a class: those that `choose` picks from all of its images."""
+    """A number of images of each folder, which is a class: those that `choose` picks from all of its images."""
     labels = np.repeat(np.arange(len(counts), dtype=np.int32), list(counts.values()))
     listed = [folder for folder, count in counts.items() if count]
     return ImageList(labels, lambda: (path for folder in listed for path in choose(_images_below(folder))))
@@ -153,7 +153,7 @@ def _image_folder(root: Path, within: Sequence[Path] | None) -> ImageFiles:
     classes = tuple(folder.name for folder in counts)
     if not classes:
         stray = _count_images(base)
-        detail = f"{counted(stray, 'image')} but no folder per class" if stray else "no images"
+        detail = f"{pluralize(stray, 'image')} but no folder per class" if stray else "no images"
         raise RequestError(f"{str(base)!r} is not a dataset: it holds {detail}; {LAYOUTS}")
     notes = partial(_notes, base, validation, classes)
     if validation is None:
@@ -172,8 +172,8 @@ def _image_folder(root: Path, within: Sequence[Path] | None) -> ImageFiles:
             f"{str(validation)!r} has classes that {str(base)!r} lacks: {', '.join(map(repr, unknown))}; expected "
             "the same class folders in both"
         )
-    of_class = [validation / name for name in classes]
-    held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in of_class}
+    class_folders = [validation / name for name in classes]
+    held_out = {folder: _count_images(folder) if folder.is_dir() else 0 for folder in class_folders}
     return ImageFiles(
         source=str(root),
         classes=classes,
@@ -202,7 +202,7 @@ def _notes(base: Path, validation: Path | None, classes: Container[str]) -> Iter
         listed = ", ".join(f"{suffix}: {count}" for suffix, count in suffixes.most_common())
         yield f"left out, files in formats that are not read (by suffix): {listed}"
     if stray := sum(1 for path in base.iterdir() if path.is_file() and _suffix(path.name) in FORMAT_OF):
-        yield f"left out, images beside the class folders: {stray}"
+        yield f"left out, images next to the class folders: {stray}"
 
 
 def _hold_out(counts: Mapping[Path, int]) -> dict[str, ImageList]:
@@ -229,7 +229,7 @@ def _stanford_dogs(root: Path, within: Sequence[Path] | None) -> ImageFiles:
         try:
             files, labels = _listed(root / file)
             if len(files) != len(labels):
-                raise ValueError(f"{counted(len(files), 'file')} but {counted(len(labels), 'label')}")
+                raise ValueError(f"{pluralize(len(files), 'file')} but {pluralize(len(labels), 'label')}")
             if wrong := [label for label in labels if not 0 <= label < np.iinfo(np.int32).max]:
                 raise ValueError(f"the label {wrong[0] + 1}")
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -262,7 +262,7 @@ LIST_SECONDS = 60.0
 def _listed(file: Path) -> tuple[list[str], list[int]]:
     """The paths and labels, from 0, of a list of Stanford Dogs.
 
-    Read in a process of its own: SciPy's reader, which is not made for files of strangers, crashes on some.
+    Read in a process of its own: SciPy's reader, which is not made for untrusted files, crashes on some.
 
     Raises:
         ValueError: it holds none.

@@ -27,7 +27,7 @@ from dpcompare.data.sources import (
 from dpcompare.errors import RequestError
 from dpcompare.system.files import expanded
 from dpcompare.system.python_environment import import_extra
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 FORM = "hf:NAME[:CONFIG][,image=COLUMN][,label=COLUMN][,train=SPLIT][,validation=SPLIT]"
 CHOICES = ("image", "label", "train", "validation")
@@ -170,7 +170,7 @@ def _choose_splits(request: _Request, splits: Mapping[str, Any]) -> tuple[str, s
     for what in ("train", "validation"):
         if (asked := request.choices.get(what)) and asked not in splits:
             raise RequestError(
-                f"dataset: {request.text!r} asks for {what}={asked}, which is no split; expected one of "
+                f"dataset: {request.text!r} asks for {what}={asked}, which is not a split; expected one of "
                 f"{', '.join(splits)}"
             )
     train = request.choices.get("train") or next((name for name in TRAIN_NAMES if name in splits), None)
@@ -184,8 +184,8 @@ def _choose_splits(request: _Request, splits: Mapping[str, Any]) -> tuple[str, s
     for split in (train, validation):
         if len(splits[split]) < (1 if train != validation else 2):
             raise RequestError(
-                f"dataset: split {split!r} of {request.text!r} has {counted(len(splits[split]), 'image')}; expected at "
-                "least one for training and one for validation"
+                f"dataset: split {split!r} of {request.text!r} has {pluralize(len(splits[split]), 'image')}; expected "
+                "at least one for training and one for validation"
             )
     return train, validation
 
@@ -240,7 +240,7 @@ def _labels(request: _Request, split: str, rows: Any, column: str) -> npt.NDArra
     labels = np.array(values, np.int32)
     if missing := int((labels < 0).sum()):
         raise RequestError(
-            f"dataset: {missing} of {counted(len(labels), 'image')} of split {split!r} of {request.text!r} have no "
+            f"dataset: {missing} of {pluralize(len(labels), 'image')} of split {split!r} of {request.text!r} have no "
             f"label; choose another split with ,validation=SPLIT (that of ,train=: a fifth of it is held out)"
         )
     return labels

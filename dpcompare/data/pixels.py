@@ -44,22 +44,22 @@ def look_up(pixels: Bytes, tables: Tables, flips: npt.NDArray[np.bool_] | None =
     entries = np.empty((rows, *pixels.shape[1:]), np.intp)
     for start in range(0, len(pixels), rows):
         some = slice(start, start + rows)
-        of_some = entries[: len(pixels[some])]
-        np.copyto(of_some, pixels[some])  # widening and adding in one operation takes longer than both
+        chunk = entries[: len(pixels[some])]
+        np.copyto(chunk, pixels[some])  # widening and adding in one operation takes longer than both
         if flips is not None:
             for row in np.flatnonzero(flips[some]):
                 # A channel at a time: NumPy reverses numbers faster than groups of three.
                 for channel in range(pixels.shape[-1]):
-                    of_some[row, ..., channel] = pixels[start + row, :, ::-1, channel]
-        of_some += firsts[: len(of_some)]
+                    chunk[row, ..., channel] = pixels[start + row, :, ::-1, channel]
+        chunk += firsts[: len(chunk)]
         # "clip": NumPy writes to `out` without a copy of it only where no index can be refused.
-        of_rows = tables[some] if len(tables) > 1 else tables
-        np.take(of_rows.reshape(-1), of_some, out=images[some], mode="clip")
+        row_tables = tables[some] if len(tables) > 1 else tables
+        np.take(row_tables.reshape(-1), chunk, out=images[some], mode="clip")
     return images
 
 
 @cache
 def _first_entries(num_rows: int, shape: tuple[int, ...]) -> npt.NDArray[np.intp]:
     """For every value of so many images of a shape, where the entries of its image and channel begin in the tables."""
-    of_channels = np.arange(num_rows * shape[-1], dtype=np.intp).reshape(num_rows, 1, 1, -1) * NUM_BYTES
-    return np.ascontiguousarray(np.broadcast_to(of_channels, (num_rows, *shape)))
+    channel_starts = np.arange(num_rows * shape[-1], dtype=np.intp).reshape(num_rows, 1, 1, -1) * NUM_BYTES
+    return np.ascontiguousarray(np.broadcast_to(channel_starts, (num_rows, *shape)))

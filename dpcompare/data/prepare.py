@@ -18,8 +18,8 @@ SOURCES: tuple[type[Source], ...] = (BuiltIn, HuggingFace, Custom, Folder)
 """The first that takes a name is the dataset's."""
 
 PIXELS_PER_MARGIN_PIXEL = 7
-"""Of the side of what is cut out of an image, where a margin is made for `crop`: 32 pixels for 224, so that squares of
-256 are stored (Krizhevsky et al. 2012, section 4.1)."""
+"""Pixels of the side of what is cut out of an image, for each pixel of its margin for `crop`: 32 for 224, so that
+squares of 256 are stored (Krizhevsky et al. 2012, section 4.1)."""
 
 
 def source_of(name: str, **how: Any) -> Source:

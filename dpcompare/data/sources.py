@@ -29,7 +29,7 @@ class Source(ABC):
     """A dataset that is to be prepared. A class for each way to name one; `dpcompare.data.prepare` lists them."""
 
     name: str
-    """As it was asked for."""
+    """The name that was asked for."""
     _: KW_ONLY
     skip_corrupt: bool = False
     """Leave out, and list in the manifest, images that cannot be decoded."""
@@ -38,7 +38,7 @@ class Source(ABC):
     largest_batch: int = 1
     """Images of the largest global batch of the runs that it is for, by which `synthetic` is sized."""
     has_stamps = True
-    """Whether `stamps` tells a changed dataset from an unchanged one; otherwise every command prepares it again."""
+    """Whether `stamps` shows that a dataset has changed; otherwise every command prepares it again."""
 
     @classmethod
     @abstractmethod

@@ -26,14 +26,14 @@ from dpcompare.data.digest import Duplicates, SplitContent, find_duplicates
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import folder_held
 from dpcompare.system.files import sync
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 MANIFEST = "manifest.json"
 FORMAT = 2
 SPLITS = ("train", "validation")
 _CHUNK_ROWS = 1024
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Of a disk, a quota, and a limit of the size of files."""
+"""Errors of a full disk, of a quota, and of a limit of the size of files."""
 
 
 class SplitManifest(BaseModel):
@@ -66,9 +66,9 @@ class Manifest(BaseModel):
     notes: tuple[str, ...] = ()
     """What of the source was not taken, or taken for something else than its name says."""
     duplicates: Duplicates = Duplicates()
-    """Of its images."""
+    """Duplicates among its images."""
     revision: str | None = None
-    """Of a Hugging Face dataset: its commit on the hub, or its fingerprint."""
+    """The version of a Hugging Face dataset: its commit on the hub, or its fingerprint."""
     splits: dict[str, SplitManifest]
 
     @property
@@ -87,7 +87,7 @@ class Split:
     """(count, height, width, 3), memory-mapped; with the margin."""
     labels: npt.NDArray[np.int32]
     sums: npt.NDArray[np.int64]
-    """Of all values of each image: what its mean is told from without reading it again, exactly."""
+    """The sum of all values of each image, from which its mean is computed exactly, without reading it again."""
     margin: int = 0
     """Pixels of height and width that a model does not get."""
 
@@ -115,7 +115,7 @@ class Split:
 
     @cached_property
     def means(self) -> npt.NDArray[np.float64]:
-        """Of each image, with its margin, in 0..1."""
+        """The mean of each image, with its margin, in 0..1."""
         means: npt.NDArray[np.float64] = self.sums / (255 * self.images[0].size)
         return means
 
@@ -149,7 +149,7 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
     """Open a prepared store; with `verify`, read it all once and compare the checksums.
 
     Raises:
-        RequestError: it is no store, is damaged, or was written by another release of dpcompare.
+        RequestError: it is not a store, is damaged, or was written by another release of dpcompare.
     """
     remedy = "remove it and prepare it again with `dpcompare data prepare SOURCE DEST`"
     try:
@@ -169,7 +169,7 @@ def open_store(path: Path, *, verify: bool = False) -> Store:
         raise RequestError(f"store {path} is damaged: its splits are {found}, expected {', '.join(SPLITS)}; {remedy}")
     for name, expected in store.manifest.splits.items():
         if strange := [file for file in split_files(path, name) if not file.is_file()]:  # a pipe would never end
-            raise RequestError(f"store {path} is damaged: {str(strange[0])!r} is missing, or is no file; {remedy}")
+            raise RequestError(f"store {path} is damaged: {str(strange[0])!r} is missing, or is not a file; {remedy}")
         try:
             split = store.split(name)
         except Exception as error:  # NumPy reads a header with Python's parser, which has many ways to fail
@@ -196,7 +196,7 @@ def _impossible(split: Split, count: int, manifest: Manifest) -> str | None:
         if found != expected:
             return f"{what} of {found}, expected {expected}"
     if not count or not 0 <= split.labels.min() <= split.labels.max() < num_classes:
-        return f"no image, or labels beyond its {counted(num_classes, 'class')}"
+        return f"no image, or labels beyond its {pluralize(num_classes, 'class')}"
     return None
 
 
@@ -220,7 +220,7 @@ class StoreWatch:
         return None
 
     def _stamp(self) -> set[tuple[str, int, int, int]]:
-        """No file is changed without its change time (inode(7)), which nobody can set."""
+        """No file is changed without its change time (inode(7)), which no program can set."""
         found = set()
         for entry in os.scandir(self._path) if self._path.is_dir() else ():
             status = entry.stat(follow_symlinks=False)
@@ -288,7 +288,7 @@ def unfinished(folder: Path) -> Iterator[Path]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove folders that `unfinished` has made and nobody holds any more."""
+    """Remove folders that `unfinished` has made and no process holds any more."""
     for path in folder.glob(f"{_PREFIX}*"):
         try:
             is_ours = (path / _MARKER).is_file() and not path.is_symlink()
@@ -310,7 +310,7 @@ def _reserved(path: Path, shape: tuple[int, ...]) -> np.memmap[Any, np.dtype[np.
 
 
 class StoreWriter:
-    """Writes a store beside its destination and moves it there as a whole, or not at all.
+    """Writes a store next to its destination and moves it there as a whole, or not at all.
 
     Use as a context manager: `images(split, count)` gives the array to fill, `finish(...)` completes the store. Where
     the disk has no room, the context ends with RequestError.
@@ -340,7 +340,7 @@ class StoreWriter:
 
     @property
     def side(self) -> int:
-        """Of the stored squares, in pixels."""
+        """The side of the stored squares, in pixels."""
         return self._image_size + self._margin
 
     def images_path(self, split: str) -> Path:
@@ -367,15 +367,15 @@ class StoreWriter:
             images = np.load(self.images_path(split), mmap_mode="r")
             images_sha256, sums = _read_images(images)
             read[split] = SplitContent(images, values, sums)
-            of_classes = values.astype(np.int32)
+            class_labels = values.astype(np.int32)
             _, *others = split_files(self._temporary, split)
-            arrays: tuple[npt.NDArray[Any], ...] = (of_classes, sums)
-            for path, of_images in zip(others, arrays, strict=True):
+            arrays: tuple[npt.NDArray[Any], ...] = (class_labels, sums)
+            for path, values_of_images in zip(others, arrays, strict=True):
                 encoded = BytesIO()  # np.save into a file says less of a full disk
-                np.save(encoded, of_images)
+                np.save(encoded, values_of_images)
                 path.write_bytes(encoded.getvalue())
             splits[split] = SplitManifest(
-                count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(of_classes)
+                count=len(values), images_sha256=images_sha256, labels_sha256=_sha256(class_labels)
             )
         found = find_duplicates(read)
         described |= {"margin": self._margin, "splits": splits, "duplicates": found}

@@ -17,7 +17,7 @@ from dpcompare.experiments.statistics import (
     confidence,
     holm,
 )
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 DEFAULT_MARGIN = 1.0
 """Points of accuracy within which two arms count as equally accurate."""
@@ -25,7 +25,7 @@ DEFAULT_MARGIN = 1.0
 POINTS = " points"
 
 Measure = Literal["accuracy", "loss"]
-"""Of the last evaluation of a run."""
+"""A measure of the last evaluation of a run."""
 
 LearningOutcome = Literal[
     "higher",
@@ -44,7 +44,7 @@ class Difference:
 
     mean: float
     standard_error: float | None
-    """Of the mean; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    """The standard error of the mean; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
 
     def interval(self, level: float) -> tuple[float, float] | None:
@@ -62,7 +62,7 @@ class Difference:
         return 1.0 if self.mean == 0 else min(1.0, 2 * self._tail(abs(self.mean)))
 
     def p_value_within(self, margin: float) -> float:
-        """Of two one-sided tests, the larger: the smallest level at which the mean is within plus or minus `margin`."""
+        """The larger p-value of two one-sided tests: the smallest level at which the mean is within +-`margin`."""
         return self._tail(margin - abs(self.mean))
 
     def _tail(self, distance: float) -> float:
@@ -98,7 +98,7 @@ class Spread:
     standard_deviation: float | None
     """Over the rounds, with n - 1; None of one round."""
     interval: tuple[float, float] | None
-    """Of the mean, at 95%; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    """The interval of the mean, at 95%; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
 
 
@@ -117,7 +117,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 class LearningPair(Pair):
     """Two arms, and how a figure of what they learned differs.
 
-    Knobs make them not comparable only where they decide what is learned.
+    Settings make them not comparable only where they decide what is learned.
     """
 
     measure: Measure
@@ -151,17 +151,19 @@ def learning_claims(pairs: Sequence[LearningPair], plan: Plan, margin: float) ->
     """
     judged = [pair for pair in pairs if pair.is_judged]
     accuracies = [pair for pair in judged if pair.measure == "accuracy"]
-    ready = {id(pair): pair.difference for pair in judged if pair.difference and plan.judges(pair.difference.rounds)}
+    ready = {
+        id(pair): pair.difference for pair in judged if pair.difference and plan.allows_claim(pair.difference.rounds)
+    }
     different = [found.p_value if (found := ready.get(id(pair))) else 1.0 for pair in judged]
     same = [found.p_value_within(margin) if (found := ready.get(id(pair))) else 1.0 for pair in accuracies]
     levels = {id(pair): level for pair, level in zip(judged, holm(different, plan.level), strict=True)}
-    levels_of_sameness = {id(pair): level for pair, level in zip(accuracies, holm(same, plan.level), strict=True)}
+    equivalence_levels = {id(pair): level for pair, level in zip(accuracies, holm(same, plan.level), strict=True)}
     return [
         _not_comparable(pair)
         if pair.unequal
         else _shown(pair, plan.level)
         if pair.exploratory
-        else _claim(pair, levels[id(pair)], levels_of_sameness.get(id(pair)), plan, margin)
+        else _claim(pair, levels[id(pair)], equivalence_levels.get(id(pair)), plan, margin)
         for pair in pairs
     ]
 
@@ -201,8 +203,8 @@ def _claim(
 ) -> LearningClaim:
     difference = pair.difference
     both = f"{pair.first} against {pair.second}, {pair.measure}"
-    if difference is None or not plan.judges(difference.rounds):
-        rounds = counted(difference.rounds if difference else 0, "round")
+    if difference is None or not plan.allows_claim(difference.rounds):
+        rounds = pluralize(difference.rounds if difference else 0, "round")
         measured = f" (measured difference {_amount(pair.measure, difference.mean)})" if difference else ""
         return LearningClaim(
             pair=pair,
@@ -241,7 +243,7 @@ def _better_first(pair: LearningPair) -> LearningPair:
 
 
 def _decided(pair: LearningPair, level: float) -> str:
-    """That the first arm is better, and by how much."""
+    """The sentence that the first arm is better, and by how much."""
     assert pair.difference is not None
     size, figures = abs(pair.difference.mean), _figures(pair, pair.difference.interval(level), level)
     if pair.measure == "accuracy":
@@ -252,7 +254,7 @@ def _decided(pair: LearningPair, level: float) -> str:
 def _figures(pair: LearningPair, interval: tuple[float, float] | None, level: float) -> str:
     """The difference first - second, with its interval."""
     assert pair.difference is not None
-    rounds = counted(pair.difference.rounds, "round")
+    rounds = pluralize(pair.difference.rounds, "round")
     shown = f"difference {_amount(pair.measure, pair.difference.mean)}"
     if interval is None:
         return f"{shown}, {rounds}"
@@ -261,5 +263,5 @@ def _figures(pair: LearningPair, interval: tuple[float, float] | None, level: fl
 
 
 def _amount(measure: Measure, value: float) -> str:
-    """Of accuracy in points."""
+    """A difference of accuracy in points."""
     return f"{value * 100:+.2f}{POINTS}" if measure == "accuracy" else f"{value:+.4f}"

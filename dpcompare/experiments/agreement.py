@@ -15,16 +15,16 @@ NOT_KNOWN = "not known"
 LATER_STEPS = range(3, 7)
 
 
-def of_workload(name: str) -> Callable[[RunResult], Any]:
+def workload_value(name: str) -> Callable[[RunResult], Any]:
     """A field of the workload."""
     return lambda result: result.config["workload"].get(name)
 
 
-def of_settings(name: str) -> Callable[[RunResult], Any]:
+def setting_value(name: str) -> Callable[[RunResult], Any]:
     return lambda result: result.settings.get(name)
 
 
-def of_settings_or_none(name: str) -> Callable[[RunResult], Any]:
+def setting_value_or_none(name: str) -> Callable[[RunResult], Any]:
     """A setting that not every mode has."""
     return lambda result: result.settings.get(name) or "none"
 
@@ -43,7 +43,7 @@ def environment(result: RunResult) -> str:
 
 def measured_steps(result: RunResult) -> int | str:
     """Where one rule for all finds how many steps are left out, it may find another number in each run."""
-    if of_workload("warmup_steps")(result) == "auto":
+    if workload_value("warmup_steps")(result) == "auto":
         return "all that had settled"
     return until_target(result) or result.measured_steps
 
@@ -97,8 +97,8 @@ def evaluation_loss(result: RunResult) -> Any:
     return NOT_KNOWN if not result.evaluations or result.evaluations[-1].loss is None else result.evaluations[-1].loss
 
 
-def counted(name: str) -> Callable[[RunResult], Any]:
-    """A count of what was computed, beside what was asked for where that is another."""
+def count_value(name: str) -> Callable[[RunResult], Any]:
+    """A count of what was computed, and what was asked for if that differs."""
 
     def value(result: RunResult) -> Any:
         if result.computed is None or (count := getattr(result.computed, name)) is None:
@@ -147,7 +147,7 @@ Comparator = Callable[[Sequence[RunResult], Sequence[Any], Values], Outcome]
 
 
 def as_asked(results: Sequence[RunResult], counts: Sequence[Any], values: Values) -> Outcome:
-    """Of counts, each must be what its run was asked for: how much that is, other checks compare."""
+    """Compare each count with what its run was asked for; other checks compare how much that is."""
     contradict = [count for count in counts if isinstance(count, str) and count != NOT_KNOWN]
     return Outcome(equal=not contradict and len(set(map(str, counts))) == 1, is_reason=bool(contradict))
 
@@ -164,7 +164,7 @@ class Agreement:
     def __call__(self, results: Sequence[RunResult], figures: Sequence[Any], values: Values) -> Outcome:
         alike: dict[str, list[int]] = {}
         for number in range(len(results)):
-            alike.setdefault(str([of_check[number] for of_check in values.values()]), []).append(number)
+            alike.setdefault(str([check_values[number] for check_values in values.values()]), []).append(number)
         agree = all(
             self.agree([results[number] for number in group], [figures[number] for number in group])
             for group in alike.values()
@@ -191,8 +191,8 @@ class ByRounding:
             return all(figures == each[0] for figures in each)
         tolerance = max(self.tolerances.get(_arithmetic(result), math.inf) for result in results)
         return all(
-            max(of_step) - min(of_step) <= tolerance * max(self.least, *map(abs, of_step))
-            for of_step in zip(*known, strict=False)
+            max(step_losses) - min(step_losses) <= tolerance * max(self.least, *map(abs, step_losses))
+            for step_losses in zip(*known, strict=False)
         )
 
 
@@ -213,7 +213,7 @@ def _arithmetic(result: RunResult) -> str:
 
 
 def on_cpu(result: RunResult) -> bool:
-    """Of what is computed after an update on GPUs nothing has been measured yet."""
+    """Whether a run was on the CPU: for what is computed after an update on GPUs, nothing has been measured yet."""
     return result.device_type == "cpu"
 
 
@@ -227,13 +227,13 @@ def in_few_steps_of_float64(result: RunResult) -> bool:
     return in_float64(result) and len(result.train_loss) <= FEW_STEPS
 
 
-def no_clock_problem(results: Sequence[RunResult], values: Sequence[Any], of_all: Values) -> Outcome:
-    """One run whose clock is wrong is enough; a run that nobody watched is none."""
+def no_clock_problem(results: Sequence[RunResult], values: Sequence[Any], all_values: Values) -> Outcome:
+    """One run whose clock is wrong is enough; a run that was not watched has none."""
     problem = any(result.clock_problem for result in results)
     return Outcome(equal=not problem, is_reason=problem)
 
 
-def no_shared_gpu(results: Sequence[RunResult], values: Sequence[Any], of_all: Values) -> Outcome:
+def no_shared_gpu(results: Sequence[RunResult], values: Sequence[Any], all_values: Values) -> Outcome:
     """Replicas that wait for each other's GPU have no speed to compare, not even with others that do."""
     is_shared = any(result.config["cluster"].get("shared") for result in results)
     equal = len(set(values)) == 1

@@ -12,7 +12,7 @@ from typing import Any
 from dpcompare.config.run import RunConfig
 from dpcompare.experiments import fairness
 from dpcompare.experiments.collection import ArmRuns, Collection, is_exploratory, rounds_of_seeds
-from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, KnobRow, Round
+from dpcompare.experiments.comparison import ArmRow, ClaimRow, Comparison, Curve, Group, Round, SettingRow
 from dpcompare.experiments.figures import figures_of_arm, median
 from dpcompare.experiments.learning import (
     SheetOf,
@@ -34,7 +34,7 @@ from dpcompare.experiments.statistics import (
     num_trimmed,
     paired_ratio,
 )
-from dpcompare.results.clock import Remark
+from dpcompare.results.clock import RunWarning
 from dpcompare.results.result import RunResult
 from dpcompare.system.terminal_text import printable
 
@@ -78,8 +78,8 @@ def analyse(collection: Collection) -> Comparison:
         verdict=sheet.verdict,
         summary=sheet.summary,
         reasons=[printable(reason) for reason in sheet.reasons],
-        knobs=[
-            KnobRow(knob=row.knob, values=_values_of_arms(row, present), equal=row.equal, reason=row.reason)
+        settings=[
+            SettingRow(setting=row.setting, values=_values_of_arms(row, present), equal=row.equal, reason=row.reason)
             for row in sheet.rows
         ],
         arms=rows,
@@ -154,7 +154,7 @@ def _sheet(arms: Sequence[ArmRuns], subject: Sequence[str]) -> fairness.Sheet:
     if len(set(sources)) > 1:
         sheet.rows.append(
             fairness.Row(
-                knob="study",
+                setting="study",
                 values=sources,
                 equal=False,
                 reason=True,
@@ -173,9 +173,9 @@ def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list
     measured = [_pair(*arms, sheet_of(*arms)) for arms in pairs]
     made: dict[int, Claim] = {}
     for source in dict.fromkeys(first.source for first, _ in pairs):
-        of_study = [index for index, (first, _) in enumerate(pairs) if first.source == source]
-        found = claims_of([measured[index] for index in of_study], pairs[of_study[0]][0].plan)
-        made.update(zip(of_study, found, strict=True))
+        study_indices = [index for index, (first, _) in enumerate(pairs) if first.source == source]
+        found = claims_of([measured[index] for index in study_indices], pairs[study_indices[0]][0].plan)
+        made.update(zip(study_indices, found, strict=True))
     return [
         ClaimRow.of(made[index], **_apart(first.completed[0], second.completed[0]))
         for index, (first, second) in enumerate(pairs)
@@ -185,7 +185,7 @@ def _claims(pairs: Sequence[tuple[ArmRuns, ArmRuns]], sheet_of: SheetOf) -> list
 def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     rounds = max(len(first.steady_speeds), len(second.steady_speeds))
     speeds = [arm.steady_speeds + [None] * (rounds - len(arm.steady_speeds)) for arm in (first, second)]
-    unequal = [row.knob for row in sheet.rows if row.reason]
+    unequal = [row.setting for row in sheet.rows if row.reason]
     return RatioPair(
         first=first.name,
         second=second.name,
@@ -196,7 +196,7 @@ def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
 
 
 def _apart(first: RunResult, second: RunResult) -> dict[str, float | None]:
-    """How far apart two trainings were: the fields of ClaimRow beside the ratio."""
+    """How far apart two trainings were: the fields of ClaimRow in addition to the ratio."""
     return {
         "loss_difference": _loss_difference(first, second),
         "diverged_at": _diverged_at(first, second),
@@ -278,11 +278,11 @@ def _row(arm: ArmRuns, all_arms: Sequence[ArmRuns], pipeline: str | None) -> Arm
         rounds_shown=rounds,
         loss_curve=_curve(runs[0] if runs else None),
         outliers=_outliers(runs),
-        remarks=[
-            Remark(kind=remark.kind, sentence=printable(f"round {number}: {remark.sentence}"))
+        warnings=[
+            RunWarning(kind=warning.kind, sentence=printable(f"round {number}: {warning.sentence}"))
             for number, run in enumerate(arm.runs, start=1)
             if run
-            for remark in run.remarks
+            for warning in run.warnings
         ],
         repeated=list(map(printable, arm.repeated)),
         failures=arm.failures,

@@ -26,7 +26,7 @@ class ArmRequest:
     """An arm as it was asked for, before its topologies are known."""
 
     text: str
-    """As a user wrote it, such as `torch:ddp,precision=bfloat16`."""
+    """The text that a user wrote, such as `torch:ddp,precision=bfloat16`."""
     framework: str
     mode: str
     changes: str
@@ -38,7 +38,7 @@ class ArmRequest:
     """From (nodes, devices per node, configs of all arms once they are known) to the config; raises RequestError."""
 
     def name_on(self, num_nodes: int, devices_per_node: int) -> str:
-        """Of its arm on a topology."""
+        """The name of its arm on a topology."""
         return f"{self.framework} {self.mode} {num_nodes}x{devices_per_node}{self.changes}"
 
 
@@ -47,7 +47,7 @@ class Refusal:
     """An arm that is left out."""
 
     arm: str
-    """As it was asked for, with the topology if that is why."""
+    """The arm that was asked for, with the topology if that is why."""
     reason: str
     """One line."""
     is_wrong: bool
@@ -108,7 +108,7 @@ def reasons_of(refusals: Sequence[Refusal]) -> list[str]:
     arms: dict[str, list[str]] = {}
     for refusal in sorted(refusals, key=lambda refusal: refusal.is_wrong):
         arms.setdefault(refusal.reason, []).append(refusal.arm)
-    return [f"{', '.join(of_reason)}: {reason}" for reason, of_reason in arms.items()]
+    return [f"{', '.join(refused_arms)}: {reason}" for reason, refused_arms in arms.items()]
 
 
 def _sharing_defaults(
@@ -123,7 +123,7 @@ def _sharing_defaults(
             continue
         try:
             arms.append(arm.changed(config=request.build(*topology, configs)))
-        except RequestError as error:  # beside an arm on the CPU, whose defaults do not suit every number of GPUs
+        except RequestError as error:  # an arm on the CPU takes part, whose defaults do not suit every number of GPUs
             refusals.append(_refusal(request, topology, error))
     return tuple(arms), refusals
 

@@ -67,7 +67,7 @@ def _with(arm: Arm, tune: dict[str, str] | None) -> Arm:
 
 
 def _tries(arm: Arm, study_dir: Path, report: Callable[[str], None]) -> Iterator[Tried]:
-    """The native profile as it is, then every other value of each setting beside the best so far."""
+    """The native profile as it is, then every other value of each setting together with the best so far."""
     for name, setting in _open_settings(arm.config).items():
         if setting.changes_precision:
             value = arm.config.tuning[name]

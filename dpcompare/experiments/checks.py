@@ -146,14 +146,14 @@ LAYER_DIFFERS = 1e-3
 
 def first_layer_that_differs(a: Side, b: Side) -> str:
     """In words, in the order of the first side's layers; empty where all are the same."""
-    of_a, of_b = _activations(a), _activations(b)
-    for name, features in of_a.items():
-        if name not in of_b:
-            return f"{name} is in {a.contender} alone; {b.contender} has {', '.join(of_b)}"
-        if features.shape != of_b[name].shape:
-            shapes = f"{features.shape} in {a.contender}, {of_b[name].shape} in {b.contender}"
+    first, second = _activations(a), _activations(b)
+    for name, features in first.items():
+        if name not in second:
+            return f"{name} is in {a.contender} alone; {b.contender} has {', '.join(second)}"
+        if features.shape != second[name].shape:
+            shapes = f"{features.shape} in {a.contender}, {second[name].shape} in {b.contender}"
             return f"the first layer that differs is {name}: {shapes}"
-        difference = float(np.abs(features - of_b[name]).max() / (np.abs(features).max() or 1))
+        difference = float(np.abs(features - second[name]).max() / (np.abs(features).max() or 1))
         if not difference < LAYER_DIFFERS:
             return f"the first layer that differs is {name}: by {difference:.1e} of its largest value"
     return ""
@@ -195,20 +195,22 @@ def _same_tensors(a: Arrays, b: Arrays) -> bool:
 
 def _gradient_of_each_tensor(a: Side, b: Side, slot: str) -> float:
     """The worst relative difference of a single tensor's gradient."""
-    of_a, of_b = _slots(a, slot), _slots(b, slot)
-    if not _same_tensors(of_a, of_b):
+    first, second = _slots(a, slot), _slots(b, slot)
+    if not _same_tensors(first, second):
         return float("inf")
-    zero = model_of(a.config.workload.model).zero_gradients(of_a)
-    return _worst(_relative({name: of_a[name]}, {name: of_b[name]}) for name in of_a if name not in zero)
+    zero = model_of(a.config.workload.model).zero_gradients(first)
+    return _worst(_relative({name: first[name]}, {name: second[name]}) for name in first if name not in zero)
 
 
 def _statistics(a: Side, b: Side) -> float:
     """The largest difference of a running statistic, relative to 1 plus its size; 0 for a model without BatchNorm."""
-    of_a, of_b = _tensors(a, "trained"), _tensors(b, "trained")
-    if not _same_tensors(of_a, of_b):
+    first, second = _tensors(a, "trained"), _tensors(b, "trained")
+    if not _same_tensors(first, second):
         return float("inf")
     return _worst(
-        float((np.abs(of_b[name] - of_a[name]) / (1 + np.abs(of_a[name]))).max()) for name in of_a if is_statistic(name)
+        float((np.abs(second[name] - value) / (1 + np.abs(value))).max())
+        for name, value in first.items()
+        if is_statistic(name)
     )
 
 

@@ -20,7 +20,7 @@ from dpcompare.results.predictions import Predictions, load_predictions
 from dpcompare.results.recompute import contradictions
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.files import reject_links
 from dpcompare.system.terminal_text import in_one_line, printable
 
 
@@ -85,7 +85,7 @@ class ArmRuns:
 
     @property
     def steady_speeds(self) -> list[float | None]:
-        """By which arms are compared."""
+        """The speeds by which arms are compared."""
         return [run.compared_speed if run else None for run in self.runs]
 
 
@@ -110,13 +110,13 @@ class Collection:
     arms: list[ArmRuns]
     repeats: int
     subject: tuple[str, ...] = ()
-    """Knobs that may differ between all arms, beside those of their study."""
+    """Settings that may differ between all arms, in addition to those of their study."""
     order_seed: int | None = None
     stopped_by: str | None = None
 
     def subject_of(self, arms: Sequence[ArmRuns]) -> tuple[str, ...]:
-        """Knobs in which these arms may differ."""
-        common = [knob for knob in arms[0].subject if all(knob in arm.subject for arm in arms)]
+        """Settings in which these arms may differ."""
+        common = [setting for setting in arms[0].subject if all(setting in arm.subject for arm in arms)]
         return tuple(dict.fromkeys((*self.subject, *common)))
 
 
@@ -127,7 +127,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
         RequestError: one of them is neither, none of the runs has completed, or a subject is not a check.
     """
     for path in paths:
-        require_files_of_its_own(path, "what is reported")
+        reject_links(path, "what is reported")
     studies = {path: Study.load(path) for path in paths if is_study(path)}
     arms: list[ArmRuns] = []
     for path, prefix in zip(paths, _prefixes(paths), strict=True):
@@ -135,7 +135,7 @@ def collect(paths: Sequence[Path], subject: Sequence[str] = ()) -> Collection:
         for arm in found:
             arm.name = prefix + arm.name
         arms += found
-    _check(arms, {*subject, *(knob for study in studies.values() for knob in study.subject)})
+    _check(arms, {*subject, *(setting for study in studies.values() for setting in study.subject)})
     alone = next(iter(studies.values())) if len(paths) == len(studies) == 1 else None
     return Collection(
         arms=arms,
@@ -173,7 +173,7 @@ def _of_run(path: Path) -> ArmRuns:
         )
     result = RunResult.load(path)
     config = _config_of(result, path)
-    failure, is_checked = _judged(result, path)
+    failure, is_checked = _checked_failure(result, path)
     return ArmRuns(
         name=_name(result),
         config=config,
@@ -186,13 +186,13 @@ def _of_run(path: Path) -> ArmRuns:
     )
 
 
-def _judged(result: RunResult, run_dir: Path) -> tuple[str | None, bool]:
+def _checked_failure(result: RunResult, run_dir: Path) -> tuple[str | None, bool]:
     """Why a run that has ended does not count, if so, and whether its figures were computed again."""
     if result.status != "completed":
         return f"{result.status}: {in_one_line(result.error)}", False
     different = contradictions(result, _config_of(result, run_dir), run_dir)
     if different:
-        return f"{RESULT_FILE} is not what the events beside it give: {'; '.join(different)}", True
+        return f"{RESULT_FILE} does not match the events next to it: {'; '.join(different)}", True
     return None, different is not None
 
 
@@ -258,7 +258,7 @@ def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
             failure = str(error)
         else:
             interrupted = result.status == "interrupted"
-            failure, is_checked = (None, True) if interrupted else _judged(result, run_dir)
+            failure, is_checked = (None, True) if interrupted else _checked_failure(result, run_dir)
             result = None if interrupted else result
     arm.runs.append(None if failure else result)
     arm.run_dirs.append(str(run_dir) if result else "")

@@ -11,7 +11,7 @@ from dpcompare.experiments.accuracy_statistics import LearningOutcome, Measure
 from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import Claim, Outcome
-from dpcompare.results.clock import Remark, RemarkKind
+from dpcompare.results.clock import RunWarning, RunWarningKind
 
 
 class _Shown(BaseModel):
@@ -24,7 +24,7 @@ class _RunFacts(_Shown):
     run_dir: str
     failure: str | None
     """Why it does not count; None where it does."""
-    remarks: list[RemarkKind]
+    warnings: list[RunWarningKind]
     seed: int | None
     """None where it does not count."""
 
@@ -41,7 +41,7 @@ else:
     _RunFigures = create_model(
         "_RunFigures",
         __base__=_RunFacts,
-        **{name: (figure.kind | None, ...) for name, figure in FIGURES.items() if figure.of_runs},
+        **{name: (figure.kind | None, ...) for name, figure in FIGURES.items() if figure.per_run},
     )
     _ArmFigures = create_model(
         "_ArmFigures",
@@ -67,7 +67,7 @@ class Scaling(_Shown):
     """Name of the arm of one device."""
     num_devices: int
     speedup: float
-    """Of steady images per second."""
+    """The ratio of steady images per second."""
     low: float | None
     high: float | None
     """Ends of its 95% interval; None with fewer rounds than an interval needs."""
@@ -95,7 +95,7 @@ class TargetRow(_Shown):
     """What an arm needed to reach the accuracy that was asked for; figures are medians over its rounds."""
 
     accuracy: float
-    """That was asked for."""
+    """The accuracy that was asked for."""
     rounds: int
     reached: int
     """Rounds in which an evaluation reached it; fewer than all: the arm is censored, and has no figures."""
@@ -105,7 +105,7 @@ class TargetRow(_Shown):
     """Before the first evaluation that reached it."""
     images: float | None
     seconds: float | None
-    """Of training, without evaluations and checkpoints; of the rounds that are timed."""
+    """Seconds of training, without evaluations and checkpoints, over the rounds that are timed."""
     joules: float | None
     sentence: str
     """What the arm needed, or that it is censored."""
@@ -120,7 +120,7 @@ class AccuracyPoint(_Shown):
 
     step: int
     seconds: float | None
-    """Of training until then, median of the rounds of which it is known."""
+    """Seconds of training until then: the median over the rounds for which they are known."""
     timed: int
     """These rounds: those that were not resumed."""
     mean: float
@@ -172,7 +172,7 @@ class ArmRow(_ArmFigures):
     """Per step and replica."""
     rounds: int
     accuracy_over_seeds: SpreadRow | None
-    """Of the last evaluation; None where the rounds repeat one training."""
+    """Accuracy of the last evaluation; None if the rounds repeat one training."""
     loss_over_seeds: SpreadRow | None
     """The same of the evaluation loss, over the rounds where it is finite."""
     to_target: TargetRow | None
@@ -184,8 +184,8 @@ class ArmRow(_ArmFigures):
     scaling: Scaling | None
     rounds_shown: list[Round]
     loss_curve: Curve
-    remarks: list[Remark]
-    """What is said aloud of its runs, with the round."""
+    warnings: list[RunWarning]
+    """Warnings about its runs, with the round."""
     outliers: list[str]
     """A sentence per run of whose last evaluation a few samples make much of the loss; the same in all rounds is said
     once."""
@@ -193,17 +193,17 @@ class ArmRow(_ArmFigures):
     """Why runs were made again that something had disturbed: a sentence for each, which is kept and counts no more."""
     failures: list[str]
     ablation_failures: list[str]
-    """Of the runs without gradient sync, which measure what it costs and nothing else."""
+    """Failures of the runs without gradient sync, which measure what it costs and nothing else."""
 
     @property
     def all_failures(self) -> list[str]:
         return self.failures + [f"without gradient sync, {failure}" for failure in self.ablation_failures]
 
 
-class KnobRow(_Shown):
+class SettingRow(_Shown):
     """One check of the fairness sheet, with a value per arm that has a completed run."""
 
-    knob: str
+    setting: str
     values: list[str]
     equal: bool
     reason: bool
@@ -227,9 +227,10 @@ class RatioRow(_Shown):
     low: float | None
     high: float | None
     confidence: float | None
-    """Of the interval from `low` to `high`: that at which this pair is judged, which all pairs and looks share."""
+    """The confidence of the interval from `low` to `high`: that at which this pair is judged, which all pairs and looks
+    share."""
     standard_error: float | None
-    """Of the logarithm of the ratio."""
+    """The standard error of the logarithm of the ratio."""
     rounds: int
     sentence: str
 
@@ -238,7 +239,7 @@ class RatioRow(_Shown):
         """The row of a claim.
 
         Args:
-            further: the fields that a kind of row has beside these.
+            further: the fields that a kind of row has in addition to these.
         """
         ratio = claim.ratio
         low, high = claim.interval or (None, None)
@@ -280,9 +281,9 @@ class LearningRow(_Shown):
     low: float | None
     high: float | None
     confidence: float | None
-    """Of the interval from `low` to `high`."""
+    """The confidence of the interval from `low` to `high`."""
     standard_error: float | None
-    """Of the difference."""
+    """The standard error of the difference."""
     rounds: int
     sentence: str
 
@@ -341,7 +342,7 @@ class TimeToAccuracy(_Shown):
     target: float
     """Accuracy, as a fraction of the validation samples."""
     claims: list[TimeClaimRow]
-    """Of the arms that reached it in every round; empty where the rounds repeat one training."""
+    """Claims about the arms that reached it in every round; empty if the rounds repeat one training."""
 
 
 class Comparison(_Shown):
@@ -376,17 +377,17 @@ class Comparison(_Shown):
     agreement: str | None
     """How closely the arms that may be compared have trained."""
     verdict: str
-    """Of the fairness sheet over all arms."""
+    """The verdict of the fairness sheet over all arms."""
     summary: str
     reasons: list[str]
-    knobs: list[KnobRow]
+    settings: list[SettingRow]
     arms: list[ArmRow]
     groups: list[Group]
     claims: list[ClaimRow]
 
     @property
     def outcomes(self) -> list[str]:
-        """Of all claims: those on speed, on what was learned, and on time to accuracy."""
+        """The outcomes of all claims: those on speed, on what was learned, and on time to accuracy."""
         return [
             *(claim.outcome for claim in self.claims),
             *(claim.outcome for claim in (self.learning.claims if self.learning else ())),

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from dpcompare.config.setting import Changes
 from dpcompare.errors import RequestError, closest
-from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, of_workload
+from dpcompare.experiments.agreement import NOT_KNOWN, Outcome, Values, has_one_order, workload_value
 from dpcompare.experiments.fairness_checks import (
     CHECKS,
     Differs,
@@ -27,14 +27,14 @@ Verdict = Literal["COMPARABLE", "NOT COMPARABLE"]
 class Row:
     """One check of the sheet, with its value in each result."""
 
-    knob: str
+    setting: str
     values: list[Any]
     """One per result, in their order."""
     equal: bool
     reason: bool
     """Whether it makes the results not comparable."""
     remedy: str
-    """As `fix` of a FairnessCheck."""
+    """The remedy: `fix` of a FairnessCheck."""
 
 
 def shown(values: Sequence[Any]) -> list[str]:
@@ -81,7 +81,7 @@ class Sheet:
     @property
     def reasons(self) -> list[str]:
         """One sentence per check that must be equal and is not, with what to do about it."""
-        return [f"{row.knob}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
+        return [f"{row.setting}: {_against(shown(row.values))}; {row.remedy}" for row in self.rows if row.reason]
 
     @property
     def summary(self) -> str:
@@ -118,23 +118,25 @@ def compare(results: Sequence[RunResult], *, subject: Sequence[str] = (), rounds
     """
     require_known(subject)
     rows = []
-    of_all = {name: [check.read(result) for result in results] for name, check in CHECKS.items()}
+    all_values = {name: [check.read(result) for result in results] for name, check in CHECKS.items()}
     for name, check in CHECKS.items():
-        values = of_all[name]
+        values = all_values[name]
         if check.compare is None:
             equal = _equal(values, rounds if Differs.SEEDS in check.differs else None)
             outcome = Outcome(equal=equal, is_reason=not equal)
         else:
-            outcome = _outcome(name, check, results, of_all, rounds)
+            outcome = _outcome(name, check, results, all_values, rounds)
         # A value that was not recorded, or a run that did not complete, cannot be called equal.
         unknown_value = None in values or (name == "status" and set(values) != {"completed"})
         reason = bool(check.fix) and (outcome.is_reason or unknown_value) and name not in subject
-        rows.append(Row(knob=name, values=values, equal=outcome.equal and not reason, reason=reason, remedy=check.fix))
+        rows.append(
+            Row(setting=name, values=values, equal=outcome.equal and not reason, reason=reason, remedy=check.fix)
+        )
     return Sheet(rows=rows)
 
 
 def _outcome(
-    name: str, check: FairnessCheck, results: Sequence[RunResult], of_all: Values, rounds: Sequence[int] | None
+    name: str, check: FairnessCheck, results: Sequence[RunResult], all_values: Values, rounds: Sequence[int] | None
 ) -> Outcome:
     """What a check's own rule finds in all results, or in those of each round, since another seed has other figures."""
     assert check.compare is not None
@@ -142,10 +144,10 @@ def _outcome(
     needed = names_that_change(check.depends_on)
     outcomes = []
     for number in dict.fromkeys(numbers):
-        of_round = [index for index, each in enumerate(numbers) if each == number]
-        values = {name: [of_all[name][index] for index in of_round] for name in needed}
-        own = [of_all[name][index] for index in of_round]
-        outcomes.append(check.compare([results[index] for index in of_round], own, values))
+        round_indices = [index for index, each in enumerate(numbers) if each == number]
+        values = {name: [all_values[name][index] for index in round_indices] for name in needed}
+        own = [all_values[name][index] for index in round_indices]
+        outcomes.append(check.compare([results[index] for index in round_indices], own, values))
     return Outcome(equal=all(each.equal for each in outcomes), is_reason=any(each.is_reason for each in outcomes))
 
 
@@ -159,7 +161,7 @@ def _equal(values: Sequence[Any], rounds: Sequence[int] | None) -> bool:
 def learning_differs_by(sheet: Sheet, results: Sequence[RunResult]) -> list[str]:
     """Checks of a sheet by which its results learn something else, other than by rounding."""
     harmless = names_that_change(Changes.NORMALISATION) if _normalised_alike(results) else frozenset()
-    reasons = [row.knob for row in sheet.rows if row.reason]
+    reasons = [row.setting for row in sheet.rows if row.reason]
     return [name for name in reasons if name not in harmless and not changes_only_speed(name)]
 
 
@@ -181,8 +183,8 @@ def _normalisation(result: RunResult) -> tuple[float, int] | None:
         return None
     if MODELS[result.model].batchnorm_stride is None:
         return 0.0, 0
-    replicas = 1 if of_workload("batchnorm")(result) == "sync" else result.num_replicas
-    micro_batches = int(of_workload("accumulate")(result) or 1)
+    replicas = 1 if workload_value("batchnorm")(result) == "sync" else result.num_replicas
+    micro_batches = int(workload_value("accumulate")(result) or 1)
     # Those that are recomputed before an evaluation do not depend on how long training took to move them.
-    moved = 0 if of_workload("batchnorm_recompute")(result) else micro_batches
+    moved = 0 if workload_value("batchnorm_recompute")(result) else micro_batches
     return result.global_batch_size / (replicas * micro_batches), moved

@@ -32,7 +32,7 @@ from dpcompare.results.result import RunResult
 
 
 class Differs(Flag):
-    """Between which arms a check differs by nature, so that this is no reason against comparing them."""
+    """Between which arms a check differs by nature, so that this is not a reason against comparing them."""
 
     NEVER = 0
     SEEDS = auto()
@@ -83,7 +83,7 @@ def workload_check(
         off: its value where it is off, as results from before it was there have it too.
         differs: as in FairnessCheck.
     """
-    asked = read or values.of_workload(name)
+    asked = read or values.workload_value(name)
     return FairnessCheck(
         (lambda result: asked(result) or off) if off else asked,
         WORKLOAD_SETTINGS[name].changes,
@@ -162,7 +162,7 @@ CHECKS: dict[str, FairnessCheck] = {
         values.batchnorm_epsilon, Changes.FIRST_LOSS, "use the same release of dpcompare"
     ),
     "BatchNorm recomputation": workload_check("batchnorm_recompute", off="none"),
-    "optimizer": workload_check("optimizer", values.of_settings("optimizer")),
+    "optimizer": workload_check("optimizer", values.setting_value("optimizer")),
     "learning rate": workload_check("learning_rate"),
     "schedule": workload_check("schedule"),
     "learning-rate warm-up": workload_check("lr_warmup_steps"),
@@ -173,10 +173,10 @@ CHECKS: dict[str, FairnessCheck] = {
     "label smoothing": workload_check("label_smoothing", off="none"),
     "regularization": workload_check("regularization"),
     "dropout": FairnessCheck(
-        values.of_settings("dropout"), Changes.BATCHES | Changes.FIRST_LOSS, "use the same rate in all frameworks"
+        values.setting_value("dropout"), Changes.BATCHES | Changes.FIRST_LOSS, "use the same rate in all frameworks"
     ),
     "stochastic depth": FairnessCheck(
-        values.of_settings("stochastic_depth"),
+        values.setting_value("stochastic_depth"),
         Changes.BATCHES | Changes.FIRST_LOSS,
         "use the same rate in all frameworks",
     ),
@@ -189,10 +189,10 @@ CHECKS: dict[str, FairnessCheck] = {
         depends_on=Changes.BATCHES,
     ),
     "optimizer steps": FairnessCheck(
-        values.counted("optimizer_steps"), Changes.LEARNING, "every step must update the weights", compare=as_asked
+        values.count_value("optimizer_steps"), Changes.LEARNING, "every step must update the weights", compare=as_asked
     ),
     "images computed": FairnessCheck(
-        values.counted("images"),
+        values.count_value("images"),
         Changes.LEARNING,
         "every sample must enter the loss, as often as is claimed",
         compare=as_asked,
@@ -242,10 +242,10 @@ CHECKS: dict[str, FairnessCheck] = {
     # With which arithmetic.
     "precision": workload_check("precision", lambda r: r.precision),
     "TF32": FairnessCheck(
-        values.of_settings("tf32"), Changes.LEARNING, "use the same --profile, and --tune tf32 for all or none"
+        values.setting_value("tf32"), Changes.LEARNING, "use the same --profile, and --tune tf32 for all or none"
     ),
     "convolution algorithms": FairnessCheck(
-        values.of_settings("convolution_algorithms"), Changes.SPEED, "leave TF_CUDNN_USE_AUTOTUNE alone"
+        values.setting_value("convolution_algorithms"), Changes.SPEED, "leave TF_CUDNN_USE_AUTOTUNE alone"
     ),
     "profile": workload_check("profile", lambda r: r.profile),
     "tuning": FairnessCheck(
@@ -283,18 +283,18 @@ CHECKS: dict[str, FairnessCheck] = {
         "choose GPUs that are connected in the same way: --gpus",
         differs=Differs.DEVICES,
     ),
-    "cores": FairnessCheck(values.of_settings("cores"), Changes.SPEED, "use the same number of cores"),
-    "allocator": FairnessCheck(values.of_settings("allocator"), Changes.SPEED, "use the same release of dpcompare"),
+    "cores": FairnessCheck(values.setting_value("cores"), Changes.SPEED, "use the same number of cores"),
+    "allocator": FairnessCheck(values.setting_value("allocator"), Changes.SPEED, "use the same release of dpcompare"),
     "environment variables": FairnessCheck(
         values.environment,
         Changes.LEARNING,
         "unset them, or set the same for both; what only one framework reads can only be unset",
     ),
     "input threads per replica": FairnessCheck(
-        values.of_settings("input_threads"), Changes.SPEED, "use the same --input-threads"
+        values.setting_value("input_threads"), Changes.SPEED, "use the same --input-threads"
     ),
     "steps per window of the clock": FairnessCheck(
-        values.of_settings("steps_per_window"), Changes.SPEED, "use the same --steps-per-window"
+        values.setting_value("steps_per_window"), Changes.SPEED, "use the same --steps-per-window"
     ),
     "evaluations": FairnessCheck(
         lambda r: f"every {n} steps" if (n := r.config.get("evaluate_every")) else "after every epoch",
@@ -360,7 +360,7 @@ CHECKS: dict[str, FairnessCheck] = {
     ),
     "collective": FairnessCheck(lambda r: r.collective, Changes.SPEED),
     **{
-        name: FairnessCheck(values.of_settings_or_none(name.lower().replace(" ", "_")), Changes.SPEED)
+        name: FairnessCheck(values.setting_value_or_none(name.lower().replace(" ", "_")), Changes.SPEED)
         for name in (
             *("memory layout", "compilation", "optimizer kernels", "BatchNorm kernels", "gradient buckets"),
             *("depthwise convolution", "donation", "scheduler"),

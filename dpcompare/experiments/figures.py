@@ -23,7 +23,7 @@ Read = Callable[[RunResult, RunResult | None], Value]
 
 
 def median(values: Sequence[float]) -> float | None:
-    """Of the rounds in which a figure was measured; None of none."""
+    """The median over the rounds in which a figure was measured; None if there are none."""
     return float(np.median(values)) if values else None
 
 
@@ -52,17 +52,17 @@ class Figure:
     """One row of FIGURES."""
 
     unit: str
-    """Of the value, such as `s` or `images/s`; `1` of a fraction or a number without one."""
+    """The unit of the value, such as `s` or `images/s`; `1` for a fraction or a number without one."""
     explanation: str
     """What it is, in the table of CSV and Parquet; with `column` its explanation says what the report shows."""
     _: KW_ONLY
     kind: type[int] | type[float] = float
     read: Read | None = None
     """None: the result has it under the name of the figure."""
-    of_runs: bool = True
+    per_run: bool = True
     """Whether it is shown of single runs; otherwise of their arm alone."""
     over_rounds: Callable[[Sequence[float]], float | None] | None = None
-    """Of an arm, from its rounds; None: an arm has no such figure."""
+    """An arm's figure from those of its rounds; None: an arm has no such figure."""
     column: Column | None = None
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ FIGURES: dict[str, Figure] = {
         "images/s",
         "1.4826 x median absolute deviation of images per second over the rounds",
         read=lambda run, _: run.images_per_second,
-        of_runs=False,
+        per_run=False,
         over_rounds=_jitter,
         column=Column("jitter", "1.4826 x median absolute deviation of images/s over the rounds"),
     ),
@@ -313,9 +313,9 @@ def figures_of_arm(runs: Sequence[tuple[RunResult | None, RunResult | None]]) ->
     Args:
         runs: of each round its run, and that without gradient sync.
     """
-    rounds = [figures_of_run(*of_round) for of_round in runs]
+    rounds = [figures_of_run(*round_runs) for round_runs in runs]
     return {
-        name: figure.over_rounds([value for of_run in rounds if (value := of_run[name]) is not None])
+        name: figure.over_rounds([value for run_figures in rounds if (value := run_figures[name]) is not None])
         for name, figure in FIGURES.items()
         if figure.over_rounds
     }

@@ -34,7 +34,7 @@ from dpcompare.experiments.fairness_checks import Differs, names_that_change, na
 from dpcompare.experiments.statistics import RatioOf, RatioPair, claims_of, paired_ratio
 from dpcompare.results.computed import TrainingCost
 from dpcompare.results.result import RunResult
-from dpcompare.system.terminal_text import counted, joined
+from dpcompare.system.terminal_text import joined, pluralize
 
 SheetOf = Callable[[ArmRuns, ArmRuns], fairness.Sheet]
 """The fairness sheet of two arms."""
@@ -140,8 +140,8 @@ def _weights_of_seed(config: Mapping[str, Any]) -> str | None:
 
 def _headline(claims: Sequence[LearningClaim], margin: float) -> str:
     """The sentence of the pair whose accuracies differ most, or what all pairs have in common."""
-    of_accuracy = [claim for claim in claims if claim.pair.measure == "accuracy"]
-    judged = [claim for claim in of_accuracy if claim.outcome not in ("NOT COMPARABLE", "exploratory")]
+    accuracy_claims = [claim for claim in claims if claim.pair.measure == "accuracy"]
+    judged = [claim for claim in accuracy_claims if claim.outcome not in ("NOT COMPARABLE", "exploratory")]
     if len(judged) == 1:
         return judged[0].sentence
     if not judged:
@@ -171,7 +171,7 @@ def _of_one(arm: ArmRuns) -> str:
     spread = "" if deviation is None else f", standard deviation {deviation * 100:.2f} points"
     return (
         f"Only one arm, so there is nothing to compare. Its accuracy: mean {found.mean:.1%}{spread}, "
-        f"{counted(found.rounds, 'round')}."
+        f"{pluralize(found.rounds, 'round')}."
     )
 
 
@@ -201,27 +201,30 @@ def target_row(arm: ArmRuns) -> TargetRow | None:
         return None
     costs = [cost for run in runs if (cost := run.cost_of_target)]
     # Of the rounds that reached it alone, medians would be those of the luckier seeds.
-    of_all = costs if len(costs) == len(runs) else []
+    reached = costs if len(costs) == len(runs) else []
     row = TargetRow(
         accuracy=target,
         rounds=len(runs),
         reached=len(costs),
-        timed=sum(cost.seconds is not None for cost in of_all),
-        steps=_median([cost.step for cost in of_all]),
-        images=_median([cost.images for cost in of_all]),
-        seconds=_median([cost.seconds for cost in of_all]),
-        joules=_median([cost.joules for cost in of_all]),
+        timed=sum(cost.seconds is not None for cost in reached),
+        steps=_median([cost.step for cost in reached]),
+        images=_median([cost.images for cost in reached]),
+        seconds=_median([cost.seconds for cost in reached]),
+        joules=_median([cost.joules for cost in reached]),
         sentence="",
     )
-    return row.model_copy(update={"sentence": _reached(arm.name, row) if of_all else _censored(arm.name, row, runs)})
+    return row.model_copy(update={"sentence": _reached(arm.name, row) if reached else _censored(arm.name, row, runs)})
 
 
 def _reached(name: str, row: TargetRow) -> str:
     assert row.steps is not None
-    needed = [counted(round(row.steps), "step"), *([] if row.seconds is None else [f"{row.seconds:.1f} s of training"])]
-    rounds = counted(row.rounds, "round")
-    of_rounds = rounds if row.rounds == 1 else f"medians of {rounds}"
-    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {joined(needed)} ({of_rounds})."
+    needed = [
+        pluralize(round(row.steps), "step"),
+        *([] if row.seconds is None else [f"{row.seconds:.1f} s of training"]),
+    ]
+    rounds = pluralize(row.rounds, "round")
+    source = rounds if row.rounds == 1 else f"medians of {rounds}"
+    sentence = f"{name} reaches an accuracy of {row.accuracy:g} after {joined(needed)} ({source})."
     if untimed := row.rounds - row.timed:
         sentence += (
             f" Its training time is not known in {untimed} of {rounds}, because the run was resumed; neither the "
@@ -234,13 +237,13 @@ def _censored(name: str, row: TargetRow, runs: Sequence[RunResult]) -> str:
     missed = [run for run in runs if run.cost_of_target is None]
     best = max((evaluation.accuracy for run in missed for evaluation in run.evaluations), default=0.0)
     return (
-        f"{name} missed the target accuracy of {row.accuracy:g} in {len(missed)} of {counted(row.rounds, 'round')} "
+        f"{name} missed the target accuracy of {row.accuracy:g} in {len(missed)} of {pluralize(row.rounds, 'round')} "
         f"(best in those: {best:.3f}), so its time to target is censored and left out of the ratios."
     )
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of those that are known; None where none is."""
+    """The median of the values that are known; None if none is."""
     known = [value for value in values if value is not None]
     return float(np.median(known)) if known else None
 
@@ -248,7 +251,7 @@ def _median(values: Sequence[float | None]) -> float | None:
 def accuracy_curve(arm: ArmRuns) -> list[AccuracyPoint]:
     """The accuracy over the steps, with the band of the rounds: after each step at which all rounds were evaluated.
 
-    Where rounds end at their target, those that go on are of the slower seeds: their mean would go down.
+    Where rounds end at their target, those that continue are of the slower seeds: their mean would go down.
     """
     found: dict[int, list[tuple[float, TrainingCost]]] = {}
     for run in arm.completed:
@@ -301,7 +304,9 @@ def time_to_accuracy(
 
 def _pair(first: ArmRuns, second: ArmRuns, sheet: fairness.Sheet) -> RatioPair:
     learned = fairness.learning_differs_by(sheet, [*first.completed, *second.completed])
-    unequal = [row.knob for row in sheet.rows if row.reason and (row.knob in learned or row.knob not in _MAY_DIFFER)]
+    unequal = [
+        row.setting for row in sheet.rows if row.reason and (row.setting in learned or row.setting not in _MAY_DIFFER)
+    ]
     return RatioPair(
         first=first.name,
         second=second.name,

@@ -14,7 +14,7 @@ from dpcompare.experiments.fairness_checks import Differs, names_that_differ
 from dpcompare.experiments.figures import FIGURES, figures_of_run
 from dpcompare.experiments.statistics import FALSE_CLAIMS, SUSPICIOUS_EFFICIENCY, interval_in_words, paired_ratio
 from dpcompare.results.predictions import Integers, Predictions
-from dpcompare.system.terminal_text import counted, printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 
 def rounds_of(arm: ArmRuns) -> list[Round]:
@@ -27,9 +27,9 @@ def rounds_of(arm: ArmRuns) -> list[Round]:
             position=position,
             run_dir=printable(run_dir),
             failure=arm.failure_of(number),
-            remarks=list(dict.fromkeys(remark.kind for remark in run.remarks)) if run else [],
+            warnings=list(dict.fromkeys(warning.kind for warning in run.warnings)) if run else [],
             seed=run.config["workload"].get("seed") if run else None,
-            **{name: value for name, value in figures_of_run(run, without_sync).items() if FIGURES[name].of_runs},
+            **{name: value for name, value in figures_of_run(run, without_sync).items() if FIGURES[name].per_run},
         )
         for number, ((position, run_dir), (run, without_sync)) in enumerate(zip(rounds, runs, strict=True), start=1)
         if run_dir or arm.failure_of(number)
@@ -47,7 +47,7 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
     """An arm of several devices against `single` of the same framework, study and settings.
 
     Its speed over that of one device is the ratio of steady speeds, paired within rounds, with its 95% interval. Which
-    of the two is faster is not the question, so it is no claim and takes no part in the correction for many pairs.
+    of the two is faster is not the question, so it is not a claim and takes no part in the correction for many pairs.
     """
     for other in all_arms:
         kind = _kind(arm, other)
@@ -69,8 +69,8 @@ def scaling_of(arm: ArmRuns, all_arms: Sequence[ArmRuns]) -> Scaling | None:
             rounds=ratio.rounds,
             efficiency=efficiency,
             suspicious=efficiency > SUSPICIOUS_EFFICIENCY,
-            sentence=f"{arm.name} on {counted(num_devices, 'device')}: {ratio.value:.3f} times the speed of one device "
-            f"({shown}), {efficiency:.0%} efficient in {kind} scaling.",
+            sentence=f"{arm.name} on {pluralize(num_devices, 'device')}: {ratio.value:.3f} times the speed of one "
+            f"device ({shown}), {efficiency:.0%} efficient in {kind} scaling.",
         )
     return None
 
@@ -99,7 +99,7 @@ def _kind(arm: ArmRuns, baseline: ArmRuns) -> str | None:
     sheet = fairness.compare(
         [*arm.completed, *baseline.completed], subject=sorted(OF_SCALING), rounds=rounds_of_seeds([arm, baseline])
     )
-    unequal = {row.knob for row in sheet.rows if row.reason}
+    unequal = {row.setting for row in sheet.rows if row.reason}
     same_per_replica = one.global_batch_size == run.global_batch_size / run.num_replicas
     if same_per_replica and unequal <= _OF_WEAK_SCALING:
         return "weak"
@@ -157,7 +157,7 @@ def _agreement(first: ArmRuns, second: ArmRuns) -> PredictionAgreement | None:
     if not both:
         return None
     parts = [_part_alike(*pair) for pair in both]
-    mean, rounds = float(np.mean(parts)), counted(len(parts), "round")
+    mean, rounds = float(np.mean(parts)), pluralize(len(parts), "round")
     return PredictionAgreement(
         first=first.name,
         second=second.name,

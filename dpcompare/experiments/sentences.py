@@ -9,7 +9,7 @@ from pathlib import Path
 from dpcompare.experiments.collection import ArmRuns
 from dpcompare.experiments.comparison import ArmRow, ClaimRow
 from dpcompare.results.result import RunResult
-from dpcompare.system.terminal_text import counted, printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 
 def agreement_of(claims: Sequence[ClaimRow], arms: Sequence[ArmRuns]) -> str | None:
@@ -58,9 +58,8 @@ def _accuracy_floor(difference: float, arms: Sequence[ArmRuns]) -> str:
         judged = "look for the reason"
     else:
         judged = "one training of each does not tell which is more accurate, but rounds of `--vary-seed` do"
-    return (
-        f"An accuracy on {counted(first.count, 'sample')} has a standard error of {error:.1%}, and {rounds}: {judged}."
-    )
+    samples = pluralize(first.count, "sample")
+    return f"An accuracy on {samples} has a standard error of {error:.1%}, and {rounds}: {judged}."
 
 
 def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: int, is_partial: bool) -> str:
@@ -80,16 +79,16 @@ def headline_of(claims: Sequence[ClaimRow], rows: Sequence[ArmRow], *, needed: i
     if not judged:
         return "The pair that was named beforehand is not among those that may be compared; nothing is claimed."
     source = {row.name: row.source for row in rows}
-    of_studies = {source[made.first] for made in judged}
+    studies = {source[made.first] for made in judged}
     named = {source[made.first] for made in comparable if made.outcome == "exploratory"}
-    if len(judged) == 1 and of_studies & named:
+    if len(judged) == 1 and studies & named:
         return f"{judged[0].sentence} All other pairs are exploratory, since one was named beforehand."
     decided = [made for made in judged if made.outcome in ("faster", "slower")]
     if decided:
         best = max(decided, key=lambda made: abs(math.log(made.ratio or 1)))
         if len(judged) == 1:
             return best.sentence
-        together = ", judged together at 95%" if len(of_studies) == 1 else f", of {len(of_studies)} studies"
+        together = ", judged together at 95%" if len(studies) == 1 else f", of {len(studies)} studies"
         return (
             f"{best.sentence} It is the largest difference in speed shown in {len(judged)} pairs that may be compared"
             f"{together}."

@@ -10,13 +10,14 @@ from typing import Literal
 import numpy as np
 
 from dpcompare.results.steadiness import JITTER_SCALE
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 FALSE_CLAIMS = 0.05
 """How likely a study of equal arms may claim any difference: all its pairs and all looks at it together."""
-SPENT_PER_LOOK = 0.8
-"""Of what is left of FALSE_CLAIMS: a study that never gets more rounds loses little, and some is always left."""
-NARROW_WHEN_LUCKY = 0.7
+ALPHA_SPENT_PER_LOOK = 0.8
+"""The part of what is left of FALSE_CLAIMS that a look spends: a study that never gets more rounds loses little, and
+some is always left."""
+STOPPING_CORRECTION = 0.7
 """Factor of the level where rounds are added until intervals are narrow: they end where noise happens to look small,
 which raises false claims to 1.6 times the level under autocorrelation (`stress/check_statistics.py`)."""
 ROUNDS_FOR_INTERVAL = 5
@@ -41,7 +42,7 @@ class Plan:
     """When a study may claim something: claims that are read before more rounds are added each take their chance."""
 
     rounds: int = ROUNDS_FOR_CLAIM
-    """That a claim needs: those that the study is to have."""
+    """The rounds that a claim needs: those that the study is to have."""
     looks: int = 0
     """How often its claims could be read before rounds were added."""
     adding: bool = False
@@ -49,7 +50,7 @@ class Plan:
     until: bool = False
     """Whether rounds are, or were, added until intervals are narrow."""
 
-    def judges(self, num_rounds: int) -> bool:
+    def allows_claim(self, num_rounds: int) -> bool:
         """Whether something may be claimed of a pair with so many rounds."""
         return not self.adding and num_rounds >= self._rounds_needed
 
@@ -65,8 +66,8 @@ class Plan:
     @property
     def level(self) -> float:
         """The probability of a false claim that this look at the study may have."""
-        spent = FALSE_CLAIMS * SPENT_PER_LOOK * (1 - SPENT_PER_LOOK) ** self.looks
-        return spent * NARROW_WHEN_LUCKY if self.until else spent
+        spent = FALSE_CLAIMS * ALPHA_SPENT_PER_LOOK * (1 - ALPHA_SPENT_PER_LOOK) ** self.looks
+        return spent * STOPPING_CORRECTION if self.until else spent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,21 +77,21 @@ class Ratio:
     value: float
     """exp of the mean log-ratio, a trimmed one from ROUNDS_TO_TRIM on: the geometric mean over the rounds."""
     standard_error: float | None
-    """Of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
+    """The standard error of the mean log-ratio; None with fewer than ROUNDS_FOR_INTERVAL rounds."""
     rounds: int
     trimmed: int = 0
     """Rounds that were left out at each end."""
 
     @property
     def degrees(self) -> int:
-        """Of freedom, of Student's distribution.
+        """Degrees of freedom of Student's distribution.
 
         Where rounds are trimmed one fewer than Yuen has: at the levels of 15 pairs, 0.27%, hers misses 0.39% in 12.
         """
         return self.rounds - 2 * self.trimmed - 1 - bool(self.trimmed)
 
     def half_width(self, level: float) -> float | None:
-        """Of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
+        """Half the width of Student's interval of the mean log-ratio that misses the truth with probability `level`."""
         from scipy.special import stdtrit
 
         if self.standard_error is None:
@@ -167,7 +168,7 @@ class Pair:
     second: str
     """Name of the arm that it is compared with."""
     unequal: Sequence[str] = ()
-    """Knobs of the fairness sheet that make them not comparable."""
+    """Settings of the fairness sheet that make them not comparable."""
     exploratory: bool = False
     """Whether their study named another pair beforehand: shown, and never claimed."""
 
@@ -209,7 +210,7 @@ class RatioOf:
 
     name: str
     decided: str
-    """That one arm is faster, with the fields `first`, `ratio`, `second` and `interval`."""
+    """The sentence that one arm is faster, with the fields `first`, `ratio`, `second` and `interval`."""
 
 
 SPEED = RatioOf(
@@ -230,7 +231,7 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, measure: RatioOf = SPEED) 
         measure: what the ratios are of.
     """
     ratios = [pair.ratio for pair in pairs if pair.is_judged]
-    p_values = [ratio.p_value if ratio and plan.judges(ratio.rounds) else 1.0 for ratio in ratios]
+    p_values = [ratio.p_value if ratio and plan.allows_claim(ratio.rounds) else 1.0 for ratio in ratios]
     levels = iter(holm(p_values, plan.level))
     return [
         _not_comparable(pair, measure)
@@ -243,7 +244,7 @@ def claims_of(pairs: Sequence[RatioPair], plan: Plan, measure: RatioOf = SPEED) 
 
 
 def _not_comparable(pair: RatioPair, measure: RatioOf) -> Claim:
-    of_it = "" if measure == SPEED else f" in {measure.name}"
+    measured_by = "" if measure == SPEED else f" in {measure.name}"
     return Claim(
         first=pair.first,
         second=pair.second,
@@ -251,7 +252,7 @@ def _not_comparable(pair: RatioPair, measure: RatioOf) -> Claim:
         ratio=None,
         level=None,
         interval=None,
-        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE{of_it}. {pair.inequality}",
+        sentence=f"{pair.first} and {pair.second} are NOT COMPARABLE{measured_by}. {pair.inequality}",
     )
 
 
@@ -280,12 +281,12 @@ def _claim(pair: RatioPair, level: float, plan: Plan, measure: RatioOf) -> Claim
     ratio, both = pair.ratio, f"{pair.first} against {pair.second}"
     interval = ratio.interval(level) if ratio else None
     outcome: Outcome
-    if ratio is None or interval is None or not plan.judges(ratio.rounds):
+    if ratio is None or interval is None or not plan.allows_claim(ratio.rounds):
         outcome = "too few rounds"
-        rounds = counted(ratio.rounds if ratio else 0, "round")
+        rounds = pluralize(ratio.rounds if ratio else 0, "round")
         measured = f" (measured ratio {ratio.value:.3f})" if ratio else ""
-        of_it = "" if measure == SPEED else f", {measure.name}"
-        sentence = f"{both}{of_it}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
+        measured_by = "" if measure == SPEED else f", {measure.name}"
+        sentence = f"{both}{measured_by}: too few rounds to claim anything, {rounds}{plan.awaited}{measured}."
     elif interval[0] <= 1 <= interval[1]:
         outcome = "no difference shown"
         shown = interval_in_words(interval, level, ratio.rounds)
@@ -315,11 +316,11 @@ def _faster_first(pair: RatioPair, ratio: Ratio, level: float, measure: RatioOf)
 def interval_in_words(interval: tuple[float, float] | None, level: float, rounds: int) -> str:
     """The interval of a ratio, where it has one, and its rounds: `96% interval 1.010 to 1.040, 6 rounds`."""
     if interval is None:
-        return counted(rounds, "round")
+        return pluralize(rounds, "round")
     low, high = interval
-    return f"{confidence(level)} interval {low:.3f} to {high:.3f}, {counted(rounds, 'round')}"
+    return f"{confidence(level)} interval {low:.3f} to {high:.3f}, {pluralize(rounds, 'round')}"
 
 
 def confidence(level: float) -> str:
-    """Of an interval that misses the truth with probability `level`: 96%, 99.73%, rounded down to at most 99.99%."""
+    """The confidence of an interval that misses the truth with probability `level`, rounded down to at most 99.99%."""
     return f"{math.floor((1 - level) * 10_000 + 1e-6) / 100:g}%"

@@ -21,8 +21,8 @@ from dpcompare.experiments import STUDY_FILE
 from dpcompare.experiments.accuracy_statistics import DEFAULT_MARGIN
 from dpcompare.experiments.statistics import ROUNDS_FOR_CLAIM
 from dpcompare.launch.inputs import with_seed
-from dpcompare.system.cache import LOCK_FILE, only_one
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.cache import LOCK_FILE, exclusive_lock
+from dpcompare.system.files import reject_links
 from dpcompare.system.json_files import read_document, write_document
 
 LONGEST_FOLDER = 80
@@ -33,7 +33,7 @@ class Arm(Config):
     """One of the run configs that a study compares, trained once per round."""
 
     name: str
-    """As people read it, such as `torch ddp 2x1` (nodes x devices per node); unique in its study."""
+    """The name that people read, such as `torch ddp 2x1` (nodes x devices per node); unique in its study."""
     config: RunConfig
     ablation_of: str | None = None
     """Name of the arm that this one repeats without gradient sync, to measure what the sync costs."""
@@ -84,7 +84,7 @@ class Study(Config):
     """Rounds; every arm runs once in each."""
     order_seed: int = Field(default=0, ge=0)
     subject: tuple[str, ...] = ()
-    """Knobs of the fairness sheet that the study is about, which may therefore differ."""
+    """Settings of the fairness sheet that the study is about, which may therefore differ."""
     pair: tuple[str, str] | None = None
     """Names of the two arms that the study is to judge, named before its first round: all others are exploratory."""
     vary_seed: bool = False
@@ -145,7 +145,7 @@ class Study(Config):
         """Read STUDY_DIR/study.json.
 
         Raises:
-            RequestError: it is not there, or is no study.
+            RequestError: it is not there, or is not a study.
         """
         return read_document(cls, study_dir / STUDY_FILE, kind="a study", expected="the directory of a study")
 
@@ -250,12 +250,12 @@ def hold(study_dir: Path) -> Iterator[None]:
         RequestError: another process holds it, it holds other files, or it cannot be written.
     """
     refuse_other_files(study_dir)
-    require_files_of_its_own(study_dir, "the study")
+    reject_links(study_dir, "the study")
     with ExitStack() as held:
         try:
             study_dir.mkdir(parents=True, exist_ok=True)
             held.enter_context(
-                only_one(
+                exclusive_lock(
                     study_dir,
                     f"the study {str(study_dir)!r} is being run by another process; wait for it, follow it with "
                     f"`dpcompare watch {study_dir}`, or choose another --out",

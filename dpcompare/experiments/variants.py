@@ -21,9 +21,9 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.steadiness import median_of_parts
 
 MEASURED_STEPS = 60
-"""Of each run, where the length of a step is not known and no number of steps was asked for."""
+"""Measured steps of each run if the length of a step is not known and no number of steps was asked for."""
 MEASURED_SECONDS = 8.0
-"""Of the steps of each run, where the length of one is known; at least FEWEST and at most MOST steps."""
+"""Seconds of the measured steps of each run if the length of one is known; at least FEWEST and at most MOST steps."""
 FEWEST, MOST = 40, 400
 TIMES_THE_BATCH = 4
 """How many times as large the larger batch is. What is wrong with the smaller one's step is multiplied by 4/3 in what
@@ -49,9 +49,9 @@ class Variants:
 
     def prepared(self, study: Study) -> Variants:
         """The same variants as a study has them, whose arms have their inputs."""
-        of_study = {arm.name: arm for arm in study.arms}
+        by_name = {arm.name: arm for arm in study.arms}
         return Variants(
-            arms={variant: of_study[arm.name] for variant, arm in self.arms.items()},
+            arms={variant: by_name[arm.name] for variant, arm in self.arms.items()},
             alone=self.alone,
             unmeasured=self.unmeasured,
         )
@@ -82,8 +82,8 @@ def variants_of(config: RunConfig, name: str) -> Variants:
     if config.topology.num_replicas == 1 or several:
         unmeasured["one device"] = "a replica needs several devices" if several else "the run has only one device"
     else:
-        beside = computing or no_input
-        arms["one device"] = Arm(name=f"{beside.name} on one device", config=_on_one_device(beside.config))
+        reference = computing or no_input
+        arms["one device"] = Arm(name=f"{reference.name} on one device", config=_on_one_device(reference.config))
     order: tuple[Variant, ...] = ("computing alone", "one device", "no input")
     alone = next(variant for variant in order if variant in arms)
     if alone == "no input" and config.topology.num_replicas > 1:
@@ -147,7 +147,7 @@ def run_to_explain(run_dir: Path) -> RunConfig:
 
 
 def _with_steps(config: RunConfig, measured: int) -> RunConfig:
-    """With so many steps after those of the warm-up."""
+    """The config with this number of steps after those of the warm-up."""
     workload = config.workload
     return config.changed(workload=workload.changed(epochs=None, steps=workload.least_warmup_steps + measured))
 
@@ -192,7 +192,7 @@ JUDGED: tuple[Part, ...] = ("input", "exchange", "waiting", "devices", "launchin
 """Parts that a run need not have, of which one may stand out."""
 
 Seconds = Sequence[Sequence[float]]
-"""Of the measured steps of each process of a run."""
+"""Seconds of the measured steps of each process of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +220,7 @@ class Round:
         processes = self.seconds.get(variant)
         return _steady(max(processes, key=sum)) if processes else None
 
-    def of_all(self, variant: Variant) -> float | None:
+    def until_last(self, variant: Variant) -> float | None:
         """Seconds of a step that would end with the last process to make it: those of a variant without exchange."""
         processes = self.seconds.get(variant)
         return _steady(np.max(processes, axis=0)) if processes else None
@@ -247,12 +247,12 @@ class Round:
     @property
     def unhidden_input(self) -> float | None:
         """Seconds that input adds to a step: one without exchange, where there is one, behind which nothing hides."""
-        found = _difference(self.of_all("no exchange"), self.of_all("computing alone"))
+        found = _difference(self.until_last("no exchange"), self.until_last("computing alone"))
         return _LEFT["input"](self) if found is None else found
 
 
 def _steady(seconds: Sequence[float]) -> float:
-    """Of a step, without single stalls: as `steady_images_per_second` has it."""
+    """Seconds of a step without single stalls: as `steady_images_per_second` has it."""
     return 1 / median_of_parts([1.0] * len(seconds), seconds)
 
 
@@ -280,13 +280,13 @@ class StepParts:
 
     @cached_property
     def seconds(self) -> float | None:
-        """Of the whole step: the median over the rounds."""
+        """Seconds of the whole step: the median over the rounds."""
         return self.median(lambda each: each.step("as it is"))
 
     @cached_property
     def shares(self) -> dict[Part, Share]:
-        """Of every part that was measured."""
-        found = {part: self._share(part, left) for part, left in _LEFT.items() if self._is_told(part)}
+        """The shares of all parts that were measured."""
+        found = {part: self._share(part, left) for part, left in _LEFT.items() if self._is_separable(part)}
         return {part: share for part, share in found.items() if share is not None}
 
     @property
@@ -322,7 +322,7 @@ class StepParts:
 
         return self.median(ratio)
 
-    def _is_told(self, part: Part) -> bool:
+    def _is_separable(self, part: Part) -> bool:
         if part == "waiting":
             return self.num_processes > 1 and not self.waits_within
         return True
@@ -349,7 +349,7 @@ def _difference(first: float | None, second: float | None) -> float | None:
 
 
 def _together(each: Round) -> float | None:
-    both = _difference(each.step("as it is"), each.of_all("computing alone"))
+    both = _difference(each.step("as it is"), each.until_last("computing alone"))
     apart = [_LEFT["input"](each), _LEFT["exchange"](each)]
     if both is None or None in apart:
         return None
@@ -368,8 +368,8 @@ def _sharing(each: Round) -> float | None:
 
 _LEFT: dict[Part, Callable[[Round], float | None]] = {
     "input": lambda each: _difference(each.step("as it is"), each.step("no input")),
-    "exchange": lambda each: _difference(each.step("as it is"), each.of_all("no exchange")),
-    "waiting": lambda each: _difference(each.of_all("computing alone"), each.typical("computing alone")),
+    "exchange": lambda each: _difference(each.step("as it is"), each.until_last("no exchange")),
+    "waiting": lambda each: _difference(each.until_last("computing alone"), each.typical("computing alone")),
     "devices": _devices,
     "launching": lambda each: _difference(each.computing, each.per_batch),
     "computing": lambda each: each.per_batch,

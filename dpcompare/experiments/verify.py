@@ -55,7 +55,7 @@ FLOOR_MULTIPLE = 10.0
 itself when its weights are disturbed by rounding. That floor is measured in the same run, and this multiple is the
 tolerance."""
 LEAST_OF_FLOOR = {"float32": 1e-5, "bfloat16": 4e-2}
-"""No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is no difference."""
+"""No tolerance is smaller: a small model may not drift at all in so few steps, and one rounding is not a difference."""
 
 GPU_TOLERANCES: dict[str, Mapping[str, float]] = {
     "evaluation logits": {"float32": 1e-4, "float64": 1e-11},
@@ -140,8 +140,8 @@ def verify(
     ):
         folders = [Path(name) / str(number) for number in range(len(groups))]
         begun = deque(
-            _begin(runs, group, of_group, folder)
-            for group, of_group, folder in zip(groups, configs, folders, strict=True)
+            _begin(runs, group, group_configs, folder)
+            for group, group_configs, folder in zip(groups, configs, folders, strict=True)
         )
         for group, folder in zip(groups, folders, strict=True):
             yield from _checks_of(group, begun.popleft())
@@ -150,11 +150,11 @@ def verify(
 
 @dataclass(frozen=True, kw_only=True)
 class _Begun:
-    """The runs of a group, which go on or have ended."""
+    """The runs of a group, which continue or have ended."""
 
     sides: dict[Contender, Future[Side]]
     floor: list[Future[Side]]
-    """Of the first contender, its weights disturbed."""
+    """Sides of the first contender with disturbed weights."""
     again: dict[Contender, Future[Side]]
     """The same once more."""
 
@@ -162,13 +162,13 @@ class _Begun:
 def _begin(runs: Runs, group: Group, configs: Sequence[PreparedRun], folder: Path) -> _Begun:
     sides: dict[Contender, Future[Side]] = {}
     for contender, config in zip(group.to_run, configs, strict=True):
-        told = f"{contender}: {group.described}, {group.workload.precision}"
+        title = f"{contender}: {group.described}, {group.workload.precision}"
         whole = replace(contender, resumed=False)
         run_dir = folder / str(group.to_run.index(whole))
         if contender.resumed:
-            sides[contender] = runs.resumed(told, contender, sides[whole], run_dir)
+            sides[contender] = runs.resumed(title, contender, sides[whole], run_dir)
         else:
-            sides[contender] = runs.side(told, contender, config, run_dir)
+            sides[contender] = runs.side(title, contender, config, run_dir)
     compares = len(group.contenders) > 1
     floor: list[Future[Side]] = []
     if group.kind == "modes" and group.workload.precision in FLOOR_PERTURBATION and compares:
@@ -182,8 +182,8 @@ def _begin(runs: Runs, group: Group, configs: Sequence[PreparedRun], folder: Pat
             if config.cluster.device_type == "gpu"
         }
         for framework, (contender, config) in first.items():
-            told = f"{contender}: again, to see how much two identical runs differ"
-            again[contender] = runs.side(told, contender, config, folder / "again" / framework)
+            title = f"{contender}: again, to see how much two identical runs differ"
+            again[contender] = runs.side(title, contender, config, folder / "again" / framework)
     return _Begun(sides=sides, floor=floor, again=again)
 
 

@@ -82,7 +82,7 @@ class Group:
 
     @property
     def checkpoint_every(self) -> int | None:
-        """Steps, such that the first checkpoint is in the middle of an epoch; None where nobody is resumed."""
+        """Steps, such that the first checkpoint is in the middle of an epoch; None if no contender is resumed."""
         assert self.workload.steps is not None
         return self.workload.steps * 2 // 5 if any(contender.resumed for contender in self.contenders) else None
 
@@ -97,12 +97,12 @@ class Variant:
 
     @property
     def compared_as(self) -> tuple[str, str | None, bool]:
-        """As for a Contender, without its framework."""
+        """What it is compared as: as for a Contender, without its framework."""
         return self.mode, self.launcher, self.stages > 1
 
 
 VARIANTS = {"ddp-spawn": Variant(mode="ddp", launcher="spawn"), "ddp-stages": Variant(mode="ddp", stages=2)}
-"""What `verify --modes` knows beside the modes themselves."""
+"""What `verify --modes` knows in addition to the modes themselves."""
 
 
 def known_modes(model: str) -> list[str]:
@@ -185,7 +185,7 @@ def on_one_gpu(group: Group) -> Group:
 
 
 def not_compared(groups: Sequence[Group], frameworks: Sequence[str], modes: Sequence[str]) -> list[str]:
-    """The modes and variants that were asked for and stand beside no other one, with what to do about it."""
+    """The modes and variants that were asked for and are compared with no other one, with what to do about it."""
     compared = {
         contender.compared_as
         for group in groups
@@ -289,7 +289,7 @@ WIDENED = {
     **{"image_size": 75, "seed": 3, "batchnorm_momentum": 0.97, "batchnorm_recompute": 2, "label_smoothing": 0.1},
     **{"weight_decay": 0.05, "weight_average": 0.8},
 }
-"""Of small models: an odd size, which pads otherwise than an even one, and values that are nobody's default."""
+"""Values for small models: an odd size, which pads otherwise than an even one, and values that are no default."""
 
 
 def _groups(

@@ -24,7 +24,7 @@ from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.python_environment import is_custom
 
 STEPS = 6
-"""Of every contender; the learning rate follows the schedule of the run over so many."""
+"""Steps of every contender; the learning rate follows the schedule of the run over that many."""
 
 
 def run_to_prove(run_dir: Path, *, other_data: bool) -> RunConfig:

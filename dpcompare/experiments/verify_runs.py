@@ -40,7 +40,7 @@ GPU_MEMORY_AT_ONCE = 6e9
 """The same of a GPU: of an H200, JAX took 2.9e9 bytes to train EfficientNet-B2 at 64 px with 128 images in float32."""
 
 WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Variables of the runs beside others: threads of OpenMP that spin while they wait would take the cores from those that
+"""Variables of runs alongside others: threads of OpenMP that spin while they wait would take the cores from those that
 they wait for, and two runs at the same time last as long as one after the other."""
 
 Arguments = ParamSpec("Arguments")
@@ -70,7 +70,7 @@ class Runs:
         self._pool = ThreadPoolExecutor(at_once, thread_name_prefix="verify")
         self._given_up = threading.Event()
         self._say = say
-        self._told: set[str] = set()
+        self._exposures_said: set[str] = set()
         self._waiting = WAITING if at_once > 1 else {}
 
     def __enter__(self) -> Self:
@@ -89,16 +89,16 @@ class Runs:
             if before is None:
                 del os.environ[name]
 
-    def side(self, told: str, contender: Contender, config: PreparedRun, run_dir: Path) -> Future[Side]:
-        """Begin a run, and gather what it will have left; `told` is said when its turn comes."""
-        if (line := exposure(config)) and line not in self._told:
-            self._told.add(line)
+    def side(self, title: str, contender: Contender, config: PreparedRun, run_dir: Path) -> Future[Side]:
+        """Begin a run, and gather what it will have left; `title` is said when its turn comes."""
+        if (line := exposure(config)) and line not in self._exposures_said:
+            self._exposures_said.add(line)
             self._say(line)
-        return self._begin(told, run_side, contender, config, run_dir, self._stopped_by)
+        return self._begin(title, run_side, contender, config, run_dir, self._stopped_by)
 
-    def resumed(self, told: str, contender: Contender, whole: Future[Side], run_dir: Path) -> Future[Side]:
+    def resumed(self, title: str, contender: Contender, whole: Future[Side], run_dir: Path) -> Future[Side]:
         """Begin to resume a run, when it is done."""
-        return self._begin(told, lambda: resume_side(contender, whole.result(), run_dir, self._stopped_by))
+        return self._begin(title, lambda: resume_side(contender, whole.result(), run_dir, self._stopped_by))
 
     def floor(self, contender: Contender, config: PreparedRun, folder: Path) -> list[Future[Side]]:
         """Begin runs of a contender whose initial weights are disturbed by about a rounding."""
@@ -117,13 +117,13 @@ class Runs:
 
     def _begin(
         self,
-        told: str,
+        title: str,
         function: Callable[Arguments, Given],
         *arguments: Arguments.args,
         **named: Arguments.kwargs,
     ) -> Future[Given]:
         def say_and_run() -> Given:
-            self._say(told)
+            self._say(title)
             return function(*arguments, **named)
 
         return self._pool.submit(say_and_run)

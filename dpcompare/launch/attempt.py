@@ -104,7 +104,7 @@ def write_result(config: RunConfig, run_dir: Path, end: LaunchEnd, *, unwritable
         raise RunFailedError(
             f"{config.framework} {config.mode} failed.\n{result.error or 'It trained to its end.'}\n"
             f"{RESULT_FILE} cannot be written: {unwritten}\nlogs: {run_dir / LOGS_DIR}. With a checkpoint the run can "
-            f"be resumed when that is mended: dpcompare run --resume {run_dir}",
+            f"be resumed when that is fixed: dpcompare run --resume {run_dir}",
             str(run_dir),
         ) from unwritten
     return result

@@ -31,7 +31,7 @@ from dpcompare.system.commands import run_command
 from dpcompare.system.devices import available_cores, compute_capabilities, installed_gpus, visible_gpus
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import Deadline
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 Status = Literal["ok", "note", "problem"]
 
@@ -91,7 +91,7 @@ def diagnose(
         findings = list(_framework(framework, interpreters.get(framework, sys.executable), gpus))
         if all(finding.status != "problem" for finding in findings):
             usable.append(framework)
-        elif framework not in by_default | interpreters.keys():  # nobody has asked for it
+        elif framework not in by_default | interpreters.keys():  # it was not asked for
             findings = [replace(finding, status="note") for finding in findings]
         yield from findings
     if trials:
@@ -227,7 +227,7 @@ def _gpu_code(framework: str, python: str, gpus: Sequence[str]) -> Iterator[Find
     name = f"{framework} GPU code"
     capabilities = sorted(set(compute_capabilities(gpus).values()))
     if not capabilities:
-        yield Finding(name=name, status="note", found="unknown: nvidia-smi and NVML do not tell the compute capability")
+        yield Finding(name=name, status="note", found="unknown: neither nvidia-smi nor NVML reports compute capability")
         return
     try:
         architectures = compiled_for(framework, python)
@@ -370,6 +370,6 @@ def trial(
     return Finding(
         name=name,
         status="ok",
-        found=f"works on {counted(result.num_replicas, f'{result.device_type} replica')}{how}, "
+        found=f"works on {pluralize(result.num_replicas, f'{result.device_type} replica')}{how}, "
         f"collectives by {result.collective}, {result.wall_seconds:.0f} s{''.join(f'; {line}' for line in said)}",
     )

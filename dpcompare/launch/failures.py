@@ -54,7 +54,7 @@ class Evidence:
     run_dir: Path
     outcome: LaunchOutcome
     events: Sequence[Event]
-    """Of all training processes."""
+    """The events of all training processes."""
 
     def events_of(self, kind: type[E]) -> list[E]:
         """The events of one kind, of all training processes."""
@@ -65,7 +65,7 @@ class Evidence:
         return end_of(self.log_of(rank))
 
     def log_of(self, rank: int) -> Path:
-        """Of a training process."""
+        """The log of a training process."""
         return log_path(self.run_dir, *self.node_and_local_rank(rank))
 
     def node_and_local_rank(self, rank: int) -> tuple[int, int]:
@@ -129,7 +129,7 @@ def _remedy_for_network(evidence: Evidence, parts: Sequence[str]) -> Iterator[st
 
 
 def _remedy_for_threads(evidence: Evidence, parts: Sequence[str]) -> Iterator[str]:
-    """Of an exception; where a process just ended, the cause of its death has it."""
+    """The remedy for an exception; if a process just ended, the cause of its exit has it."""
     lines = [line for event in evidence.events_of(Failed) for line in event.traceback.splitlines()]
     refused = next(filter(REFUSED_A_THREAD.search, reversed(lines)), None)
     if refused and not any(NO_MORE_THREADS.partition("{")[0] in part for part in parts):
@@ -184,13 +184,13 @@ def _vanished(evidence: Evidence) -> Iterator[str]:
             status = SIGNALED - status
         yield (
             f"{_name(evidence, rank)} ended without a message{_in_words(status)}: "
-            f"{_cause_of_death(evidence, node, rank, status)}\n"
+            f"{_exit_cause(evidence, node, rank, status)}\n"
             f"{evidence.end_of_log(rank)}"
         )
 
 
-def _cause_of_death(evidence: Evidence, node: int, rank: int, status: int) -> str:
-    if node in evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or nobody knows
+def _exit_cause(evidence: Evidence, node: int, rank: int, status: int) -> str:
+    if node in evidence.outcome.out_of_memory and (status == -signal.SIGKILL or status >= 0):  # killed, or not known
         return "memory ran out: the kernel has just killed a process, most likely this one"
     if status == -signal.SIGBUS:
         return "most likely a file that it reads, such as a prepared store, was cut short, or its disk failed"
@@ -204,7 +204,7 @@ def _cause_of_death(evidence: Evidence, node: int, rank: int, status: int) -> st
 
 
 def _refused_a_thread(log: Path) -> str | None:
-    """That the system refused a thread, and what to do, where a log says so anywhere; None elsewhere."""
+    """A sentence that the system refused a thread, and what to do, if a log says so anywhere; None otherwise."""
     line = next(filter(REFUSED_A_THREAD.search, lines_of(log)), None)
     return None if line is None else NO_MORE_THREADS.format(line.strip())
 

@@ -23,17 +23,17 @@ from dpcompare.data.store import FORMAT, Store, is_store, open_store, unfinished
 from dpcompare.errors import RequestError
 from dpcompare.models.sealed import is_whole, sha256_of
 from dpcompare.models.weights import Source, classifier_of, load_source, prepare_weights
-from dpcompare.system.cache import cache_dir, in_turn
+from dpcompare.system.cache import cache_dir, wait_for_lock
 from dpcompare.system.files import expanded
 from dpcompare.system.python_environment import is_custom
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 LONGEST_NAME = 48
 """Characters of a dataset's name that its cached store has: a file system takes 255 bytes, of up to 4 per character."""
 
 
 def prepare_compared(configs: Sequence[RunConfig], progress: Progress | None = None) -> list[PreparedRun]:
-    """As `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
+    """Like `prepare_inputs`, for runs that are compared: `synthetic` is the same data whatever their global batches."""
     largest_batch = max(config.workload.global_batch_size for config in configs)
     return [prepare_inputs(config, progress, largest_batch=largest_batch) for config in configs]
 
@@ -153,7 +153,7 @@ def _weights(
 
 
 def _with_fitting_warmup(config: RunConfig, num_steps: int) -> RunConfig:
-    """A config whose warm-up fits: nobody asked for the usual one, of which few images leave no step to measure.
+    """A config whose warm-up fits: the usual one was not asked for, of which few images leave no step to measure.
 
     Raises:
         RequestError: what was asked for does not fit.
@@ -167,27 +167,27 @@ def _with_fitting_warmup(config: RunConfig, num_steps: int) -> RunConfig:
 
 
 def _check_steps(config: RunConfig, num_steps: int) -> None:
-    """Refuse what does not fit into the length of the run, which only the dataset tells."""
+    """Refuse what does not fit into the length of the run, which only the dataset determines."""
     workload = config.workload
     if workload.least_warmup_steps >= num_steps:
         raise RequestError(
-            f"warmup_steps: received {workload.warmup_in_words}, but the run has only {counted(num_steps, 'step')}, "
+            f"warmup_steps: received {workload.warmup_in_words}, but the run has only {pluralize(num_steps, 'step')}, "
             "which leaves none to measure; expected fewer warm-up steps, more epochs or a smaller global batch"
         )
     if workload.lr_warmup_steps > num_steps:
         raise RequestError(
             f"lr_warmup_steps: received {workload.lr_warmup_steps}, but the run has only "
-            f"{counted(num_steps, 'step')}; expected at most as many, or more epochs"
+            f"{pluralize(num_steps, 'step')}; expected at most as many, or more epochs"
         )
     if config.evaluate_every is not None and config.evaluate_every > num_steps:
         raise RequestError(
             f"evaluate_every: received {config.evaluate_every}, but the run has only "
-            f"{counted(num_steps, 'step')}; expected at most as many, or more epochs"
+            f"{pluralize(num_steps, 'step')}; expected at most as many, or more epochs"
         )
     if config.profile_steps and config.profile_steps[1] > num_steps:
         raise RequestError(
             f"profile_steps: received {config.profile_steps[0]}:{config.profile_steps[1]}, but the run has only "
-            f"{counted(num_steps, 'step')}; expected steps of the run"
+            f"{pluralize(num_steps, 'step')}; expected steps of the run"
         )
 
 
@@ -196,8 +196,8 @@ def remarks_on(config: RunConfig) -> Iterator[str]:
     num_images, batch = num_training_images(config), config.workload.global_batch_size
     if num_images < batch:
         yield (
-            f"the training split has {counted(num_images, 'image')} and the global batch {batch}: every step trains on "
-            "a batch that is padded, so the speed is not that of full batches; use a smaller --global-batch-size"
+            f"the training split has {pluralize(num_images, 'image')} and the global batch {batch}: every step trains "
+            "on a batch that is padded, so the speed is not that of full batches; use a smaller --global-batch-size"
         )
     if config.inputs is not None:
         yield from open_store(config.inputs.store).manifest.duplicates.remarks()
@@ -232,7 +232,7 @@ def _store(workload: Workload, largest_batch: int, progress: Progress | None) ->
     cached = cache_dir() / "stores" / _store_key(source, workload)
     if (found := _sound_store(cached)) is not None:
         return found
-    with in_turn(_lock_of(cached)):
+    with wait_for_lock(_lock_of(cached)):
         if (found := _sound_store(cached)) is not None:  # another command has just prepared it
             return found
         with unfinished(cached.parent) as temporary:
@@ -273,12 +273,12 @@ def _store_by_content(source: ImageSource, image_size: int, margin: int, progres
         prepared = prepare_source(source, temporary / "store", image_size, margin=margin, progress=progress)
         title = source.title.replace(":", ".")
         cached = cache_dir() / "stores" / f"{title}-{image_size}px-{prepared.manifest.sha256[:16]}"
-        with in_turn(_lock_of(cached)):
+        with wait_for_lock(_lock_of(cached)):
             return _sound_store(cached) or _kept(prepared, cached)
 
 
 def _margin(workload: Workload) -> int:
-    """Of the store that a run prepares by itself."""
+    """The margin of the store that a run prepares by itself."""
     return margin_of(workload.image_size) if CROP in workload.augment else 0
 
 
@@ -297,9 +297,9 @@ def _sound_store(path: Path) -> Store | None:
 
 
 def _kept(prepared: Store, path: Path) -> Store:
-    """A store that was prepared beside the cache, moved into it; a damaged one goes only now.
+    """A store that was prepared next to the cache, moved into it; a damaged one goes only now.
 
-    Whoever reads that one goes on with its open files, or opens the new one.
+    A reader of that one continues with its open files, or opens the new one.
     """
     if path.exists():
         path.rename(prepared.path.with_name("damaged"))

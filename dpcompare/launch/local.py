@@ -78,7 +78,7 @@ def launch(
                 signals.deliver()
                 time.sleep(PROCESS_POLL_SECONDS)
                 oom_watch.look()
-                with suppress(OSError):  # they are gone, or the disk is full: told as what it is by others
+                with suppress(OSError):  # they are gone, or the disk is full: others report that
                     cut_logs(run_dir / LOGS_DIR, {node.node_rank for node in node_processes})
                 outcome.vanished += watch.look()
                 outcome.stalled = watch.stalled()
@@ -104,14 +104,14 @@ class ProcessWatch:
         self._observe = observe
         self._deadlines = deadlines
         self._pids: dict[int, int] = {}
-        """Of the processes that have work to do."""
+        """Process ids of the ranks that have work to do."""
         self._done: set[int] = set()
         # By the steady clock: the other may be set meanwhile.
-        self._heard = dict.fromkeys(ranks, time.monotonic())
+        self._last_event_at = dict.fromkeys(ranks, time.monotonic())
         self._started: set[int] = set()
         self._looked_at = time.monotonic()
         self._seen: defaultdict[int, list[Seen]] = defaultdict(list)
-        """Of each process the first three events about steps, the third of which gives way to the newest."""
+        """The first three events about steps of each process, the third of which is replaced by the newest."""
 
     def look(self) -> list[int]:
         """Pass new events on; returns the ranks that have vanished since the last look."""
@@ -128,8 +128,8 @@ class ProcessWatch:
             elif isinstance(event, StepsTrained):
                 self._started.add(rank)
                 self._seen[rank][2:] = [Seen(step=event.step, after=previous_look, by=time.monotonic())]
-            if rank in self._started and rank in self._heard:
-                self._heard[rank] = time.monotonic()
+            if rank in self._started and rank in self._last_event_at:
+                self._last_event_at[rank] = time.monotonic()
             self._observe(event)
         vanished = [rank for rank in gone if rank in self._pids]
         for rank in vanished:
@@ -146,12 +146,13 @@ class ProcessWatch:
         """The processes that have been silent for longer than they may."""
         now = self._looked_at  # what has come since, while an observer held us up, is not known yet
         limits = {
-            rank: self._deadlines.progress if rank in self._started else self._deadlines.start for rank in self._heard
+            rank: self._deadlines.progress if rank in self._started else self._deadlines.start
+            for rank in self._last_event_at
         }
         return [
-            Stall(process_rank=rank, seconds=now - heard, state=self._state(rank))
-            for rank, heard in self._heard.items()
-            if now - heard > limits[rank]
+            Stall(process_rank=rank, seconds=now - last, state=self._state(rank))
+            for rank, last in self._last_event_at.items()
+            if now - last > limits[rank]
         ]
 
     def _state(self, rank: int) -> str:

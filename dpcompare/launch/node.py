@@ -30,10 +30,10 @@ from dpcompare.launch.plan import Endpoints, num_ports, plan
 from dpcompare.launch.rendezvous import NodeInfo, Rendezvous, RendezvousError, is_open, join, listening, read_attempt
 from dpcompare.results.run_dir import attempt_config_path
 from dpcompare.system.devices import available_cores, installed_gpus, visible_gpus
-from dpcompare.system.files import require_files_of_its_own
+from dpcompare.system.files import reject_links
 from dpcompare.system.ports import interface_of
 from dpcompare.system.signals import Deadline, signals_held, terminated_as_interrupted
-from dpcompare.system.terminal_text import counted, keep_stderr_from_failing
+from dpcompare.system.terminal_text import keep_stderr_from_failing, pluralize
 
 STOP_POLL_SECONDS = 1.0
 """How often a node reads whether it is to stop, through a disk that may be slow."""
@@ -51,7 +51,7 @@ class NodeContext:
     host: str
     """Its name for itself."""
     address: str
-    """By which the other nodes reach it."""
+    """The address by which the other nodes reach it."""
     report: Report
     """Called with a line for what a person on this host may want to read."""
 
@@ -95,7 +95,7 @@ def run_node(
 
 
 def _node_context(run_dir: Path, node_rank: int | None, attempt_id: str | None, report: Report) -> NodeContext:
-    require_files_of_its_own(run_dir, "the run directory")
+    reject_links(run_dir, "the run directory")
     attempt = read_attempt(run_dir)
     host = socket.gethostname()
     if attempt_id not in (None, attempt.id):
@@ -230,7 +230,7 @@ def _with_local_gpus(node: NodeContext) -> PreparedRun:
     cores = cluster.nodes[node.rank].num_cores
     if available_cores() < cores:  # a thread more than there are cores costs more than it brings
         raise RequestError(
-            f"{node} has {counted(available_cores(), 'core')} for this process, and the run takes {cores} of each "
+            f"{node} has {pluralize(available_cores(), 'core')} for this process, and the run takes {cores} of each "
             "node; ask for fewer with --cores-per-node, or have more of them given to it"
         )
     if cluster.device_type != "gpu":
@@ -239,7 +239,7 @@ def _with_local_gpus(node: NodeContext) -> PreparedRun:
     visible = visible_gpus(installed_gpus())
     if len(visible) < cluster.devices_per_node:
         raise RequestError(
-            f"{node} sees {counted(len(visible), 'GPU')} ({', '.join(visible) or 'none'}), and the run takes "
+            f"{node} sees {pluralize(len(visible), 'GPU')} ({', '.join(visible) or 'none'}), and the run takes "
             f"{cluster.devices_per_node} of each node; ask for fewer with --devices-per-node"
         )
     local = cluster.nodes[node.rank].changed(devices=tuple(visible[: cluster.devices_per_node]))
@@ -270,7 +270,7 @@ def _interfaces(address: str) -> dict[str, str]:
 def _nccl_between_namespaces(node: NodeContext) -> dict[str, str]:
     """Has NCCL use the network between namespaces.
 
-    It tells hosts apart by hostname and boot id, so it would take all nodes for one, and look for its peers on Unix
+    It distinguishes hosts by hostname and boot id, so it would take all nodes for one, and look for its peers on Unix
     sockets that a namespace keeps to itself, or go by the machine's own links and round `--link`.
     """
     if node.config.placement.engine != "namespaces":

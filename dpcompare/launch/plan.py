@@ -23,7 +23,7 @@ from dpcompare.system.ports import LOOPBACK
 from dpcompare.system.processes import AGENT_PID
 
 UNIFIED_MEMORY = Path("/dev/nvidia-uvm")
-"""The device that CUDA makes where it is missing, by a program that is root, which nobody is in a user namespace."""
+"""The device that CUDA makes where it is missing, by a program that is root, as none is in a user namespace."""
 
 
 def is_isolated(config: RunConfig) -> bool:
@@ -56,7 +56,7 @@ def exposure(config: RunConfig) -> str | None:
 def _why_impossible(config: RunConfig) -> str | None:
     """Why this machine gives a run no network of its own; None where it does."""
     if config.cluster.device_type == "gpu" and os.geteuid() != 0 and not UNIFIED_MEMORY.exists():
-        return f"{UNIFIED_MEMORY} is missing, which nobody but root can make: `nvidia-modprobe -u -c=0`"
+        return f"{UNIFIED_MEMORY} is missing, which only root can create: `nvidia-modprobe -u -c=0`"
     return why_not_permitted()
 
 
@@ -112,10 +112,10 @@ class Endpoints(NamedTuple):
     ports: Sequence[int]
     """One that the first node of torchrun or JAX listens on, or one for each TensorFlow worker; see `num_ports`."""
     addresses: Sequence[str] = ()
-    """Of the nodes, where they are separate machines."""
+    """The addresses of the nodes, if they are separate machines."""
 
     def address(self, node_rank: int) -> str:
-        """Of one node; loopback where all are this machine."""
+        """The address of one node; loopback if all are this machine."""
         return self.addresses[node_rank] if self.addresses else LOOPBACK
 
 

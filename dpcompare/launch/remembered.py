@@ -35,7 +35,7 @@ class Settings(BaseModel):
     """Compiling included, where they compile."""
 
     def seconds(self, num_images: int) -> float:
-        """Of the training of so many images."""
+        """Seconds of training on this many images."""
         return self.first_step_seconds + num_images / self.images_per_second
 
 
@@ -76,7 +76,7 @@ def _is_possible(config: RunConfig, tune: dict[str, str]) -> bool:
 
 
 def remember_first_step(config: RunConfig, seconds: float) -> None:
-    """Of a run that compiles."""
+    """Remember the seconds of the first step of a run that compiles."""
     _remember(FirstStep(seconds=seconds), "first-steps", config, tuning=config.tuning)
 
 
@@ -87,7 +87,7 @@ def remembered_first_step(config: RunConfig) -> float | None:
 
 
 def _path(folder: str, config: RunConfig, **more: Any) -> Path:
-    """By all that decides speed: a cache may be on a disk that several machines share."""
+    """The file of all that decides speed: a cache may be on a disk that several machines share."""
     known = {
         "host": socket.gethostname(),
         "dpcompare": major_minor(__version__),

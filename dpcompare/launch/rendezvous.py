@@ -58,11 +58,11 @@ class NodeInfo(BaseModel):
     host: str
     """Its name for itself."""
     address: str
-    """By which the others reach it."""
+    """The address by which the others reach it."""
     port: int
     """A free one, for the processes of the framework."""
     versions: dict[str, str]
-    """Of dpcompare and of the framework's packages."""
+    """The versions of dpcompare and of the framework's packages."""
 
     def __str__(self) -> str:
         return f"node {self.node_rank} ({self.host})"
@@ -152,7 +152,7 @@ class Rendezvous:
         return [rank for rank in range(self.num_nodes) if f"reached-{rank}" in names]
 
     def why_stopped(self, node_rank: int) -> str | None:
-        """Why this node is to stop, such as the failure of another node; None where it is to go on."""
+        """Why this node is to stop, such as the failure of another node; None if it is to continue."""
         if STOP_FILE in self._names():
             return "all nodes were stopped"
         for rank, outcome in self.outcomes().items():
@@ -164,7 +164,7 @@ class Rendezvous:
         if self._beat is None or self._beat[0] != beat:
             self._beat = beat, now
         if now - self._beat[1] > LOST_BEAT_SECONDS:
-            return f"nothing was heard for {LOST_BEAT_SECONDS:.0f} s of the process that started the run"
+            return f"no sign of life came for {LOST_BEAT_SECONDS:.0f} s from the process that started the run"
         return None
 
     def _write(self, name: str, text: str = "") -> None:
@@ -206,7 +206,7 @@ def listening(address: str) -> Iterator[socket.socket]:
     """A socket on a free port of this machine's address, which greets whoever connects, to show that it can be reached.
 
     Raises:
-        RendezvousError: it is no address of this machine.
+        RendezvousError: it is not an address of this machine.
     """
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -214,7 +214,7 @@ def listening(address: str) -> Iterator[socket.socket]:
             listener.bind((address, 0))
         except OSError as error:
             raise RendezvousError(
-                f"{address} is to be this machine, and is no address of {socket.gethostname()} ({error.strerror}); "
+                f"{address} is to be this machine, and is not an address of {socket.gethostname()} ({error.strerror}); "
                 "expected this command on the host of that rank"
             ) from None
         listener.listen(128)

@@ -39,7 +39,7 @@ from dpcompare.results.run_dir import (
     LOGS_DIR,
     RESULT_FILE,
 )
-from dpcompare.system.cache import only_one
+from dpcompare.system.cache import exclusive_lock
 from dpcompare.system.devices import (
     free_gpu_memory,
     gpus_without_slices,
@@ -48,9 +48,9 @@ from dpcompare.system.devices import (
     used_gpus,
     visible_gpus,
 )
-from dpcompare.system.files import require_files_of_its_own, require_writable
+from dpcompare.system.files import reject_links, require_writable
 from dpcompare.system.signals import signals_held, terminated_as_interrupted
-from dpcompare.system.terminal_text import counted, keep_stderr_from_failing
+from dpcompare.system.terminal_text import keep_stderr_from_failing, pluralize
 
 MOST_LOST_PORTS = 3
 
@@ -130,7 +130,7 @@ def resume(
     require_type(config, RunConfig, "config")
     directory = Path(run_dir)
     require_one_line(directory.absolute(), "run directory")
-    require_files_of_its_own(directory, "the run directory")
+    reject_links(directory, "the run directory")
     require_writable(directory, "the run directory")
     callbacks = Callbacks(observe=observe, report=report, stopped_by=stopped_by).expendable()
     with terminated_as_interrupted():
@@ -148,7 +148,7 @@ def resume(
             if step > num_steps or (step == num_steps and result_so_far(directory).status == "completed"):
                 raise RequestError(
                     f"the newest checkpoint of {str(run_dir)!r} is that of step {step}, and the run is to have "
-                    f"{counted(num_steps, 'step')}; ask for more with --steps or --epochs"
+                    f"{pluralize(num_steps, 'step')}; ask for more with --steps or --epochs"
                 )
             if line := exposure(prepared):
                 callbacks.report(line)
@@ -159,7 +159,7 @@ def resume(
 
 
 def _require_target_ahead(run_dir: Path, config: RunConfig) -> None:
-    """Refuse to go on with a run that is to end at a target which it has reached."""
+    """Refuse to continue a run that is to end at a target which it has reached."""
     if not config.stop_at_target or config.target_accuracy is None:
         return
     done = result_so_far(run_dir)
@@ -177,12 +177,12 @@ def _nothing_to_resume(run_dir: Path, config: RunConfig, problems: list[str]) ->
         return f"{begin} that can be used: {'; '.join(problems)}"
     if config.checkpoint_every is None:
         return f"{begin}: the run was made without --checkpoint-every N; start a new run"
-    first = f"the first one, which is written after {counted(config.checkpoint_every, 'step')}"
+    first = f"the first one, which is written after {pluralize(config.checkpoint_every, 'step')}"
     return f"{begin}: it ended before {first}; start a new run"
 
 
 def _hold(run_dir: Path) -> AbstractContextManager[None]:
-    return only_one(
+    return exclusive_lock(
         run_dir,
         f"run directory {str(run_dir)!r} is in use by another process; wait for it, or choose another --run-dir",
     )
@@ -204,7 +204,7 @@ def _train(config: PreparedRun, run_dir: Path, callbacks: Callbacks) -> RunResul
             if config.compiles and result.first_step_seconds is not None:
                 remember_first_step(config, result.first_step_seconds)
             return result
-        # A port that was free when it was chosen can be taken by anybody before it is used; that is no restart.
+        # A port that was free when it was chosen can be taken by any process before it is used; that is not a restart.
         if _lost_a_port(result) and ports_lost < MOST_LOST_PORTS:
             ports_lost += 1
         elif restarts < config.max_restarts:
@@ -289,7 +289,7 @@ def _require_room_on_shared_gpu(config: RunConfig) -> None:
     replicas, free = config.topology.num_replicas, free_gpu_memory(config.cluster.devices)
     if free is not None and free < replicas * LEAST_OF_SHARED_GPU:
         raise RequestError(
-            f"--share-gpu: {counted(replicas, 'replica')} on a GPU that has {free / 1e9:.1f} GB free, expected at "
+            f"--share-gpu: {pluralize(replicas, 'replica')} on a GPU that has {free / 1e9:.1f} GB free, expected at "
             f"least {LEAST_OF_SHARED_GPU / 1e9:.1f} GB for each; ask for fewer with --nodes and --devices-per-node"
         )
 

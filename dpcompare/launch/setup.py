@@ -23,7 +23,7 @@ from dpcompare.backends.availability import missing_packages
 from dpcompare.backends.cuda_wheels import cuda_problem, cuda_wheels_of, gpu_extras
 from dpcompare.config.frameworks import FRAMEWORKS, Sizes
 from dpcompare.errors import RequestError
-from dpcompare.system.cache import only_one
+from dpcompare.system.cache import exclusive_lock
 from dpcompare.system.files import expanded
 from dpcompare.system.python_environment import PythonEnvironment
 
@@ -71,7 +71,7 @@ def environment_of(framework: str) -> PythonEnvironment:
 
 
 def interpreter_made_for(framework: str) -> str | None:
-    """That of the environment which `dpcompare setup` has made for this dpcompare; None where it has made none."""
+    """The interpreter of the environment that `dpcompare setup` made for this dpcompare; None if it made none."""
     environment = environment_of(framework)
     if not environment.is_finished:
         return None
@@ -80,7 +80,7 @@ def interpreter_made_for(framework: str) -> str | None:
 
 
 def _is_made(framework: str, device: DeviceType) -> bool:
-    """With the extras that would be taken now, or those that were while the driver was older."""
+    """Whether it is made with the extras that would be taken now, or those that were while the driver was older."""
     row = FRAMEWORKS[framework]
     possible = [row.extras[device], *(row.extras_of_cuda.values() if device == "gpu" else ())]
     return any(environment_of(framework).has(_requirements(extras), _origin()) for extras in possible)
@@ -195,7 +195,7 @@ def _distribution() -> metadata.Distribution:
 
 
 def sizes(need: Need) -> Sizes:
-    """Of the environment that is to be made."""
+    """The sizes of the environment that is to be made."""
     return FRAMEWORKS[need.framework].sizes[need.device]
 
 
@@ -225,7 +225,7 @@ def make(need: Need) -> Need:
         raise RequestError(
             f"{str(folder)!r} cannot be made ({error.strerror}); name another folder with DPCOMPARE_ENVIRONMENTS_DIR"
         ) from None
-    with only_one(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
+    with exclusive_lock(folder, f"another `dpcompare setup` works in {str(folder)!r}; wait for its end"):
         environment_of(need.framework).make(need.requirements, _origin())
     cuda_wheels_of.cache_clear()
     lack = _lack(need.framework, need.python, need.device)

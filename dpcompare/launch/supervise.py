@@ -20,11 +20,11 @@ NODES_POLL_SECONDS = 0.2
 NODES_STOP_SECONDS = 20.0
 """How long the other nodes may take to end after one has failed: they stop by themselves."""
 MOST_LATE_SECONDS = 30.0
-"""By which the end of the nodes can be seen late; clocks of machines that differ by more are not believed."""
+"""The delay after which the end of the nodes can be seen; clocks of machines that differ by more are not believed."""
 LAST_WRITE_SECONDS = 5.0
 """How long what a node wrote may take to be seen here, through a shared disk, after it has ended."""
 ENGINE_SECONDS = 10.0
-"""How long an engine may take to tell who has ended the nodes, where they do not know: Slurm first clears up."""
+"""How long an engine may take to report who has ended the nodes, if they do not know: Slurm first clears up."""
 EXTRA_SILENCE_SECONDS = 60.0
 """How much longer than its deadlines a node may be silent: these come first on the node, which can say more."""
 
@@ -40,7 +40,7 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
         config: whose placement names the engine.
         run_dir: shared with the nodes; holds config.json.
         deadlines: how long the nodes may be silent.
-        callbacks: told of every event, and of whatever the engine has to say.
+        callbacks: get every event, and whatever the engine has to say.
 
     Raises:
         RequestError: the engine will never carry it out.
@@ -61,10 +61,10 @@ def followed(config: RunConfig, run_dir: Path, deadlines: Deadlines, callbacks: 
                 check_beat()
                 for event in tail.new_events():
                     callbacks.observe(event)
-                    watch.hear(event)  # only now: whoever reads the output may have held this up
+                    watch.on_event(event)  # only now: whoever reads the output may have held this up
                 watch.look(poll_exit, stopped_by=callbacks.stopped_by())
         except BaseException:
-            with suppress(OSError):  # where it cannot be written any more, they end without being told
+            with suppress(OSError):  # where it cannot be written any more, they end without notice
                 rendezvous.stop()
             raise
         if not watch.succeeded:
@@ -109,7 +109,7 @@ class NodesWatch:
         """Whether every node has ended, and well."""
         return len(self._outcomes) == self._rendezvous.num_nodes and not self._any_unsuccessful()
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Note a sign of life, and how a training process has ended."""
         self._silence.restart()
         self._raised |= isinstance(event, Failed)
@@ -181,7 +181,7 @@ class NodesWatch:
             self._ended = NodesEnded(
                 why=f"no host has joined within {self._silence.seconds:.0f} s"
                 if self._state is State.WAITING
-                else f"nothing was heard of any node for {self._silence.seconds:.0f} s"
+                else f"no sign of life came from any node for {self._silence.seconds:.0f} s"
             )
             self._stop_within(0)
 

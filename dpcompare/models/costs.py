@@ -86,7 +86,7 @@ class LayerCost(NamedTuple):
 
 
 def layer_costs(model: str, image_size: int, num_classes: int) -> list[LayerCost]:
-    """Of each layer, in their order; nothing for a custom model, whose layers are not known."""
+    """The costs of each layer, in their order; nothing for a custom model, whose layers are not known."""
     return list(_costs(model, image_size, num_classes))
 
 
@@ -102,7 +102,7 @@ def _costs(model: str, image_size: int, num_classes: int) -> Iterator[LayerCost]
 
 
 def _cost(layer: str, shape: Shape, entering: int, leaving: int) -> LayerCost:
-    """Of a layer by the shape of its weight: a BatchNorm, a dense layer, or a convolution."""
+    """The cost of a layer by the shape of its weight: a BatchNorm, a dense layer, or a convolution."""
     channels_out = shape[0]
     if len(shape) == 1:
         return LayerCost(layer, 0, NORMALISATION_PASSES * channels_out * leaving**2)

@@ -19,7 +19,7 @@ INITIALIZATION = 2
 
 
 def custom_weights(shapes: Mapping[str, Shape], seed: int) -> Weights:
-    """As `initial_weights`, but independent of the order of the tensors, which may differ between the frameworks."""
+    """Like `initial_weights`, but independent of the order of the tensors, which may differ between the frameworks."""
     weights = {}
     for name, shape in shapes.items():
         entropy = [seed, 0, *hashlib.sha256(name.encode()).digest()]

@@ -1,6 +1,6 @@
 """Weight files that Keras writes, read by HDF5 in a process of its own: `python -m dpcompare.models.keras_file`.
 
-HDF5's library is not made for files of strangers: it hangs in some, and crashes in others.
+HDF5's library is not made for untrusted files: it hangs in some, and crashes in others.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpcompare.system.commands import run_command
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 LONGEST_SECONDS = 60.0
-"""That a file may take; one of 100 MB takes a second."""
+"""The seconds that a file may take; one of 100 MB takes a second."""
 
 
 def is_of_keras(content: bytes) -> bool:
@@ -59,7 +59,8 @@ def read_keras_file(content: bytes) -> dict[str, Any]:
 
 
 MOST_BYTES = 2 * 2**30
-"""Of the tensors of a file, unpacked: a few kilobytes of a stranger's may become any number of them."""
+"""The most bytes of the tensors of a file, unpacked: a few kilobytes of an untrusted one may become any number of
+them."""
 MOST_ADDRESSES = 8 * 2**30
 """Bytes of the process that reads: what is unpacked, twice what is written, and the libraries."""
 

@@ -43,7 +43,7 @@ def _with_metadata(content: bytes, metadata: Mapping[str, str]) -> bytes:
 
 
 def sha256_of(content: bytes) -> str:
-    """Of what a file of `seal` holds: that of the same file without its checksum, as earlier versions wrote it."""
+    """The sha256 of what a file of `seal` holds: that of the file without its checksum, as it once was written."""
     metadata, _ = unseal(content)
     del metadata["checksum"]
     return hashlib.sha256(_with_metadata(content, metadata)).hexdigest()
@@ -71,7 +71,7 @@ def is_whole(path: Path) -> bool:
 
 
 def _content(path: Path) -> bytes:
-    """Of a file of the cache, which others may write: a pipe in its place would never end."""
+    """The content of a file of the cache, which others may write: a pipe in its place would never end."""
     with open(path, "rb", opener=no_link) as file:
         return file.read()
 
@@ -80,7 +80,7 @@ def unseal(content: bytes) -> tuple[dict[str, str], State]:
     """The metadata and the tensors in the bytes of a file of `seal`. Nothing in it is ever executed.
 
     Raises:
-        DamagedError: it is none, or a byte has changed since it was written.
+        DamagedError: it is not such a file, or a byte has changed since it was written.
     """
     length = int.from_bytes(content[:8], "little")
     header = content[8 : 8 + length]

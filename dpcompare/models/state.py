@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dpcompare.system.json_files import Count
 
 MOST_POINTS = 64
-"""Of the curve that is kept."""
+"""The points of the curve that are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,10 +19,10 @@ class Gradients:
     """What a process knows of the gradients of its replica."""
 
     num_bytes: Count
-    """Of all gradients, as they are exchanged."""
+    """The bytes of all gradients, as they are exchanged."""
     messages: tuple[Count, ...] = ()
     """Bytes of each collective of a step, in the order in which they are made; of sharded layers, the bytes of the
-    parameters of each. Empty where the framework does not tell."""
+    parameters of each. Empty if the framework does not report them."""
     ready: tuple[tuple[Count, float], ...] = ()
     """(bytes, share): how many bytes of gradients there are after which share of a step; growing. Of a warm-up step of
     the first process; empty where it was not observed."""

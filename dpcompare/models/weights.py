@@ -44,7 +44,7 @@ class Source:
     name: str
     sha256: str
     tensors: dict[str, Any]
-    """By framework-neutral names, in framework-neutral layouts."""
+    """Tensors by framework-neutral names, in framework-neutral layouts."""
 
 
 def load_source(weights: str, model: str, image_size: int, cache: Path) -> Source | None:

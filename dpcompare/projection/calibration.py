@@ -104,8 +104,8 @@ def exchange_of(config: RunConfig, known: Sequence[Gradients], without: Gradient
 
     Args:
         config: of the mode.
-        known: what its runs recorded; the first that has messages tells their sizes. Empty: nothing was recorded.
-        without: what a run without exchange recorded, which tells best when gradients are ready.
+        known: what its runs recorded; the first that has messages gives their sizes. Empty: nothing was recorded.
+        without: what a run without exchange recorded, which shows best when gradients are ready.
     """
     sizes = next((each.messages for each in known if each.messages), ())
     observed = next((each for each in (without, *known) if each and each.ready), None)
@@ -139,7 +139,7 @@ def _buckets(gradient_bytes: float, sizes: Sequence[int], observed: Gradients | 
 
 
 def _bytes_by_shapes(config: RunConfig) -> float:
-    """Of all gradients of a model of ours, for results that do not tell."""
+    """The bytes of all gradients of a built-in model, for results that do not report them."""
     model = MODELS.get(config.workload.model)
     if model is None or config.inputs is None:
         raise NotProjectableError("the size of its gradients is not recorded; measure it again")
@@ -163,7 +163,7 @@ class MeasuredCell:
     computing_seconds: float
     """Without it."""
     seconds: float
-    """With it."""
+    """Seconds of the step with the exchange."""
     interconnect: Interconnect
     """Its `copying`, and the payload of its link between nodes, are what is fitted."""
 
@@ -172,7 +172,7 @@ class MeasuredCell:
         return seconds_with_exchange(self.exchange, self.computing_seconds, fitted.applied_to(self.interconnect))
 
     def error(self, fitted: Fitted) -> float:
-        """Of that, relative to the step that was measured."""
+        """The error of the prediction, relative to the step that was measured."""
         return self.predicted(fitted) / self.seconds - 1
 
 
@@ -183,7 +183,7 @@ class Fitted:
     copying: float = 0.0
     """Seconds of CPU time per byte that a rank sends."""
     payload: float | None = None
-    """Of the link between nodes; None: that of the link itself, since no cell was bound by a limited link."""
+    """The payload of the link between nodes; None: the one of the link, since no cell was bound by a limited link."""
 
     def applied_to(self, interconnect: Interconnect) -> Interconnect:
         """An interconnect with these constants."""
@@ -197,7 +197,7 @@ def fit(cells: Sequence[MeasuredCell]) -> Fitted:
     """The constants with which the model comes nearest to measured cells, by the sum of squared relative errors.
 
     The copying comes from all cells. The payload is fitted only where some link had a limit, and other cells had none
-    or another one, since one cell cannot tell the two apart.
+    or another one, since one cell cannot separate the two.
     """
     if not cells:
         return Fitted()

@@ -12,7 +12,7 @@ from dpcompare.system.terminal_text import printable
 
 
 class _Shown(BaseModel):
-    """Names in it are those of the studies, which may be a stranger's: none of its texts has control characters."""
+    """Names in it are those of the studies, which may be untrusted: none of its texts has control characters."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -32,11 +32,11 @@ class Range(_Shown):
     """A predicted figure."""
 
     low: float
-    """With the high end of the latency, and the measured spread of processes."""
+    """The figure with the high end of the latency, and the measured spread of processes."""
     typical: float
-    """With the typical latency and the measured spread."""
+    """The figure with the typical latency and the measured spread."""
     high: float
-    """With the low end of the latency, and no more waiting for the slowest process than was measured."""
+    """The figure with the low end of the latency, and no more waiting for the slowest process than was measured."""
 
 
 class PredictedPoint(_Shown):
@@ -67,7 +67,7 @@ class Goal(_Shown):
 
 
 class Conditions(_Shown):
-    """What was asked for beside nodes and links; None: not asked for."""
+    """What was asked for in addition to nodes and links; None: not asked for."""
 
     latency: Latency
     """Seconds, of a message between nodes."""
@@ -101,10 +101,10 @@ class PredictedArm(_Shown):
     spread: float
     """Measured: relative standard deviation of a process's step."""
     exchanged_bytes: float
-    """Of all messages of a step: where parameters are gathered too, more than those of the gradients."""
+    """Bytes of all messages of a step: more than those of the gradients if parameters are gathered too."""
     copying_ns_per_byte: float
     misfit: str | None
-    """That the model is far off the measured step, in words."""
+    """A sentence that the model is far off the measured step."""
     points: list[PredictedPoint]
     goals: list[Goal]
     assumed: list[str]
@@ -126,7 +126,7 @@ class Projection(_Shown):
     overlap: str
     conditions: Conditions
     verdict: str
-    """Of the fairness sheet over the arms that are projected."""
+    """The verdict of the fairness sheet over the arms that are projected."""
     summary: str
     left_out: dict[str, str]
     """Arm -> why nothing is predicted of it."""

@@ -19,8 +19,8 @@ BACKWARD_ENDS = 0.95
 FIRST_BUCKET, BUCKET = 1024 * 1024, 25 * 1024 * 1024
 """Bytes after which torch's DistributedDataParallel closes its first and its other buckets (torch/nn/parallel)."""
 
-Copying = Literal["beside the wire", "after the wire"]
-"""Whether the CPU copies a message while it is on the wire, or the two add up."""
+Copying = Literal["during transfer", "after transfer"]
+"""Whether the CPU copies a message while it is on the wire, or the two times add up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Message:
 
     kind: Kind
     num_bytes: float
-    """Of the whole, summed or gathered."""
+    """The bytes of the whole tensor, summed or gathered."""
     ready: float
     needed_by: float
 
@@ -39,7 +39,7 @@ class Exchange:
     """What the ranks send each other in each step, one message after another."""
 
     messages: tuple[Message, ...]
-    copying: Copying = "beside the wire"
+    copying: Copying = "during transfer"
     servers: int = 0
     """Nodes that keep the parameters, which workers pull and push without waiting for each other; 0: collectives."""
     assumed: tuple[str, ...] = ()
@@ -47,13 +47,13 @@ class Exchange:
 
     @property
     def num_bytes(self) -> float:
-        """Of all messages."""
+        """The bytes of all messages."""
         return sum(message.num_bytes for message in self.messages)
 
     def without_overlap(self) -> Exchange:
         """The same messages, each of which begins where computing waits for it."""
         late = (replace(message, ready=message.needed_by) for message in self.messages)
-        return replace(self, messages=tuple(sorted(late, key=lambda message: message.ready)), copying="after the wire")
+        return replace(self, messages=tuple(sorted(late, key=lambda message: message.ready)), copying="after transfer")
 
 
 def in_buckets(
@@ -107,7 +107,7 @@ def ready_shares(
 def in_one_pack(gradient_bytes: float, *, backward_ends: float = BACKWARD_ENDS) -> Exchange:
     """MultiWorkerMirroredStrategy and MirroredStrategy: one all-reduce of all gradients, after the backward pass."""
     message = Message(kind="all-reduce", num_bytes=gradient_bytes, ready=backward_ends, needed_by=backward_ends)
-    return Exchange(messages=(message,), copying="after the wire")
+    return Exchange(messages=(message,), copying="after transfer")
 
 
 def in_shards(
@@ -123,7 +123,7 @@ def in_shards(
     Args:
         layers: bytes of the parameters of each, in the order of the forward pass. Each is taken to compute for as
             long as the others.
-        waits: whether computing waits for each message, as on the CPU, where there are no streams beside it. On GPUs
+        waits: whether computing waits for each message, as on the CPU, where there are no separate streams. On GPUs
             a layer is gathered while the one before it computes.
         reduces_by_all_reduce: whether the collective sums whole gradients and keeps a part, as Gloo does.
         backward_ends: when the update waits for all gradients.
@@ -145,13 +145,13 @@ def in_shards(
         needed_by = ends if waits else backward_ends
         messages.append(Message(kind=kind, num_bytes=size, ready=ends, needed_by=needed_by))
     in_order = sorted(messages, key=lambda message: message.ready)
-    return Exchange(messages=tuple(in_order), copying="after the wire", assumed=tuple(assumed))
+    return Exchange(messages=tuple(in_order), copying="after transfer", assumed=tuple(assumed))
 
 
 def through_servers(parameter_bytes: float, servers: int = 1) -> Exchange:
     """ParameterServerStrategy: every worker pulls all parameters and pushes all gradients in each of its steps."""
     message = Message(kind="all-gather", num_bytes=parameter_bytes, ready=0.0, needed_by=0.0)
-    return Exchange(messages=(message,), copying="after the wire", servers=servers)
+    return Exchange(messages=(message,), copying="after transfer", servers=servers)
 
 
 def through_the_first(parameter_bytes: float, *, backward_ends: float = BACKWARD_ENDS) -> Exchange:
@@ -164,5 +164,5 @@ def through_the_first(parameter_bytes: float, *, backward_ends: float = BACKWARD
             Message(kind="all-gather", num_bytes=parameter_bytes, ready=0.0, needed_by=0.0),
             Message(kind="reduce-scatter", num_bytes=parameter_bytes, ready=backward_ends, needed_by=backward_ends),
         ),
-        copying="after the wire",
+        copying="after transfer",
     )

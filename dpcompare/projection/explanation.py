@@ -16,10 +16,10 @@ from dpcompare.experiments.variants import JUDGED, Part, Round, Seconds, Share, 
 from dpcompare.projection.remedies import Floor, Remedy, floors_of, remedies_of
 from dpcompare.results.result import RunResult
 from dpcompare.results.timing import measured_seconds
-from dpcompare.system.terminal_text import counted, in_one_line, printable
+from dpcompare.system.terminal_text import in_one_line, pluralize, printable
 
 STANDS_OUT = 0.1
-"""Share of a step from which on a part is spoken of."""
+"""Share of a step from which on a part is mentioned."""
 
 WORDS: dict[Part, str] = {
     "input": "input",
@@ -35,7 +35,7 @@ MEANINGS: dict[Part, str] = {
     "input": "reading batches and copying them to the devices, not overlapped with computing",
     "exchange": "gradient communication not overlapped with the backward pass",
     "waiting": "time that the other processes wait for the slowest one",
-    "devices": "extra time of a step on several devices over one; in this mode the three cannot be told apart",
+    "devices": "extra time of a step on several devices over one; in this mode the three cannot be separated",
     "launching": "what a step takes however small its batch: kernel launches, Python, the update of the weights",
     "computing": "what grows with the number of images",
     "sharing": "extra time of devices that compute side by side over one that computes alone",
@@ -52,7 +52,7 @@ class PartRow(BaseModel):
     words: str
     meaning: str
     share: float
-    """Of the step: what the step as it is takes longer than without this part."""
+    """The part of the step: how much longer the unchanged step takes than one without this part."""
     low: float | None
     """Ends of Student's interval; None with too few rounds."""
     high: float | None
@@ -78,7 +78,7 @@ class Explanation(BaseModel):
     step_milliseconds: float
     images_per_second: float
     confidence: str | None
-    """Of each interval, all of them together having 96%; None with too few rounds."""
+    """The confidence of each interval, all of them together having 96%; None with too few rounds."""
     verdict: str
     parts: list[PartRow]
     unmeasured: dict[Part, str]
@@ -86,11 +86,11 @@ class Explanation(BaseModel):
     slowest: str | None
     """A sentence about a process that is slower than the others in every round."""
     speedup: float | None
-    """Of all devices over one alone, both without input and at the same batch per device; None where one alone could
-    not be measured."""
+    """The speed of all devices over that of one, both without input and at the same batch per device; None if one alone
+    could not be measured."""
     remedies: list[Remedy]
     """The one that helps most first."""
-    remarks: list[str]
+    warnings: list[str]
     """What has disturbed the runs."""
 
 
@@ -113,8 +113,8 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
     if parts.seconds is None or "input" not in shares:
         reasons = "; ".join(dict.fromkeys(failures.values()))
         raise RunFailedError(f"the run cannot be explained: {reasons or 'no step was measured'}", str(study_dir))
-    of_one = [completed["as it is"] for completed in results.values() if "as it is" in completed]
-    floors = floors_of(config, of_one[-1], measured_link)
+    unchanged = [completed["as it is"] for completed in results.values() if "as it is" in completed]
+    floors = floors_of(config, unchanged[-1], measured_link)
     rows = [_row(part, share, parts.seconds, floors.get(part)) for part, share in shares.items()]
     rounds = shares["input"].rounds
     return Explanation(
@@ -131,13 +131,13 @@ def explain(study: Study, study_dir: Path, variants: Variants, *, measured_link:
         unmeasured=dict(_unmeasured(shares, parts, variants, failures)),
         slowest=_slowest(parts, config),
         speedup=_speedup(parts, config),
-        remedies=remedies_of(_to_remedy(rows), parts, config, of_one[-1], measured_link),
-        remarks=_remarks([result for completed in results.values() for result in completed.values()]),
+        remedies=remedies_of(_to_remedy(rows), parts, config, unchanged[-1], measured_link),
+        warnings=_warnings([result for completed in results.values() for result in completed.values()]),
     )
 
 
 def parts_of(study: Study, study_dir: Path, variants: Variants) -> StepParts:
-    """The parts of the step of a run, as far as those of its variants have run that tell them.
+    """The parts of the step of a run, as far as the variants that show them have run.
 
     Args:
         study: of the variants, as it was run.
@@ -154,7 +154,7 @@ def parts_of(study: Study, study_dir: Path, variants: Variants) -> StepParts:
 def _results(
     study: Study, study_dir: Path, variants: Variants
 ) -> tuple[dict[int, dict[Variant, RunResult]], dict[Variant, str]]:
-    """By round, the result of each variant that completed; and why others did not."""
+    """Round -> the result of each variant that completed; and why others did not."""
     results: dict[int, dict[Variant, RunResult]] = {}
     failures: dict[Variant, str] = {}
     for number in study.rounds:
@@ -271,7 +271,7 @@ def _slowest(parts: StepParts, config: RunConfig) -> str | None:
 
 
 def _speedup(parts: StepParts, config: RunConfig) -> float | None:
-    """As many more images in a step that takes longer; with one batch on each, since one device would read too."""
+    """How many more images per second all devices make; with one batch on each, since one device would read too."""
 
     def ratio(each: Round) -> float | None:
         one, together = each.step("one device"), each.step("no input")
@@ -280,13 +280,13 @@ def _speedup(parts: StepParts, config: RunConfig) -> float | None:
     return parts.median(ratio)
 
 
-def _remarks(results: Sequence[RunResult]) -> list[str]:
+def _warnings(results: Sequence[RunResult]) -> list[str]:
     """What was said of the runs, a line per kind."""
     said: dict[str, list[str]] = {}
     for result in results:
-        for kind in dict.fromkeys(remark.kind for remark in result.remarks):
-            said.setdefault(kind, []).append(next(each.sentence for each in result.remarks if each.kind == kind))
+        for kind in dict.fromkeys(warning.kind for warning in result.warnings):
+            said.setdefault(kind, []).append(next(each.sentence for each in result.warnings if each.kind == kind))
     return [
-        printable(f"{kind} in {len(sentences)} of {counted(len(results), 'run')}, such as: {sentences[0]}")
+        printable(f"{kind} in {len(sentences)} of {pluralize(len(results), 'run')}, such as: {sentences[0]}")
         for kind, sentences in said.items()
     ]

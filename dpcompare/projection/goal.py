@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from dpcompare.errors import RequestError
 from dpcompare.projection.document import Conditions
 from dpcompare.projection.link import Interconnect, Link, link_between_nodes
-from dpcompare.projection.step import StepWork, Surroundings
+from dpcompare.projection.step import StepWork, TrainingOverheads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ProjectionRequest:
     arms: tuple[str, ...] = ()
     """Names of those to be predicted; empty: all."""
     dollars_per_device_hour: float | None = None
-    surroundings: Surroundings = field(default_factory=Surroundings)
+    overheads: TrainingOverheads = field(default_factory=TrainingOverheads)
     target_efficiency: float | None = None
     target_throughput: float | None = None
 
@@ -37,16 +37,16 @@ class ProjectionRequest:
 
     @property
     def conditions(self) -> Conditions:
-        """What was asked for beside nodes and links, as documents have it."""
-        overheads = self.surroundings.overheads
-        mtbf = overheads.node_mtbf_seconds
+        """What was asked for in addition to nodes and links, as documents have it."""
+        interruptions = self.overheads.interruptions
+        mtbf = interruptions.node_mtbf_seconds
         return Conditions(
             latency=self.between.latency,
-            storage_bytes_per_second=self.surroundings.storage_bytes_per_second,
-            checkpoint_every=overheads.checkpoint_every,
-            checkpoint_seconds=overheads.checkpoint_seconds if overheads.checkpoint_every else None,
+            storage_bytes_per_second=self.overheads.storage_bytes_per_second,
+            checkpoint_every=interruptions.checkpoint_every,
+            checkpoint_seconds=interruptions.checkpoint_seconds if interruptions.checkpoint_every else None,
             node_mtbf_hours=mtbf / 3600 if mtbf else None,
-            restart_seconds=overheads.restart_seconds if mtbf else None,
+            restart_seconds=interruptions.restart_seconds if mtbf else None,
             dollars_per_device_hour=self.dollars_per_device_hour,
             target_efficiency=self.target_efficiency,
             target_throughput=self.target_throughput,
@@ -76,14 +76,14 @@ FASTEST_LINK = 1e13
 LARGEST_BATCH_FACTOR = 4096
 MOST_ASKED_FOR = 1_000_000
 STRIDE = 1.05
-"""By which the numbers that are tried grow: with failures, a larger batch or cluster can be worse than a smaller one,
-so the largest not being enough says nothing about the others."""
+"""The factor by which the numbers that are tried grow: with failures, a larger batch or cluster can be worse than a
+smaller one, so the largest not being enough says nothing about the others."""
 
-ALONE = Surroundings()
+ALONE = TrainingOverheads()
 
 
 def link_for_efficiency(
-    work: StepWork, interconnect: Interconnect, target: float, surroundings: Surroundings = ALONE
+    work: StepWork, interconnect: Interconnect, target: float, overheads: TrainingOverheads = ALONE
 ) -> float | None:
     """Bytes per second that the link between nodes must have, nominal; None where no link is enough.
 
@@ -91,18 +91,18 @@ def link_for_efficiency(
         work: of each device.
         interconnect: its link between nodes is replaced.
         target: efficiency, from 0 to 1.
-        surroundings: storage, checkpoints and failures.
+        overheads: storage, checkpoints and failures.
     """
 
     def enough(rate: float) -> bool:
         link = replace(interconnect.between, bytes_per_second=rate)
-        return surroundings.efficiency(work, replace(interconnect, between=link)) >= target
+        return overheads.efficiency(work, replace(interconnect, between=link)) >= target
 
     return _least(enough, 1e3, FASTEST_LINK)
 
 
 def batch_for_efficiency(
-    work: StepWork, interconnect: Interconnect, target: float, surroundings: Surroundings = ALONE
+    work: StepWork, interconnect: Interconnect, target: float, overheads: TrainingOverheads = ALONE
 ) -> int | None:
     """Images per device and step with which the goal is reached; None where no batch is enough.
 
@@ -110,7 +110,7 @@ def batch_for_efficiency(
     """
 
     def enough(batch: int) -> bool:
-        return surroundings.efficiency(work.with_batch(batch), interconnect) >= target
+        return overheads.efficiency(work.with_batch(batch), interconnect) >= target
 
     here = -int(-work.batch_per_device // 1)
     return _fewest(enough, 1, here * LARGEST_BATCH_FACTOR, also=here)
@@ -120,7 +120,7 @@ def nodes_for_throughput(
     work: StepWork,
     interconnect: Interconnect,
     target: float,
-    surroundings: Surroundings = ALONE,
+    overheads: TrainingOverheads = ALONE,
     *,
     least: int = 1,
     most: int = MOST_ASKED_FOR,
@@ -131,13 +131,13 @@ def nodes_for_throughput(
         work: of each device.
         interconnect: its number of nodes is replaced.
         target: images per second.
-        surroundings: storage, checkpoints and failures.
+        overheads: storage, checkpoints and failures.
         least: nodes, below which nothing is predicted.
         most: nodes, beyond which nothing is predicted.
     """
 
     def enough(nodes: int) -> bool:
-        return surroundings.images_per_second(work, interconnect.with_nodes(nodes)) >= target
+        return overheads.images_per_second(work, interconnect.with_nodes(nodes)) >= target
 
     return _fewest(enough, least, most)
 

@@ -80,8 +80,9 @@ WITHIN_NODES: dict[str, Link] = {
         Link(name="pcie5", bytes_per_second=63e9, payload=0.78, latency=PCIE_LATENCY),
     )
 }
-"""By the data sheets, per direction. NCCL's model gave an A100 at most 235 of its 300 GB/s (2.10,
-src/graph/tuning.cc), hence the payload, which is assumed for the others; the typical latencies are of the same file."""
+"""Links by their data sheets, per direction. NCCL's model gave an A100 at most 235 of its 300 GB/s (2.10,
+src/graph/tuning.cc), hence the payload, which is assumed for the others; the typical latencies are from the same
+file."""
 ALIASES = {"nvlink": "nvlink-a100", "pcie": "pcie4"}
 
 
@@ -89,7 +90,7 @@ def rate_of(text: str, option: str) -> float:
     """Bytes per second of a rate such as 100gbit or 100Gb/s (bits), or 12.5GB/s (bytes).
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid rate.
     """
     found = _RATE.fullmatch(text.strip())
     value = float(found[1]) * _BITS[found[2].lower()] / (1 if found[3] == "B" else 8) if found else 0.0
@@ -111,7 +112,7 @@ def duration_of(text: str, option: str) -> float:
     """Seconds of a duration such as 5us.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid duration.
     """
     found = _DURATION.fullmatch(text.strip())
     seconds = float(found[1]) * _SECONDS[found[2]] if found else math.inf
@@ -134,7 +135,7 @@ def tcp_link(rate: str, latency: Latency = NO_LATENCY, *, option: str = "--link"
     """The link of each node to the others, over TCP, as fast as a rate that `option` was given.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid rate.
     """
     return Link(name=rate, bytes_per_second=rate_of(rate, option), payload=TCP_PAYLOAD, latency=latency)
 
@@ -143,7 +144,7 @@ def link_between_nodes(rate: str, latency: str | None = None) -> Link:
     """The link of each node to the others, from what was typed: a rate and a latency.
 
     Raises:
-        RequestError: one of them is none.
+        RequestError: one of them is not valid.
     """
     return tcp_link(rate, NETWORK_LATENCY if latency is None else Latency.about(duration_of(latency, "--latency")))
 
@@ -184,13 +185,13 @@ class Interconnect:
     """The nodes of a cluster and what connects them, as a collective sees it."""
 
     nodes: int
-    """That hold replicas."""
+    """The number of nodes that hold replicas."""
     nodes_without_replica: int = 0
     """Such as a parameter server and its chief."""
     ranks_per_node: int = 1
     """Processes or GPUs of a node that take part."""
     between: Link
-    """Of each node to the others; its ranks share it."""
+    """The link of each node to the others; its ranks share it."""
     within: Link
     """Between the ranks of a node."""
     algorithm: Algorithm = "ring"
@@ -208,7 +209,7 @@ class Interconnect:
 
     @property
     def ranks(self) -> int:
-        """That take part in all."""
+        """The total number of ranks that take part."""
         return self.nodes * self.ranks_per_node
 
     @property

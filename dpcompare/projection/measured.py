@@ -1,4 +1,4 @@
-"""What a study measured, as the model needs it; arms that differ in nothing that changes a step are one family."""
+"""What a study measured, as the model needs it; arms that differ in nothing that changes a step are one group."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ _KEPT_ELSEWHERE = frozenset({"workload", "sync_gradients"})
 def settings_of_a_step(config: RunConfig) -> dict[str, Any]:
     """Name -> value of all that changes how long a step takes, but for what a projection changes."""
     left_out = PROJECTED | _KEPT_ELSEWHERE
-    of_run = names_that_change(type(config), Changes.STEP_TIME) - left_out
-    of_workload = names_that_change(Workload, Changes.STEP_TIME) - left_out
-    found = config.model_dump(mode="json", include=set(of_run))
-    found |= config.workload.model_dump(mode="json", include=set(of_workload))
+    run_fields = names_that_change(type(config), Changes.STEP_TIME) - left_out
+    workload_fields = names_that_change(Workload, Changes.STEP_TIME) - left_out
+    found = config.model_dump(mode="json", include=set(run_fields))
+    found |= config.workload.model_dump(mode="json", include=set(workload_fields))
     return found | {"device_type": config.cluster.device_type}
 
 
 def differing_settings(one: RunConfig, other: RunConfig) -> list[str]:
-    """In which of them two runs differ; empty: they are of one family."""
+    """In which of them two runs differ; empty: they are of one group."""
     mine, theirs = settings_of_a_step(one), settings_of_a_step(other)
     return [name for name in mine if mine[name] != theirs[name]]
 
@@ -76,13 +76,13 @@ class MeasuredArm:
     cores_per_replica: float
     """On which its computing was measured; below 1 where replicas shared a core."""
     seconds: float | None
-    """Of its measured step with exchange; None of a run without."""
+    """Seconds of its measured step with exchange; None for a run without."""
     assumed: tuple[str, ...]
     """Sentences on what was not measured."""
 
     @property
     def misfit(self) -> str | None:
-        """That the model is far off the step that was measured, in words; None where it is near it or none was."""
+        """A sentence that the model is far off the step that was measured; None if it is near it or none was."""
         if not self.cells or abs(self.cells[0].error(self.fitted)) <= LARGEST_ERROR:
             return None
         measured, given = 1000 * self.cells[0].seconds, 1000 * self.cells[0].predicted(self.fitted)
@@ -125,7 +125,7 @@ def measured_arms(
         within: the link between the devices of a node, so that its time is not fitted as copying too.
 
     Raises:
-        RequestError: another version made the runs, a name is none of an arm, or none of them can be projected.
+        RequestError: another version made the runs, a name is not one of an arm, or none of them can be projected.
     """
     _refuse_other_versions(collection)
     known = [arm.name for arm in collection.arms]
@@ -142,12 +142,12 @@ def measured_arms(
             settings = json.dumps(settings_of_a_step(one.config), sort_keys=True)
             found.setdefault(settings, []).append(one)
     refuse_unless_any(found, left_out)
-    projected = [_together(family) for family in found.values()]
-    for largest, family in zip(projected, found.values(), strict=True):
+    projected = [_together(group) for group in found.values()]
+    for largest, group in zip(projected, found.values(), strict=True):
         only_fits = (
             f"apart from cluster, link and batch, its step is that of {largest.name}, whose constants it helps fit"
         )
-        left_out |= {each.name: only_fits for each in family if each.name != largest.name}
+        left_out |= {each.name: only_fits for each in group if each.name != largest.name}
     return projected, left_out
 
 
@@ -307,15 +307,15 @@ def _link_measured_on(config: RunConfig, measured_link: str | None) -> Link:
     return tcp_link(measured_link, option="--measured-link")
 
 
-def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
+def _together(group: Sequence[MeasuredArm]) -> MeasuredArm:
     """The arm of most devices, with the constants that fit all, and with the seconds that no batch makes less."""
 
     def size(arm: MeasuredArm) -> tuple[float, int, float]:
         return min(1.0, arm.cores_per_replica), arm.config.cluster.num_devices, arm.work.batch_per_device
 
-    largest = max(family, key=size)
-    cells = tuple(cell for arm in [largest, *(arm for arm in family if arm is not largest)] for cell in arm.cells)
-    work = replace(largest.work, fixed_seconds=_fixed_seconds(largest, family))
+    largest = max(group, key=size)
+    cells = tuple(cell for arm in [largest, *(arm for arm in group if arm is not largest)] for cell in arm.cells)
+    work = replace(largest.work, fixed_seconds=_fixed_seconds(largest, group))
     assumed = largest.assumed
     if work.fixed_seconds == work.computing_seconds:
         assumed += (
@@ -325,9 +325,9 @@ def _together(family: Sequence[MeasuredArm]) -> MeasuredArm:
     return replace(largest, cells=cells, fitted=fit(cells), work=work, assumed=assumed)
 
 
-def _fixed_seconds(largest: MeasuredArm, family: Sequence[MeasuredArm]) -> float:
+def _fixed_seconds(largest: MeasuredArm, group: Sequence[MeasuredArm]) -> float:
     """What is left of computing where the batch goes to 0, by a line through two batches on the same cluster."""
-    same = [arm.work for arm in family if arm.config.cluster == largest.config.cluster]
+    same = [arm.work for arm in group if arm.config.cluster == largest.config.cluster]
     smallest = min(same, key=lambda work: work.batch_per_device)
     if smallest.batch_per_device == largest.work.batch_per_device:
         return 0.0

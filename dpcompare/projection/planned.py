@@ -15,7 +15,7 @@ from dpcompare.projection.step import band, predict_step
 from dpcompare.system.devices import available_cores
 
 ASSUMED_LINK = "100gbit"
-"""Between machines whose link nobody has named."""
+"""The link between machines if none was named."""
 
 
 def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, str]:
@@ -28,7 +28,7 @@ def predicted_speed(collection: Collection, config: RunConfig) -> tuple[Range, s
     Raises:
         RequestError: the study has no such arm, or has measured it on more devices.
     """
-    # Machines whose link nobody has named have the same one in the study as in the plan.
+    # Machines whose link was not named have the same one in the study as in the plan.
     arms, _ = measured_arms(collection, measured_link=ASSUMED_LINK)
     differing = {each.name: differing_settings(config, each.config) for each in arms}
     arm = min(arms, key=lambda each: len(differing[each.name]))

@@ -20,7 +20,7 @@ from dpcompare.projection.goal import (
 from dpcompare.projection.link import NETWORK_LATENCY, duration_in_words, rate_in_words
 from dpcompare.projection.measured import NO_LIMIT, MeasuredArm, measured_arms, refuse_unless_any
 from dpcompare.projection.step import Step, StepWork, band
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 MOST_NODES = 1024
 """Up to which nodes are doubled where no numbers were asked for."""
@@ -72,7 +72,7 @@ def project(collection: Collection, request: ProjectionRequest) -> Projection:
 def _on_several_nodes(
     arms: Sequence[MeasuredArm], request: ProjectionRequest, left_out: dict[str, str]
 ) -> list[MeasuredArm]:
-    """The arms that can be on what was asked for; the others are told among those that are left out."""
+    """The arms that can be on what was asked for; the others are named among those that are left out."""
     reasons = {arm.name: _why_not(arm, request) for arm in arms}
     left_out |= {name: reason for name, reason in reasons.items() if reason}
     kept = [arm for arm in arms if not reasons[arm.name]]
@@ -121,7 +121,7 @@ def _sentences(request: ProjectionRequest) -> Iterator[str]:
     if conditions.checkpoint_every:
         yield (
             f"Images per second and efficiency, but not step times, include a checkpoint of "
-            f"{conditions.checkpoint_seconds:,.12g} s every {counted(conditions.checkpoint_every, 'step')}"
+            f"{conditions.checkpoint_seconds:,.12g} s every {pluralize(conditions.checkpoint_every, 'step')}"
             f"{_of_failures(conditions)}."
         )
     if not request.overlap:
@@ -182,7 +182,7 @@ def _asked_for(arm: MeasuredArm, request: ProjectionRequest) -> list[int]:
 
 
 def _least_nodes(arm: MeasuredArm, request: ProjectionRequest) -> int:
-    """That have as many devices as were measured."""
+    """The smallest number of nodes that has as many devices as were measured."""
     cluster = arm.config.cluster
     return -(-cluster.num_devices // (request.devices_per_node or cluster.devices_per_node))
 
@@ -200,7 +200,7 @@ def _not_predicted(arm: MeasuredArm, request: ProjectionRequest) -> Iterator[str
     if several:
         yield f"received {_all_of(several)}, but {arm.config.mode} cannot span nodes: ask for --nodes 1"
     if smaller := [count for count in asked if count < _least_nodes(arm, request) and count not in several]:
-        per_node = counted(request.devices_per_node or cluster.devices_per_node, "device")
+        per_node = pluralize(request.devices_per_node or cluster.devices_per_node, "device")
         yield (
             f"received {_all_of(smaller)} x {per_node}, expected at least the {cluster.in_words} on which it was "
             "measured: smaller clusters can be measured instead"
@@ -210,7 +210,7 @@ def _not_predicted(arm: MeasuredArm, request: ProjectionRequest) -> Iterator[str
 def _all_of(counts: Sequence[int]) -> str:
     """`1 node`, or `1, 2 nodes`."""
     *others, last = counts
-    return ", ".join([*(f"{count:,}" for count in others), counted(last, "node")])
+    return ", ".join([*(f"{count:,}" for count in others), pluralize(last, "node")])
 
 
 def _point(
@@ -218,9 +218,9 @@ def _point(
 ) -> PredictedPoint:
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
     ends = band(work, interconnect)
-    speed = Range(**{end: request.surroundings.images_per_second(*of) for end, of in ends.items()})
-    efficiency = Range(**{end: request.surroundings.efficiency(*of) for end, of in ends.items()})
-    step, fraction = request.surroundings.training(work, interconnect)
+    speed = Range(**{end: request.overheads.images_per_second(*of) for end, of in ends.items()})
+    efficiency = Range(**{end: request.overheads.efficiency(*of) for end, of in ends.items()})
+    step, fraction = request.overheads.training(work, interconnect)
     devices = nodes * devices_per_node
     price = request.dollars_per_device_hour
     return PredictedPoint(
@@ -264,11 +264,11 @@ def _sentence(name: str, points: Sequence[PredictedPoint]) -> str:
     last = points[-1]
     below = next((point for point in points if point.efficiency.typical < PAYS), None)
     if below is not None:
-        reached = f"{counted(below.nodes, 'node')} ({_share(below)})"
+        reached = f"{pluralize(below.nodes, 'node')} ({_share(below)})"
         if below is points[0]:
             return f"{name}: predicted to be already below {PAYS:.0%} efficiency on {reached}."
         return f"{name}: predicted to fall below {PAYS:.0%} efficiency at {reached}."
-    return f"{name}: predicted to stay at {_share(last)} efficiency on {counted(last.nodes, 'node')}."
+    return f"{name}: predicted to stay at {_share(last)} efficiency on {pluralize(last.nodes, 'node')}."
 
 
 def _share(point: PredictedPoint) -> str:
@@ -283,13 +283,13 @@ def _goals(
     """What the goals need, on the largest cluster that was asked for."""
     interconnect = arm.on(nodes, devices_per_node, request.between, request.within or NO_LIMIT)
     if (target := request.target_efficiency) is not None:
-        goal = f"{100 * target:.12g}% efficiency on {counted(nodes, 'node')}"
+        goal = f"{100 * target:.12g}% efficiency on {pluralize(nodes, 'node')}"
         if nodes > 1:
-            rate = link_for_efficiency(work, interconnect, target, request.surroundings)
+            rate = link_for_efficiency(work, interconnect, target, request.overheads)
             needs = f"a link of {rate_in_words(rate)}" if rate else "no link is fast enough"
             yield Goal(goal=f"{goal}: link", value=rate and rate * 8, sentence=f"predicted for {goal}: {needs}")
-        batch = batch_for_efficiency(work, interconnect, target, request.surroundings)
-        needs = f"{counted(batch, 'image')} per device" if batch else "no batch is enough"
+        batch = batch_for_efficiency(work, interconnect, target, request.overheads)
+        needs = f"{pluralize(batch, 'image')} per device" if batch else "no batch is enough"
         fixed = "" if work.fixed_seconds else ", where computing grows with the batch in proportion"
         yield Goal(
             goal=f"{goal}: batch per device",
@@ -299,11 +299,11 @@ def _goals(
     if (speed := request.target_throughput) is not None:
         others, most = arm.nodes_without_replica, MOST_ASKED_FOR if arm.config.mode_row.multi_node else 1
         least = _least_nodes(arm, request) - others
-        needed = nodes_for_throughput(work, interconnect, speed, request.surroundings, least=least, most=most)
+        needed = nodes_for_throughput(work, interconnect, speed, request.overheads, least=least, most=most)
         needed = needed and needed + others
         goal = f"{speed:,.12g} images per second"
         not_enough = (
             "no number of nodes is enough" if most > 1 else "one node is not enough, and this mode cannot use several"
         )
-        needs = counted(needed, "node") if needed else not_enough
+        needs = pluralize(needed, "node") if needed else not_enough
         yield Goal(goal=goal, value=needed, sentence=f"predicted for {goal} over {request.between.name}: {needs}")

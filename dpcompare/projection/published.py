@@ -18,7 +18,7 @@ from dpcompare.projection.step import StepWork, predict_step
 
 MB = 1e6
 SPREAD = 0.03
-"""Of a step, relative; none of the sources has it, so the table is also made without."""
+"""The relative spread of a step; none of the sources has it, so the table is also made without."""
 
 
 @dataclass(frozen=True, kw_only=True)

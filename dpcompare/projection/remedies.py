@@ -18,9 +18,9 @@ from dpcompare.projection.step import StepWork, predict_step
 from dpcompare.results.result import RunResult
 
 LANES = 16
-"""Of the links of PCIe in WITHIN_NODES."""
+"""The lanes of the links of PCIe in WITHIN_NODES."""
 TABLE_BYTES = IMAGE_CHANNELS * 256 * 4
-"""Of the table with which a GPU looks up the bytes of an image."""
+"""The bytes of the table with which a GPU looks up the bytes of an image."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Floor:
     seconds: float | None
     """None where it is not known."""
     words: str
-    """Of what, or why it is not known."""
+    """What the floor is of, or why it is not known."""
 
 
 def floors_of(config: RunConfig, result: RunResult, measured_link: str | None = None) -> dict[Part, Floor]:
@@ -121,7 +121,7 @@ def _has_nvlink(result: RunResult) -> bool:
 Change = Literal["a link twice as fast", "gradients in buckets"]
 
 
-def what_helps(work: StepWork, interconnect: Interconnect) -> dict[Change, float]:
+def speedup_by_change(work: StepWork, interconnect: Interconnect) -> dict[Change, float]:
     """How many times as many images per second each change brings; buckets only where gradients are in one pack.
 
     Args:
@@ -131,7 +131,7 @@ def what_helps(work: StepWork, interconnect: Interconnect) -> dict[Change, float
     between, within = (link.times_as_fast(2.0) for link in (interconnect.between, interconnect.within))
     faster = replace(interconnect, between=between, within=within)
     changed: dict[Change, tuple[StepWork, Interconnect]] = {"a link twice as fast": (work, faster)}
-    if work.exchange.copying == "after the wire" and not work.exchange.servers:
+    if work.exchange.copying == "after transfer" and not work.exchange.servers:
         changed["gradients in buckets"] = (replace(work, exchange=_in_buckets(work.exchange)), interconnect)
     now = predict_step(work, interconnect).images_per_second
     return {change: predict_step(*situation).images_per_second / now for change, situation in changed.items()}
@@ -157,7 +157,7 @@ class Remedy(BaseModel):
     part: Part
     words: str
     speedup: float | None
-    """How many times as many images per second; None where only a trial can tell."""
+    """How many times as many images per second; None if only a trial can show it."""
     at_most: bool
     """Whether that is what is won where the part takes no time at all."""
     changes: dict[str, str] = {}
@@ -238,7 +238,7 @@ def _of_batch(part: Part, parts: StepParts, config: RunConfig) -> Iterator[Remed
 
 
 def speedup_of_batch(parts: StepParts) -> float | None:
-    """Of TIMES_THE_BATCH: computing and input that is not hidden grow with it; exchange and launching do not."""
+    """The speedup by TIMES_THE_BATCH: computing and input that is not hidden grow with it, and nothing else does."""
     step, images = parts.seconds, parts.median(lambda each: each.per_batch)
     reading = parts.median(lambda each: each.unhidden_input)
     if step is None or images is None or reading is None:
@@ -248,7 +248,7 @@ def speedup_of_batch(parts: StepParts) -> float | None:
 
 def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconnect: Interconnect) -> Iterator[Remedy]:
     """A faster link and another exchange, by the model, where it predicts the step that was measured."""
-    whole, computing = parts.seconds, parts.median(lambda each: each.of_all("no exchange"))
+    whole, computing = parts.seconds, parts.median(lambda each: each.until_last("no exchange"))
     if not (config.mode_row.exchange and result.gradients and whole and computing):
         return
     exchange = exchange_of(config, [result.gradients], result.gradients)
@@ -265,7 +265,7 @@ def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconne
             {"framework": "torch", "mode": "ddp"},
         ),
     }
-    for change, speedup in what_helps(work, fitted.applied_to(interconnect)).items():
+    for change, speedup in speedup_by_change(work, fitted.applied_to(interconnect)).items():
         words, changes = tried[change]
         yield Remedy(part="exchange", words=words, speedup=speedup, at_most=False, changes=changes)
 
@@ -273,7 +273,7 @@ def _of_model(parts: StepParts, config: RunConfig, result: RunResult, interconne
 def _fitted(cell: MeasuredCell) -> Fitted | None:
     """The constants with which the model has the step that was measured; None where none that are plausible do.
 
-    One cell cannot tell a slow link from slow copying, so copying is fitted only where the link does not explain it.
+    One cell does not separate a slow link from slow copying, so copying is fitted only if the link does not explain it.
     """
     for fitted in (Fitted(), fit([cell])):
         if abs(cell.error(fitted)) <= LARGEST_ERROR and fitted.copying <= PLAUSIBLE_COPYING:

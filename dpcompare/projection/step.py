@@ -15,7 +15,7 @@ from dpcompare.results.steadiness import JITTER_SCALE
 
 @cache
 def expected_maximum(count: int) -> float:
-    """Of that many draws from the standard normal distribution: 0 of one, 0.56 of two, 2.83 of 256, 3.25 of 1,024.
+    """The expected maximum of this many draws from the standard normal distribution: 0.56 of two, 2.83 of 256.
 
     The first order statistic from above, by integration of x d(F(x)^n) (David and Nagaraja, Order Statistics, 2003).
     """
@@ -69,13 +69,13 @@ def spread_of(step_seconds: Sequence[Sequence[float]]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Overheads:
+class Interruptions:
     """Checkpoints and failures; each is left out where its figures are None or 0."""
 
     checkpoint_every: int | None = None
     """Steps."""
     checkpoint_seconds: float = 0.0
-    """Of writing one, in which no step is made."""
+    """Seconds of writing a checkpoint, in which no step is made."""
     node_mtbf_seconds: float | None = None
     """Mean time between failures of one node; those of several nodes are independent."""
     restart_seconds: float = 0.0
@@ -99,25 +99,25 @@ class Overheads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """The storage that all nodes read from, and the overheads."""
+class TrainingOverheads:
+    """The storage that all nodes read from, and the interruptions."""
 
     storage_bytes_per_second: float | None = None
     """None: reading keeps up, as it was measured."""
-    overheads: Overheads = field(default_factory=Overheads)
+    interruptions: Interruptions = field(default_factory=Interruptions)
 
     def training(self, work: StepWork, interconnect: Interconnect) -> tuple[Step, float]:
         """A step, and the part of the time in which steps are made that count."""
         step = predict_step(work, interconnect, storage_bytes_per_second=self.storage_bytes_per_second)
-        return step, self.overheads.fraction_training(step.seconds, interconnect.all_nodes)
+        return step, self.interruptions.fraction_training(step.seconds, interconnect.all_nodes)
 
     def images_per_second(self, work: StepWork, interconnect: Interconnect) -> float:
-        """Of all devices, over the whole training."""
+        """Images per second of all devices, over the whole training."""
         step, fraction = self.training(work, interconnect)
         return step.images_per_second * fraction
 
     def efficiency(self, work: StepWork, interconnect: Interconnect) -> float:
-        """Of the whole training; see `Step.efficiency`."""
+        """The efficiency of the whole training; see `Step.efficiency`."""
         step, fraction = self.training(work, interconnect)
         return step.efficiency * fraction
 
@@ -127,7 +127,7 @@ class StepWork:
     """What every device does in a step: measured of a run, and independent of how many devices there are."""
 
     computing_seconds: float
-    """Of the measured process that is the slowest in a step, without exchange."""
+    """Seconds of the measured process that is the slowest in a step, without exchange."""
     batch_per_device: float
     exchange: Exchange
     measured_ranks: int = 1
@@ -137,7 +137,7 @@ class StepWork:
     fixed_seconds: float = 0.0
     """The part of `computing_seconds` that does not grow with the batch; 0 where only one batch was measured."""
     image_bytes: float = 0.0
-    """That are read per image."""
+    """The bytes that are read per image."""
 
     def with_batch(self, batch_per_device: float) -> StepWork:
         """The same training with another batch per device: computing grows with it, gradients do not."""
@@ -151,7 +151,7 @@ class Step:
     """One predicted step, in parts that add up to `seconds`."""
 
     computing: float
-    """Of the slowest of the processes that were measured, in each step."""
+    """Seconds of the slowest of the processes that were measured, in each step."""
     waiting_for_slowest: float
     """What the slowest of all processes takes longer."""
     exchange: float
@@ -159,9 +159,9 @@ class Step:
     input: float
     """What reading takes longer than all of that."""
     images: float
-    """Of all devices."""
+    """The images of all devices in the step."""
     training_share: float = 1.0
-    """Of the devices; the others are on nodes that hold no replica."""
+    """The share of the devices that train; the others are on nodes that hold no replica."""
 
     @property
     def seconds(self) -> float:
@@ -169,7 +169,7 @@ class Step:
 
     @property
     def images_per_second(self) -> float:
-        """Of all devices."""
+        """Images per second of all devices."""
         return self.images / self.seconds
 
     @property
@@ -234,7 +234,7 @@ def seconds_with_exchange(exchange: Exchange, computing_seconds: float, intercon
         link_free = begins + _seconds_of(message, exchange, interconnect)
         awaited.append((message.needed_by, link_free))
     seconds = computing_seconds + _delay_at(1.0, delay, awaited, computing_seconds)
-    if exchange.copying == "beside the wire":
+    if exchange.copying == "during transfer":
         copied = sum(interconnect.copying_seconds(each.kind, each.num_bytes) for each in exchange.messages)
         seconds = max(seconds, computing_seconds + copied * interconnect.contention)
     return seconds
@@ -250,7 +250,7 @@ def _delay_at(share: float, delay: float, awaited: list[tuple[float, float]], co
 def _seconds_of(message: Message, exchange: Exchange, interconnect: Interconnect) -> float:
     wire = interconnect.wire_seconds(message.kind, message.num_bytes)
     copying = interconnect.copying_seconds(message.kind, message.num_bytes)
-    own = wire if exchange.copying == "beside the wire" else wire + copying
+    own = wire if exchange.copying == "during transfer" else wire + copying
     return _on_shared_cores(own, copying, interconnect)
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from dpcompare.errors import RequestError
 from dpcompare.experiments.comparison import ArmRow, Comparison
 from dpcompare.system.python_environment import import_extra
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 if TYPE_CHECKING:
     import altair
 
 WIDTH = 380
-"""Of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it elsewhere."""
+"""The width of a plot without its labels: small, so that on a phone its text stays legible; the page enlarges it
+elsewhere."""
 # After Okabe and Ito, for any kind of colour blindness; light ones are darker, for white pages. Dashes help in print.
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#9F6B00", "#359AD6"]
 DASHES = [[1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 1], [1, 3]]
@@ -113,7 +114,7 @@ def colour_of_arms(alt: Any, names: list[str], arms: list[ArmRow], *, legend: bo
 
 
 def dash_of_arms(alt: Any, names: list[str], arms: list[ArmRow]) -> Any:
-    """The dashes of each arm, by which lines are told apart in print."""
+    """The dashes of each arm, by which lines are distinguished in print."""
     places = _places(names, arms).values()
     dashes = [DASHES[(place // len(COLOURS) + place) % len(DASHES)] for place in places]
     return alt.StrokeDash("arm:N", scale=alt.Scale(domain=names, range=dashes), legend=None)
@@ -125,7 +126,7 @@ def _places(names: list[str], arms: list[ArmRow]) -> dict[str, int]:
 
 
 LARGEST_NUMBER_OF_VALUES = 45
-"""Of a curve, that can be pointed at."""
+"""The most values of a curve that can be pointed at."""
 
 
 def accuracy_over_steps(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
@@ -138,7 +139,7 @@ def accuracy_over_seconds(comparison: Comparison, arms: list[ArmRow]) -> Plot | 
     explanation = " Seconds are those of training, without evaluations and checkpoints: the median of the rounds."
     for row in arms:
         if untimed := max((point.rounds - point.timed for point in row.accuracy_curve), default=0):
-            explanation += f" Those of {row.name} leave out {counted(untimed, 'round')} that had to be resumed."
+            explanation += f" Those of {row.name} leave out {pluralize(untimed, 'round')} that had to be resumed."
     return _accuracies(arms, "seconds", "seconds of training", "Accuracy over time", explanation)
 
 
@@ -153,7 +154,7 @@ def _accuracies(arms: list[ArmRow], field: str, axis: str, title: str, explanati
             "low": point.low,
             "high": point.high,
             "text": f"{row.name}, step {point.step}: accuracy {point.mean:.3f} ({point.low:.3f} to {point.high:.3f}, "
-            f"{counted(point.rounds, 'round')})",
+            f"{pluralize(point.rounds, 'round')})",
         }
         for row in arms
         for point in row.accuracy_curve
@@ -241,10 +242,10 @@ def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], arms: list[A
     )
     lines = base.mark_line(strokeWidth=2).encode(strokeDash=dash_of_arms(alt, names, arms))
     # What a reader can point at: unseen marks on the curve, few enough for a page of many arms.
-    of_arms = [[row for row in data if row["arm"] == name] for name in names]
+    arm_rows = [[row for row in data if row["arm"] == name] for name in names]
     marks = [
         row | {"text": f"{row['arm']}, step {row['step']}: {field} {row[field]:.4g}"}
-        for rows in of_arms
+        for rows in arm_rows
         for row in rows[:: -(-len(rows) // LARGEST_NUMBER_OF_VALUES) or 1]
     ]
     values = (

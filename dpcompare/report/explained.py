@@ -89,7 +89,7 @@ def _sentences(explanation: Explanation) -> Iterator[str]:
         )
     for reason, parts in _by_reason(explanation).items():
         yield f"Not measured: {', '.join(parts)} ({reason})."
-    yield from explanation.remarks
+    yield from explanation.warnings
 
 
 def _by_reason(explanation: Explanation) -> dict[str, list[str]]:
@@ -102,7 +102,7 @@ def _by_reason(explanation: Explanation) -> dict[str, list[str]]:
 def _remedies(explanation: Explanation) -> Iterator[tuple[str, str | None]]:
     for remedy in explanation.remedies:
         if remedy.speedup is None:
-            gain = "Only a trial can tell by how much"
+            gain = "Only a trial can show by how much"
         else:
             size = f"{remedy.speedup:.2f} times as many images per second"
             gain = f"At most {size}" if remedy.at_most else f"Predicted: {size}"

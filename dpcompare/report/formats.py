@@ -168,7 +168,7 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.stopped_by:
         lines += ["", f"Rounds were added until {escaped(comparison.stopped_by)}."]
     for row in comparison.arms:
-        lines += [f"- {each.kind} {escaped(row.name)}: {escaped(each.sentence)}" for each in row.remarks]
+        lines += [f"- {each.kind} {escaped(row.name)}: {escaped(each.sentence)}" for each in row.warnings]
         lines += [f"- OUTLIERS {escaped(row.name)}: {escaped(outlier)}" for outlier in row.outliers]
         lines += [f"- RUN AGAIN {escaped(row.name)}: {escaped(why)}" for why in row.repeated]
         lines += [f"- FAILED {escaped(row.name)}: {escaped(failure)}" for failure in row.all_failures]
@@ -246,9 +246,9 @@ class Unstable:
         for row in comparison.arms:
             if not row.rounds:
                 yield f"unstable cannot be judged for {row.name}"
-            for remark in row.remarks:
-                if remark.kind in UNSTABLE:
-                    yield f"unstable holds for {row.name}: {remark.kind}: {remark.sentence}"
+            for warning in row.warnings:
+                if warning.kind in UNSTABLE:
+                    yield f"unstable holds for {row.name}: {warning.kind}: {warning.sentence}"
 
 
 _CONDITION_SUBJECTS = ("ratio", "efficiency", *(name for name, row in FIGURES.items() if row.over_rounds))
@@ -258,7 +258,7 @@ def parse_condition(text: str) -> Condition | Unstable:
     """`ratio<0.97` or `unstable` as a condition.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not a valid condition.
     """
     if text.strip() == "unstable":
         return Unstable()

@@ -17,7 +17,7 @@ from dpcompare.report.formats import columns, figure
 from dpcompare.report.plots import PART_COLOURS, make_plots
 from dpcompare.report.projection_plots import projection_plots
 from dpcompare.report.text import arms_by_value, within
-from dpcompare.system.terminal_text import counted, printable
+from dpcompare.system.terminal_text import pluralize, printable
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -54,7 +54,7 @@ def as_html(comparison: Comparison, projection: Projection | None = None) -> str
         columns=columns(comparison),
         within=within,
         arms_by_value=arms_by_value,
-        counted=counted,
+        pluralize=pluralize,
         figure_of=figure,
         largest_matrix=LARGEST_MATRIX,
         most_confused=most_confused,

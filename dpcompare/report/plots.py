@@ -20,7 +20,7 @@ from dpcompare.report.charts import (
     loss_differences,
     losses,
 )
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 PART_COLOURS = {
     "waiting for data": COLOURS[4],
@@ -104,7 +104,7 @@ def _speed(row: ArmRow, num_devices: int) -> dict[str, Any] | None:
         "low": low,
         "high": high,
         "emulated": row.emulated,
-        "text": f"{row.name}, {counted(num_devices, 'device')}: {mean.value:.1f} images/s{between}",
+        "text": f"{row.name}, {pluralize(num_devices, 'device')}: {mean.value:.1f} images/s{between}",
     }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dpcompare.projection.document import PredictedArm, PredictedPoint, Projection, Range
 from dpcompare.projection.measured import NO_LIMIT
 from dpcompare.report.formats import escaped, figure
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 TITLE = "Predicted, not measured"
 
@@ -54,7 +54,7 @@ def notes(arm: PredictedArm) -> Iterator[str]:
         yield f"{arm.name}: {arm.misfit}."
     yield arm.sentence
     yield from (f"{goal.sentence}." for goal in arm.goals)
-    measured = f"measured on {counted(arm.measured_nodes, 'node')}: {arm.computing_ms:.1f} ms without exchange"
+    measured = f"measured on {pluralize(arm.measured_nodes, 'node')}: {arm.computing_ms:.1f} ms without exchange"
     if arm.measured_step_ms is not None and arm.refitted_step_ms is not None:
         measured += f", {arm.measured_step_ms:.1f} ms with it (the fitted model gives {arm.refitted_step_ms:.1f})"
     yield (
@@ -68,9 +68,9 @@ def notes(arm: PredictedArm) -> Iterator[str]:
 def headline(projection: Projection) -> str:
     """What was asked for, in a line."""
     devices = projection.devices_per_node
-    parts = [f"{counted(len(projection.arms), 'arm')} over {projection.link} between nodes"]
+    parts = [f"{pluralize(len(projection.arms), 'arm')} over {projection.link} between nodes"]
     parts += [f"{projection.intra_link} within them"] if projection.intra_link != NO_LIMIT.name else []
-    parts += [f"{counted(devices, 'device')} per node"] if devices else []
+    parts += [f"{pluralize(devices, 'device')} per node"] if devices else []
     return f"{TITLE}: {', '.join(parts)}"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from dpcompare.projection.document import PredictedPoint, Projection, Range
 from dpcompare.report.charts import COLOURS, WIDTH, Plot, load_altair
-from dpcompare.system.terminal_text import counted, joined
+from dpcompare.system.terminal_text import joined, pluralize
 
 
 def projection_plots(projection: Projection) -> list[Plot]:
@@ -101,5 +101,5 @@ def _row(arm: str, point: PredictedPoint, shown: Range, field: str) -> dict[str,
         "low": max(shown.low, 1e-9),  # a logarithm has none of 0
         "typical": max(shown.typical, 1e-9),
         "high": max(shown.high, 1e-9),
-        "text": f"{arm}, {counted(point.nodes, 'node')}: predicted {typical} ({low} to {high})",
+        "text": f"{arm}, {pluralize(point.nodes, 'node')}: predicted {typical} ({low} to {high})",
     }

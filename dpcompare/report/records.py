@@ -37,7 +37,7 @@ def _of_run(kind: type[Any], explanation: str, name: str) -> Field:
 
 
 def _of_part(kind: type[Any], explanation: str, part: str, name: str) -> Field:
-    """Of a part of an arm that it may not have."""
+    """The value of a part that an arm may not have."""
     return Field(kind=kind, of=lambda row, shown: getattr(getattr(row, part), name, None), explanation=explanation)
 
 
@@ -64,14 +64,14 @@ FIELDS: dict[str, Field] = {
     "position": _of_run(int, "when it ran among the arms of its round, from 1", "position"),
     "status": _of_run(str, "`completed`, or `failed`: then it has no figures", "status"),
     "failure": _of_run(str, "why it does not count", "failure"),
-    "remarks": Field(
+    "warnings": Field(
         kind=str,
-        of=lambda row, shown: "; ".join(shown.remarks),
+        of=lambda row, shown: "; ".join(shown.warnings),
         explanation="what was not as it should be, such as `STALLED; DISTURBED`",
     ),
     "run_dir": _of_run(str, "directory of the run", "run_dir"),
     # Its figures.
-    **{name: _of_run(figure.kind, figure.explanation, name) for name, figure in FIGURES.items() if figure.of_runs},
+    **{name: _of_run(figure.kind, figure.explanation, name) for name, figure in FIGURES.items() if figure.per_run},
     # Of its arm: the same in all of its rounds.
     "arm_jitter_images_per_second": _of_arm(
         float, "1.4826 x median absolute deviation of images per second over the rounds", "jitter"

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from dpcompare.experiments.comparison import ArmRow, Comparison, Group, KnobRow
+from dpcompare.experiments.comparison import ArmRow, Comparison, Group, SettingRow
 from dpcompare.report.formats import Column, columns, figure
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 NARROWEST = 40
 WIDEST = 110
@@ -46,7 +46,7 @@ def as_text(comparison: Comparison, width: int) -> str:
     blocks = [
         _filled([line for line in (comparison.measured, comparison.headline) if line], width),
         "\n".join(_table(comparison, width)),
-        _filled(list(_remarks(comparison)), width),
+        _filled(list(_warnings(comparison)), width),
     ]
     return "\n".join(block for block in blocks if block) + "\n"
 
@@ -116,7 +116,7 @@ def _width(cells: Sequence[Sequence[str]]) -> int:
 
 
 def _title(group: Group) -> str:
-    return counted(group.num_devices, "device")
+    return pluralize(group.num_devices, "device")
 
 
 def _bar(fraction: float, width: int) -> str:
@@ -124,7 +124,7 @@ def _bar(fraction: float, width: int) -> str:
     return "█" * whole + _EIGHTHS[rest].strip()
 
 
-def _remarks(comparison: Comparison) -> Iterator[str]:
+def _warnings(comparison: Comparison) -> Iterator[str]:
     if any(row.emulated and row.rounds for row in comparison.arms):
         yield "* emulated, on the CPU or on a shared GPU, so never ranked."
     for group in comparison.groups:
@@ -136,8 +136,8 @@ def _remarks(comparison: Comparison) -> Iterator[str]:
 
 def _accuracies_of_one_seed_differ(comparison: Comparison) -> bool:
     """Whether arms that may be compared show different accuracies, and have no seed per round that would judge them."""
-    of_one_seed = (row for row in comparison.arms if row.accuracy is not None and row.accuracy_over_seeds is None)
-    accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in of_one_seed}
+    single_seed_rows = (row for row in comparison.arms if row.accuracy is not None and row.accuracy_over_seeds is None)
+    accuracy = {row.name: figure(row.accuracy, "{:.3f}") for row in single_seed_rows}
     together = (names for group in comparison.groups for names in group.comparable)
     return any(len({accuracy[name] for name in names if name in accuracy}) > 1 for names in together)
 
@@ -150,7 +150,7 @@ def within(group: Group, comparison: Comparison) -> str:
     return f"{which[0].upper()}{which[1:]} may be compared{in_what}."
 
 
-def arms_by_value(setting: KnobRow, comparison: Comparison) -> dict[str, list[str]]:
+def arms_by_value(setting: SettingRow, comparison: Comparison) -> dict[str, list[str]]:
     """Value of a setting -> the arms that have it."""
     found: dict[str, list[str]] = {}
     names = (row.name for row in comparison.arms if row.rounds)

@@ -31,15 +31,15 @@ class TrackedRun:
     """One completed run."""
 
     name: str
-    """Of a folder too."""
+    """The name of the run, and of a folder."""
     arm: str
     config: dict[str, Any]
-    """As config.json has it."""
+    """The config as config.json has it."""
     series: dict[int, dict[str, float]]
     """Step, from 1 -> what was measured there: `train/loss`, `train/step_seconds`, `evaluation/loss`,
     `evaluation/accuracy`."""
     record: dict[str, Value]
-    """As in `dpcompare.report.records`."""
+    """The record as in `dpcompare.report.records`."""
 
     @property
     def figures(self) -> dict[str, float]:
@@ -50,7 +50,7 @@ class TrackedRun:
 
 @contextmanager
 def nothing_else_sent() -> Iterator[None]:
-    """While this lasts, no tracker tells its makers of its use or of its errors, as MLflow and wandb would."""
+    """Within this context no tracker reports its use or its errors to its makers, as MLflow and wandb would."""
     before = {name: os.environ.get(name) for name in _TELEMETRY_OFF}
     os.environ.update(_TELEMETRY_OFF)
     try:
@@ -109,9 +109,9 @@ def write_to_tensorboard(runs: Iterable[TrackedRun], folder: str) -> None:
 
 
 MOST_METRICS, MOST_PARAMETERS = 1000, 100
-"""Of one request to MLflow."""
+"""The most metrics and parameters of one request to MLflow."""
 MOST_CHARACTERS = 6000
-"""Of a parameter."""
+"""The most characters of a parameter."""
 
 
 def write_to_mlflow(runs: Iterable[TrackedRun], target: str) -> None:

@@ -21,7 +21,7 @@ from dpcompare.results.run_dir import process_record_path
 from dpcompare.results.series import ProcessSeries, series_of_trainers
 from dpcompare.results.timing import clock_of, evaluation_costs, first_step_figures, joules_per_image, speed_figures
 from dpcompare.system.json_files import read_document
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +133,7 @@ def _computed(
     records: Sequence[ProcessRecord],
     evaluations: Sequence[Evaluation],
 ) -> Computed | None:
-    """What the training processes say they computed, beside what was asked of this attempt."""
+    """What the training processes say they computed, and what was asked of this attempt."""
     found = [record.computed for record in records if record.computed is not None]
     if config.inputs is None or len(found) < len(config.topology.trainers):
         return None
@@ -150,9 +150,9 @@ def _computed(
 
 def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeRecord]:
     loads = _loads(config, records)
-    of_node: dict[int, list[ProcessRecord]] = {}
+    by_node: dict[int, list[ProcessRecord]] = {}
     for record in records:
-        of_node.setdefault(record.node_rank, []).append(record)
+        by_node.setdefault(record.node_rank, []).append(record)
     return [
         NodeRecord(
             node_rank=rank,
@@ -163,21 +163,21 @@ def _nodes(config: RunConfig, records: Sequence[ProcessRecord]) -> list[NodeReco
             bound_to_cores=[record.bound_to_cores for record in local if record.bound_to_cores],
             load=loads.get(rank),
         )
-        for rank, local in sorted(of_node.items())
+        for rank, local in sorted(by_node.items())
     ]
 
 
 def _loads(config: RunConfig, records: Sequence[ProcessRecord]) -> dict[int, MachineLoad]:
-    """Of each machine, by the rank of its first node; nothing where a process did not tell."""
+    """The load of each machine, by the rank of its first node; nothing if a process did not report it."""
     # Processes that only serve measure no steps; those that are bound to some cores read the counters of these alone.
-    untold = any(record.cores_used is None or record.bound_to_cores for record in records)
-    if untold or not config.topology.all_processes_train:
+    unknown = any(record.cores_used is None or record.bound_to_cores for record in records)
+    if unknown or not config.topology.all_processes_train:
         return {}
-    of_machine: dict[str, list[ProcessRecord]] = {}
+    by_machine: dict[str, list[ProcessRecord]] = {}
     for record in records:
-        of_machine.setdefault("here" if config.cluster.simulated else record.host, []).append(record)
+        by_machine.setdefault("here" if config.cluster.simulated else record.host, []).append(record)
     loads = {}
-    for local in of_machine.values():
+    for local in by_machine.values():
         ranks = sorted({record.node_rank for record in local})
         used = [record.cores_used for record in local if record.cores_used is not None]
         planned = sum(config.cluster.nodes[rank].num_cores for rank in ranks)
@@ -231,7 +231,7 @@ def _batch_losses(parts: Sequence[Evaluated]) -> dict[str, float | None]:
 def _num_steps(
     config: RunConfig, num_train: int, processes: Sequence[ProcessSeries], evaluations: Sequence[Evaluation]
 ) -> int:
-    """That a run was to have, when it had these evaluations: those up to its target where it was to end there."""
+    """The steps that a run was to have, if it had these evaluations: those up to its target if it was to end there."""
     if config.stop_at_target and config.target_accuracy:
         judged = [evaluation for evaluation in evaluations if evaluation.step >= processes[0].first_step]
         if found := reached(judged, config.target_accuracy):
@@ -249,7 +249,7 @@ def _contradiction(
     if config.inputs is None:
         return "its config names no prepared inputs"
     if len(records) != config.topology.num_processes:
-        return f"of {counted(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
+        return f"of {pluralize(config.topology.num_processes, 'process')} planned, {len(records)} left a record"
     if len({records[rank].sample_order_sha256 for rank in config.topology.trainers}) != 1:
         return "the processes trained the samples in different orders"
     if len({process.num_steps for process in processes}) != 1:
@@ -257,7 +257,7 @@ def _contradiction(
     expected = _num_steps(config, config.inputs.num_train, processes, evaluations)
     if processes[0].num_steps != expected:
         return (
-            f"of {counted(expected, 'step')} planned, {processes[0].num_steps} were logged; is an event file damaged?"
+            f"of {pluralize(expected, 'step')} planned, {processes[0].num_steps} were logged; is an event file damaged?"
         )
     expected = config.inputs.num_validation
     if not evaluations or any(evaluation.count != expected for evaluation in evaluations):

@@ -40,13 +40,13 @@ class ProcessRecord(BaseModel):
     """Most memory of the process's GPUs at once, from the first measured step on; None on the CPU."""
     versions: dict[str, str]
     gpus: list[GpuState] = []
-    """Of this process."""
+    """The GPUs of this process."""
     cores_used: CoresUsed | None = None
-    """From the first measured step to the last one; None where there was none, or the kernel does not tell."""
+    """From the first measured step to the last one; None if there was none, or the kernel does not report it."""
     computed: ComputedByProcess | None = None
     """None where it only served."""
     gradients: Gradients | None = None
-    """Of a replica; None where the framework does not tell."""
+    """The gradients of a replica; None if the framework does not report them."""
 
     def save(self, run_dir: Path) -> None:
         write_document(self, process_record_path(run_dir, self.process_rank))
@@ -78,7 +78,7 @@ class History(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     losses: list[Finite | None] = Field(default_factory=list)
-    """Of every step up to the checkpoint that the present attempt was resumed from."""
+    """The losses of every step up to the checkpoint that the present attempt was resumed from."""
     evaluations: list[Evaluation] = Field(default_factory=list)
     attempts: list[Attempt] = Field(default_factory=list)
 

@@ -17,11 +17,11 @@ from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
 from dpcompare.system.files import no_link, write_synced
 
 FORMAT = 1
-"""Of the file; a reader refuses a newer one."""
+"""The format of the file; a reader refuses a newer one."""
 
 
 class BrokenCheckpointError(RequestError):
-    """A file that is no checkpoint of this run, or not the one that was written."""
+    """A file that is not a checkpoint of this run, or not the one that was written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def decode(content: bytes) -> Checkpoint:
     """The checkpoint in the bytes of a file. Nothing in it is ever executed.
 
     Raises:
-        BrokenCheckpointError: it is none, a byte has changed since it was written, or a newer dpcompare wrote it.
+        BrokenCheckpointError: it is not one, a byte has changed since it was written, or a newer dpcompare wrote it.
     """
     try:
         metadata, tensors = unseal(content)
@@ -85,7 +85,7 @@ def decode(content: bytes) -> Checkpoint:
     except DamagedError as error:
         raise BrokenCheckpointError(str(error)) from None
     except (KeyError, ValueError, TypeError, OverflowError) as error:
-        raise BrokenCheckpointError(f"it is no checkpoint ({type(error).__name__}: {error})") from None
+        raise BrokenCheckpointError(f"it is not a checkpoint ({type(error).__name__}: {error})") from None
     if form > FORMAT:
         raise BrokenCheckpointError(
             f"its format is {form}, expected at most {FORMAT}: dpcompare {metadata.get('dpcompare_version')} wrote it, "

@@ -14,9 +14,9 @@ from dpcompare.results.series import ProcessSeries
 from dpcompare.results.steadiness import median_of_parts
 from dpcompare.system.cores import CoresUsed
 from dpcompare.system.json_files import Count, Finite, Integer, Measured, Number, read_document, write_document
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
-RemarkKind = Literal["CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED", "SLOWED DOWN"]
+RunWarningKind = Literal["CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED", "SLOWED DOWN"]
 """CLOCK: the seconds of the run contradict those of its launcher, or leave out much of the time.
 STALLED: some steps were far slower than the others.
 RECOMPILED: a framework traced or compiled something within the measured time.
@@ -24,26 +24,27 @@ NOT WARM: the first measured steps were slower than those after them.
 DISTURBED: others took of the cores that the run was to have.
 SLOWED DOWN: by heat or the supply of power."""
 
-UNSTABLE: tuple[RemarkKind, ...] = ("CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED")
+UNSTABLE: tuple[RunWarningKind, ...] = ("CLOCK", "STALLED", "RECOMPILED", "NOT WARM", "DISTURBED")
 """What `report --fail-if unstable` finds."""
 
-DISTURBANCES: tuple[RemarkKind, ...] = ("CLOCK", "STALLED", "DISTURBED")
-"""What a study makes a run again for: what happened to the run alone, never how fast it was beside other runs."""
+DISTURBANCES: tuple[RunWarningKind, ...] = ("CLOCK", "STALLED", "DISTURBED")
+"""What a study makes a run again for: what happened to the run alone, never how fast it was relative to others."""
 
 
-class Remark(BaseModel):
+class RunWarning(BaseModel):
     """A word that is easy to find, and a sentence with the figures."""
 
     model_config = ConfigDict(frozen=True)
 
-    kind: RemarkKind
+    kind: RunWarningKind
     sentence: str
 
 
 LARGEST_PART = 0.1
-"""Of what the run itself took, that others may take before anything is said."""
+"""The part of what the run itself took that others may take before a warning."""
 LARGEST_SECONDS = 0.5
-"""Of cores, that they may take in any case: the kernel counts in hundredths, and a short run is measured in few."""
+"""The core-seconds that others may take in any case: the kernel counts in hundredths, and a short run is measured in
+few."""
 
 
 class MachineLoad(BaseModel):
@@ -53,15 +54,15 @@ class MachineLoad(BaseModel):
 
     seconds: Measured
     cores: Number
-    """That the processes of the run may use."""
+    """The cores that the processes of the run may use."""
     planned_cores: Number
-    """That the run was to use."""
+    """The cores that the run was to use."""
     run_cores: Measured
-    """That its training processes took."""
+    """The cores that its training processes took."""
     other_cores: Measured
-    """That all other processes took, its launcher among them."""
+    """The cores that all other processes took, its launcher among them."""
     stolen_cores: Finite
-    """That the host of this virtual machine gave to others."""
+    """The cores that the host of this virtual machine gave to others."""
     waiting_fraction: Finite | None
     """Part of the time in which some process waited for a core, be it one of the run; None where it is not counted."""
     heat_throttles: Integer | None
@@ -69,7 +70,7 @@ class MachineLoad(BaseModel):
 
     @classmethod
     def of(cls, used: Sequence[CoresUsed], *, planned_cores: int) -> MachineLoad:
-        """Of one machine, by its training processes; what all processes took is what the first one read."""
+        """The load of one machine, by its training processes; what all processes took is what the first one read."""
         first = used[0]
         own = sum(each.own_seconds for each in used) / first.seconds
         return cls(
@@ -99,12 +100,14 @@ class MachineLoad(BaseModel):
             )
             if cores >= taken / 4
         ]
-        return f"{' and '.join(others)} of {counted(self.cores, 'core')} while this run was measured"
+        return f"{' and '.join(others)} of {pluralize(self.cores, 'core')} while this run was measured"
 
     @property
     def slowdown(self) -> str | None:
         """A sentence about cores that became too hot."""
-        return f"cores were throttled {counted(self.heat_throttles, 'time')} for heat" if self.heat_throttles else None
+        return (
+            f"cores were throttled {pluralize(self.heat_throttles, 'time')} for heat" if self.heat_throttles else None
+        )
 
 
 LARGEST_DIFFERENCE = 0.05
@@ -123,7 +126,7 @@ class Seen(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     step: Number
-    """The last step that it tells of."""
+    """The last step that it reports."""
     after: Finite
     """It was not there yet at this moment, in seconds of the launcher's steady clock..."""
     by: Finite
@@ -144,7 +147,7 @@ class Watched(BaseModel):
 
     @classmethod
     def load(cls, run_dir: Path, process_rank: int) -> Watched | None:
-        """Of a process in the present attempt; None where nobody watched it for long enough, or to its end."""
+        """The clock of a process in the present attempt; None if it was not watched long enough, or not to its end."""
         try:
             return read_document(cls, watch_path(run_dir, process_rank), kind="what was watched", expected="a run")
         except RequestError:
@@ -152,7 +155,7 @@ class Watched(BaseModel):
 
 
 class ClockCheck(BaseModel):
-    """The clock of one process beside that of the launcher."""
+    """The clock of one process compared with that of the launcher."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -160,9 +163,9 @@ class ClockCheck(BaseModel):
     own_seconds: Measured
     """Steps, what lies between them, evaluations and checkpoints, added up from one event to another."""
     least_seconds: Measured
-    """That passed between these events for the launcher, which looks several times a second..."""
+    """The least seconds that passed between these events for the launcher, which looks several times a second."""
     most_seconds: Measured
-    """...and at most."""
+    """The most seconds that passed between them."""
 
     @property
     def difference(self) -> float:
@@ -210,6 +213,6 @@ def much_between_steps(fraction: float) -> str | None:
 
 
 def fraction_between_steps(step_seconds: Sequence[float], between_seconds: Sequence[float]) -> float:
-    """Part of the time that passes between steps, in the median of ten parts of a run: a stall there is none of it."""
+    """Part of the time that passes between steps, in the median of ten parts of a run: a stall there does not count."""
     total = [sum(pair) for pair in zip(step_seconds, between_seconds, strict=True)]
     return median_of_parts(between_seconds, total)

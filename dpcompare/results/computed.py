@@ -59,10 +59,10 @@ class TrainingCost(BaseModel):
     images: Count
     """Samples trained before it; one that came again in a later epoch counts again."""
     seconds: Measured | None
-    """Of the slowest process, the time between steps included, and the first step with what it compiles; None in a
-    run that was resumed, whose earlier attempts are not timed."""
+    """Seconds of the slowest process, the time between steps included, and the first step with what it compiles; None
+    in a run that was resumed, whose earlier attempts are not timed."""
     joules: Measured | None
-    """Of all devices; None where a part of it was not counted."""
+    """Joules of all devices; None if a part of them was not counted."""
 
 
 def reached(evaluations: Sequence[Evaluation], target: float) -> Evaluation | None:
@@ -85,10 +85,10 @@ class ComputedByProcess(BaseModel):
     """Samples whose losses were computed for training."""
     batch_digests: dict[int, str]
     """Step -> digest of the rows that it received, in hexadecimal."""
-    first_gradient_squares: float | None = None
+    first_grad_norm_sq: float | None = None
     """Its share of the sum of squares of the synchronized gradient of step 1."""
     first_evaluation_loss_sum: float | None = None
-    """Of its part of the batch of step 1, evaluated after that step."""
+    """The sum of the losses of its part of the batch of step 1, evaluated after that step."""
     first_evaluation_count: float = 0
     """Samples that this sum is over."""
 
@@ -125,7 +125,7 @@ class Computed(BaseModel):
         """Put together what all training processes contribute."""
         steps = [process.optimizer_steps for process in processes]
         images = [process.images for process in processes]
-        squares = [process.first_gradient_squares for process in processes]
+        squares = [process.first_grad_norm_sq for process in processes]
         loss_sums = [process.first_evaluation_loss_sum for process in processes]
         squares_sum, loss_sum = _finite_sum(squares), _finite_sum(loss_sums)
         count = sum(process.first_evaluation_count for process in processes)
@@ -153,7 +153,7 @@ def _finite_sum(values: Sequence[float | None]) -> float | None:
 
 
 BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
-"""Of a feature, by precision."""
+"""The bytes of a feature, by precision."""
 
 
 def utilization_figures(

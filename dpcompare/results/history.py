@@ -28,7 +28,7 @@ from dpcompare.results.run_dir import (
 
 
 def result_so_far(run_dir: Path) -> RunResult:
-    """The result of the present attempt: as it was written, or from what it left where nobody was there to write it."""
+    """The result of the present attempt: as it was written, or from what it left if no launcher could write it."""
     try:
         return RunResult.load(run_dir)
     except OtherFormatError:

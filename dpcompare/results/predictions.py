@@ -34,7 +34,7 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Predictions:
-    """Of all validation samples, in the order of the store."""
+    """The predictions for all validation samples, in the order of the store."""
 
     classes: list[str]
     labels: Integers
@@ -76,7 +76,7 @@ def load_predictions(run_dir: Path) -> Predictions | None:
         raise _broken(folder, str(error)) from None
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
     if not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
-        raise _broken(folder, f"{CLASSES_FILE} is no list of names")
+        raise _broken(folder, f"{CLASSES_FILE} is not a list of names")
     if not len(rows) or (rows[:, 0] != np.arange(len(rows))).any():
         raise _broken(folder, "not every sample is there once")
     if rows[:, 1:].min() < 0 or rows[:, 1:].max() >= len(classes):

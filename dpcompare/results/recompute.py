@@ -118,7 +118,7 @@ def read_back(config: RunConfig, run_dir: Path, end: LaunchEnd, history: History
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it."""
+    """The value as JSON has it."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

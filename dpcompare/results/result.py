@@ -14,7 +14,14 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.setting import one_of
 from dpcompare.models.state import Gradients
 from dpcompare.results.attempts import Attempt, History, Status
-from dpcompare.results.clock import DISTURBANCES, ClockCheck, MachineLoad, Remark, RemarkKind, much_between_steps
+from dpcompare.results.clock import (
+    DISTURBANCES,
+    ClockCheck,
+    MachineLoad,
+    RunWarning,
+    RunWarningKind,
+    much_between_steps,
+)
 from dpcompare.results.computed import Computed, Evaluation, TrainingCost, reached
 from dpcompare.results.run_dir import RESULT_FILE
 from dpcompare.results.steadiness import SlowStart, SlowSteps
@@ -22,7 +29,8 @@ from dpcompare.system.gpu_state import GpuState
 from dpcompare.system.json_files import Count, Finite, Measured, Number, Rate, read_document, write_document
 
 FORMAT = 2
-"""Of result.json. Format 1 had no number, and other names for data_wait_fraction and host_overhead_seconds."""
+"""The format of result.json. Format 1 had no number, and other names for data_wait_fraction and
+host_overhead_seconds."""
 
 
 class StepSeconds(BaseModel):
@@ -31,8 +39,8 @@ class StepSeconds(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     median: Measured | None
-    """Of a window of several steps without the first one, which has the window's launch and its wait in it. None, as
-    the other two, where the device does not time the steps of a window: then there is a mean alone."""
+    """The median in a window of several steps without the first one, which has the window's launch and its wait in it.
+    None, as the other two, if the device does not time the steps of a window: then there is a mean alone."""
     p95: Measured | None
     mean: Measured
     mad: Measured | None
@@ -84,7 +92,7 @@ class NodeRecord(BaseModel):
     bound_to_cores: list[str] = []
     """The cores to which each of its processes was bound, as ranges; empty where they could run on all."""
     load: MachineLoad | None = None
-    """Of its machine, at the first of several nodes of one machine; None where it is not known."""
+    """The load of its machine, at the first of several nodes of one machine; None if it is not known."""
 
 
 class RunResult(BaseModel):
@@ -142,10 +150,10 @@ class RunResult(BaseModel):
     host_overhead_seconds: Measured | None = None
     """Mean time between two measured steps of the slowest process, in which losses are read and events are written."""
     between_steps_fraction: Measured | None = None
-    """Part of the time that this takes beside the measured steps, which images per second leave out: in the median of
+    """Part of the time that this takes next to the measured steps, which images per second leave out: in the median of
     ten parts of the run."""
     clock: ClockCheck | None = None
-    """None where nobody watched the run, or for too short a time."""
+    """None if the run was not watched, or for too short a time."""
     joules_per_image: Measured | None = None
     """Energy of the run's GPUs over the measured steps, or on the CPU of all packages of the machine.
 
@@ -185,11 +193,11 @@ class RunResult(BaseModel):
     weights_sha256: str | None = None
     skipped_images: Count = 0
     gradients: Gradients | None = None
-    """Of the first process, for projections; None where the framework does not tell."""
+    """The gradients of the first process, for projections; None if the framework does not report them."""
     threads_per_process: Number
     settings: dict[str, Any] = {}
     versions: dict[str, str] = {}
-    """Of node 0; see `nodes`."""
+    """The versions on node 0; see `nodes`."""
     nodes: list[NodeRecord] = []
     """Each node's host, devices, versions and GPUs."""
     config: dict[str, Any]
@@ -206,7 +214,7 @@ class RunResult(BaseModel):
 
     @property
     def target_accuracy(self) -> float | None:
-        """That the run was to reach."""
+        """The accuracy that the run was to reach."""
         return self.config.get("target_accuracy")
 
     @property
@@ -233,28 +241,28 @@ class RunResult(BaseModel):
 
     @property
     def gpus(self) -> list[GpuState]:
-        """Of all nodes."""
+        """The GPUs of all nodes."""
         return [gpu for node in self.nodes for gpu in node.gpus]
 
     @property
     def slowdowns(self) -> list[str]:
         """A sentence per GPU, and per machine's cores, that heat or the supply of power has slowed down."""
-        of_gpus = [
+        gpu_slowdowns = [
             f"GPU {gpu.device} ({gpu.name}) of node {node.node_rank} was slowed down: {gpu.slowdown}"
             for node in self.nodes
             for gpu in node.gpus
             if gpu.slowdown
         ]
-        return of_gpus + self._of_machines(lambda load: load.slowdown)
+        return gpu_slowdowns + self._of_machines(lambda load: load.slowdown)
 
     @property
     def disturbances(self) -> list[str]:
         """A sentence per machine on which others took cores that the run was to have."""
         return self._of_machines(lambda load: load.disturbance)
 
-    def _of_machines(self, tell: Callable[[MachineLoad], str | None]) -> list[str]:
-        told = {node.node_rank: said for node in self.nodes if node.load and (said := tell(node.load))}
-        return [f"node {rank}: {said}" if self.num_nodes > 1 else said for rank, said in told.items()]
+    def _of_machines(self, sentence_of: Callable[[MachineLoad], str | None]) -> list[str]:
+        sentences = {node.node_rank: said for node in self.nodes if node.load and (said := sentence_of(node.load))}
+        return [f"node {rank}: {said}" if self.num_nodes > 1 else said for rank, said in sentences.items()]
 
     @property
     def clock_problem(self) -> str | None:
@@ -264,9 +272,9 @@ class RunResult(BaseModel):
         return None if self.between_steps_fraction is None else much_between_steps(self.between_steps_fraction)
 
     @property
-    def remarks(self) -> list[Remark]:
+    def warnings(self) -> list[RunWarning]:
         """What whoever reads the figures of this run should know of it."""
-        said: dict[RemarkKind, list[str | None]] = {
+        said: dict[RunWarningKind, list[str | None]] = {
             "CLOCK": [self.clock_problem],
             "STALLED": [self.stall],
             "RECOMPILED": [self.recompilation],
@@ -275,7 +283,7 @@ class RunResult(BaseModel):
             "SLOWED DOWN": [*self.slowdowns],
         }
         return [
-            Remark(kind=kind, sentence=sentence)
+            RunWarning(kind=kind, sentence=sentence)
             for kind, sentences in said.items()
             for sentence in sentences
             if sentence is not None
@@ -284,7 +292,7 @@ class RunResult(BaseModel):
     @property
     def disturbed_by(self) -> str | None:
         """Why a study makes this run again, once; None where nothing has disturbed it."""
-        reasons = [f"{each.kind}: {each.sentence}" for each in self.remarks if each.kind in DISTURBANCES]
+        reasons = [f"{each.kind}: {each.sentence}" for each in self.warnings if each.kind in DISTURBANCES]
         return "; ".join(reasons) or None
 
     @property
@@ -308,7 +316,7 @@ class RunResult(BaseModel):
 
     @property
     def stall(self) -> str | None:
-        """A sentence about steps that took so long that images per second do not tell how fast the others were."""
+        """A sentence about steps that took so long that images per second do not show how fast the others were."""
         if self.slow_steps is None or self.step_seconds is None:
             return None
         return self.slow_steps.stall(self.step_seconds.typical, self.step_seconds.mean * self.measured_steps)
@@ -337,7 +345,7 @@ class RunResult(BaseModel):
 
         Raises:
             OtherFormatError: another version of dpcompare wrote it, with other keys.
-            RequestError: it is not there, or is no result.
+            RequestError: it is not there, or is not a result.
         """
         return read_document(
             cls,

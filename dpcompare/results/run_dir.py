@@ -98,16 +98,16 @@ def end_of(log: Path) -> str:
 
 
 MOST_BYTES = 50_000_000
-"""Of a log; beyond that, its middle is left out."""
+"""The most bytes of a log; beyond that, its middle is left out."""
 KEPT_BYTES = 10_000_000
-"""Of its beginning, and of its end."""
+"""The bytes that are kept of its beginning, and of its end."""
 
 
 LEFT_OUT = b"\n[dpcompare has left out the middle of this log, which was too long]\n"
 
 
 def cut_logs(folder: Path, nodes: Collection[int]) -> None:
-    """Leave out the middle of logs that are too long, which their processes go on writing at the end (O_APPEND).
+    """Leave out the middle of logs that are too long, which their processes continue to write at the end (O_APPEND).
 
     What they write meanwhile may be lost: it is a small part of what is left out.
 

@@ -14,7 +14,7 @@ class ProcessSeries:
 
     def __init__(self, events: Iterable[Event], *, steps_together: bool = True) -> None:
         self.steps_together = steps_together
-        """As the mode has it."""
+        """Whether all processes make a step together, as the mode has it."""
         self.losses: list[float] = []
         """Sums over the samples of this process."""
         self.global_counts: list[int] = []
@@ -77,7 +77,7 @@ class ProcessSeries:
 
 
 def series_of_trainers(config: RunConfig, events: Iterable[Event]) -> list[ProcessSeries]:
-    """Of every process that trains."""
+    """The series of every process that trains."""
     by_rank: dict[int, list[Event]] = {rank: [] for rank in range(config.topology.num_processes)}
     for event in events:
         by_rank[event.process_rank].append(event)
@@ -96,7 +96,7 @@ class RunState:
         """Finished by every process."""
         self.num_steps: int | None = None
         self.loss: float | None = None
-        """Of that step, over the global batch."""
+        """The loss of that step, over the global batch."""
         self.evaluated: list[tuple[int, float, float, int]] = []
         """(epoch, accuracy, loss, samples)"""
         # Steps of each process that the others have not all reported yet.

@@ -17,7 +17,7 @@ SLOW_DEVIATIONS = 10
 LARGEST_LOSS = 0.05
 """Part of the measured time that slow steps may cost before anything is said."""
 RUNNING = 5
-"""Steps whose median is taken, so that a single slow one is none that still warms up."""
+"""Steps whose median is taken, so that a single slow one does not count as warming up."""
 SETTLED_WITHIN, SETTLED_DEVIATIONS = 0.05, 2
 """How near the running median must come: a part of the median, and scaled median absolute deviations."""
 LARGEST_LOSS_SECONDS = 0.25
@@ -60,7 +60,7 @@ class SlowSteps(BaseModel):
     lost_seconds: Measured
     """What these took more than the median step."""
     images_per_second_without: Rate | None
-    """Of all other steps together; None where none is slow."""
+    """The speed of all other steps together; None if none is slow."""
 
     @classmethod
     def of(
@@ -99,7 +99,7 @@ class SlowSteps(BaseModel):
         )
 
     def stall(self, median_seconds: float, measured_seconds: float) -> str | None:
-        """A sentence about slow steps that cost enough to be spoken of; None where there are none."""
+        """A sentence about slow steps that cost enough to be mentioned; None if there are none."""
         without = self.images_per_second_without
         if without is None or self.lost_seconds <= max(LARGEST_LOSS * measured_seconds, LARGEST_LOSS_SECONDS):
             return None
@@ -122,7 +122,7 @@ class SlowStart(BaseModel):
 
     count: Number
     median_seconds: Measured
-    """Of these steps."""
+    """The median of these steps."""
     settled_seconds: Measured
     """Median of the steps after them."""
     lost_seconds: Finite
@@ -130,7 +130,7 @@ class SlowStart(BaseModel):
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> SlowStart | None:
-        """That of some measured steps; None where they were as fast as the others from the beginning."""
+        """The slow start of some measured steps; None if they were as fast as the others from the beginning."""
         count = steps_to_settle(seconds)
         if count == 0:
             return None
@@ -143,7 +143,7 @@ class SlowStart(BaseModel):
         )
 
     def trend(self, measured_seconds: float, first_step: int, steps_left_out: int) -> str | None:
-        """A sentence about a start that cost enough to be spoken of; None where it did not.
+        """A sentence about a start that cost enough to be mentioned; None if it did not.
 
         Args:
             measured_seconds: of all measured steps.

@@ -107,7 +107,7 @@ def _own(config: RunConfig, process: ProcessSeries, steps: slice) -> list[bool] 
 
 
 def clock_of(config: RunConfig, run_dir: Path, processes: Sequence[ProcessSeries]) -> ClockCheck | None:
-    """The check of the clocks; None where events come much later than the steps that they tell of."""
+    """The check of the clocks; None if events come much later than the steps that they report."""
     return check_clocks(run_dir, processes) if config.mode_row.steps_together else None
 
 

@@ -1,1 +1,1 @@
-"""The ground: processes, signals, locks, ports, devices and files of one machine."""
+"""The operating-system layer: processes, signals, locks, ports, devices and files of one machine."""

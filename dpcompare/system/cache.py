@@ -19,7 +19,7 @@ LOCK_POLL_SECONDS = 0.1
 
 
 @contextmanager
-def only_one(folder: Path, refusal: str) -> Iterator[None]:
+def exclusive_lock(folder: Path, refusal: str) -> Iterator[None]:
     """Hold a folder for this process.
 
     Raises:
@@ -55,10 +55,10 @@ def _opened(folder: Path) -> IO[str]:
 
 
 @contextmanager
-def in_turn(path: Path) -> Iterator[None]:
+def wait_for_lock(path: Path) -> Iterator[None]:
     """Hold a file, created if need be, as soon as no other process does.
 
-    Where it cannot be written, or its disk has no locks, nobody waits: only work is lost that is done twice.
+    Where it cannot be written, or its disk has no locks, no process waits: only work is lost that is done twice.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +86,7 @@ def is_held(folder: Path) -> bool:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no such file, or a disk without locks, where nobody can hold it
+    except OSError:  # no such file, or a disk without locks, where no process can hold it
         return False
     return False
 

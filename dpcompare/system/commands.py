@@ -58,7 +58,7 @@ def run_command(
             errors="replace",  # such as the name of a device, in any encoding
             env=env,
             start_new_session=True,  # Ctrl-C is for this process
-            preexec_fn=partial(die_with_parent, os.getpid()),  # or an installer would go on when we are killed
+            preexec_fn=partial(die_with_parent, os.getpid()),  # or an installer would continue when we are killed
         )
         for pipe in filter(None, (process.stdout, process.stderr)):
             stack.enter_context(pipe)

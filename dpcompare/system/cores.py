@@ -28,7 +28,7 @@ class CoresUsed(BaseModel):
     seconds: float
     """Between the two moments."""
     cores: Count
-    """That the process may run on."""
+    """The cores that the process may run on."""
     own_seconds: float
     """Taken by this process, all its threads together."""
     busy_seconds: float
@@ -56,7 +56,7 @@ class CoresMeter:
             self._before = self._read()
 
     def used(self) -> CoresUsed | None:
-        """Since those steps; None where there were not as many, or the kernel does not tell."""
+        """Since those steps; None if there were not as many, or the kernel does not report it."""
         before, after = self._before, self._read()
         if before is None or after is None:
             return None
@@ -110,15 +110,15 @@ def _taken(stat: Path) -> tuple[float, float] | None:
         lines = [line.split() for line in stat.read_text().splitlines()]
     except OSError:
         return None
-    of_core = {line[0]: [int(count) for count in line[1:9]] for line in lines if re.fullmatch(r"cpu\d+", line[0])}
+    ticks_by_core = {line[0]: [int(count) for count in line[1:9]] for line in lines if re.fullmatch(r"cpu\d+", line[0])}
     names = [f"cpu{core}" for core in os.sched_getaffinity(0)]
-    if not all(len(of_core.get(name, ())) == 8 for name in names):
+    if not all(len(ticks_by_core.get(name, ())) == 8 for name in names):
         return None
     ticks = os.sysconf("SC_CLK_TCK")
     # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user. Interrupts are left out:
-    # those of a run's own network are charged to nobody.
-    busy = sum(sum(of_core[name][:3]) for name in names)
-    return busy / ticks, sum(of_core[name][7] for name in names) / ticks
+    # those of a run's own network are charged to no process.
+    busy = sum(sum(ticks_by_core[name][:3]) for name in names)
+    return busy / ticks, sum(ticks_by_core[name][7] for name in names) / ticks
 
 
 def _waiting(pressure: Path) -> float | None:
@@ -130,7 +130,7 @@ def _waiting(pressure: Path) -> float | None:
 
 
 def _throttles(cpus: Path) -> int | None:
-    """Of the cores, and once per package."""
+    """Throttlings of the cores, and once per package."""
     counts = {}
     for file in cpus.glob("cpu[0-9]*/thermal_throttle/*_throttle_count"):
         try:
@@ -157,7 +157,7 @@ def near_cores(
         gpus_of_processes: of every process of this machine, the NUMA nodes near each of its GPUs.
         cores_each: the share of a process in the cores of the machine.
         usable: the cores that the processes may use.
-        numa_nodes: where the kernel tells the cores of each.
+        numa_nodes: where the kernel lists the cores of each.
     """
     near: list[Set[int]] = []
     for gpus in gpus_of_processes:
@@ -170,7 +170,7 @@ def near_cores(
 
 
 def _cores(numa_node: Path) -> set[int]:
-    """Of a NUMA node; none where the kernel knows no such node, or one of memory only."""
+    """The cores of a NUMA node; none if the kernel knows no such node, or one of memory only."""
     listed = numa_node / "cpulist"
     ranges = listed.read_text().strip().split(",") if listed.is_file() else []
     ends = [part.split("-") for part in ranges if part]

@@ -48,7 +48,7 @@ class Gpu(BaseModel):
     index: str
     uuid: str
     name: str = ""
-    """Of its model."""
+    """The name of its model."""
     mig: list[str] = []
 
 
@@ -174,18 +174,18 @@ MOST_USED = 0.5
 
 
 def used_gpus(names: Sequence[str]) -> list[str]:
-    """Those of `names` whose memory others hold most of, with how much; none where nvidia-smi does not tell."""
+    """Those of `names` whose memory others hold most of, with how much; none if nvidia-smi does not report it."""
     try:
         mebibytes = {uuid: (int(used), int(total)) for uuid, used, total in _queried("memory.used", "memory.total")}
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
         return []
     installed = installed_gpus()
-    told = []
+    occupied = []
     for name in names:
         used, total = mebibytes.get(device_id(name, installed) or "", (0, 1))
         if used > MOST_USED * total:
-            told.append(f"{name} ({used:,} of {total:,} MiB)")
-    return told
+            occupied.append(f"{name} ({used:,} of {total:,} MiB)")
+    return occupied
 
 
 def gpus_without_slices(names: Sequence[str]) -> list[str]:
@@ -200,7 +200,7 @@ def gpus_without_slices(names: Sequence[str]) -> list[str]:
 
 
 def gpu_memory(names: Sequence[str], field: str = "memory.total") -> int | None:
-    """Bytes of the smallest of these GPUs; None where nvidia-smi does not tell of all of them."""
+    """Bytes of the smallest of these GPUs; None if nvidia-smi does not report all of them."""
     try:
         bytes_of = {uuid: int(mebibytes) << 20 for uuid, mebibytes in _queried(field)}
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or "[N/A]"
@@ -212,16 +212,16 @@ def gpu_memory(names: Sequence[str], field: str = "memory.total") -> int | None:
 
 
 def free_gpu_memory(names: Sequence[str]) -> int | None:
-    """Of the GPU that has least, in bytes; None where nvidia-smi does not tell."""
+    """The free memory of the GPU that has least, in bytes; None if nvidia-smi does not report it."""
     return gpu_memory(names, "memory.free")
 
 
 def compute_capabilities(names: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Name -> (major, minor) compute capability of the GPU it means; without those that are not told."""
+    """Name -> (major, minor) compute capability of the GPU it means; without those that are not known."""
     installed = installed_gpus()
     try:
-        told = {uuid: capability.split(".") for uuid, capability in _queried("compute_cap")}
-        by_uuid = {uuid: (int(major), int(minor)) for uuid, (major, minor) in told.items()}
+        reported = {uuid: capability.split(".") for uuid, capability in _queried("compute_cap")}
+        by_uuid = {uuid: (int(major), int(minor)) for uuid, (major, minor) in reported.items()}
     except subprocess.TimeoutExpired:  # NVML would hang too, and cannot be ended
         return {}
     except (OSError, ValueError, subprocess.SubprocessError):  # no such program, or one that does not know the question
@@ -236,16 +236,18 @@ def _compute_capabilities_by_nvml(installed: Sequence[Gpu]) -> dict[str, tuple[i
         import pynvml
     except ImportError:
         return {}
-    told = {}
+    capabilities = {}
     with suppress(pynvml.NVMLError):  # nothing more can be asked
         pynvml.nvmlInit()
         for gpu in installed:
-            told[gpu.uuid] = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid))
-    return told
+            capabilities[gpu.uuid] = pynvml.nvmlDeviceGetCudaComputeCapability(
+                pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+            )
+    return capabilities
 
 
 def _queried(*fields: str) -> list[list[str]]:
-    """What nvidia-smi tells of every GPU: its UUID, then each of the fields."""
+    """What nvidia-smi reports of every GPU: its UUID, then each of the fields."""
     query = ["nvidia-smi", f"--query-gpu={','.join(('uuid', *fields))}", "--format=csv,noheader,nounits"]
     return [line.split(", ") for line in run_command(query, seconds=LISTING_SECONDS).stdout.splitlines()]
 

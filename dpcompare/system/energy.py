@@ -45,7 +45,7 @@ def package_counters(folder: Path = POWERCAP) -> list[Counter]:
     """One counter per CPU package of this machine; none at all where one cannot be read."""
     zones = sorted(path for path in folder.glob("intel-rapl:*") if re.fullmatch(r"intel-rapl:\d+", path.name))
     try:
-        # Beside them there may be `psys`, the whole platform, which counts them once more.
+        # In addition there may be `psys`, the whole platform, which counts them once more.
         packages = [zone for zone in zones if (zone / "name").read_text().startswith("package")]
         return [_package_counter(package) for package in packages]
     except (OSError, ValueError):

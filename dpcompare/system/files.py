@@ -38,7 +38,7 @@ def expanded(path: str) -> Path:
 
 
 @contextmanager
-def put_in_place(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Where to write a file that then takes the place of `path`, and of a link that somebody has put there.
 
     For libraries that open files by their names. Where nothing is written, `path` stays as it is.
@@ -82,7 +82,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def require_files_of_its_own(folder: Path, what: str) -> None:
+def reject_links(folder: Path, what: str) -> None:
     """Refuse a folder in which, or below which, there is anything but files and folders.
 
     A link would have its reader show what is elsewhere, and its writer write there; a pipe would never end.
@@ -169,6 +169,6 @@ class FolderWatch:
         try:
             status = self._folder.stat()
         except OSError as error:
-            # Such as a server that does not answer for a while: what a lost folder is told by is listed.
+            # Such as a server that does not answer for a while: the errors of a lost folder are listed.
             return None if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE) else self._known
         return status.st_dev, status.st_ino

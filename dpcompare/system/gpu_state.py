@@ -52,14 +52,14 @@ NODE_SCOPE = 0
 """NVML_AFFINITY_SCOPE_NODE."""
 
 
-class _Told(BaseModel):
-    """Values are None where NVML does not tell: many GPUs, parts of GPUs and containers leave something out."""
+class _NvmlValues(BaseModel):
+    """Values are None if NVML does not report them: many GPUs, parts of GPUs and containers leave something out."""
 
     model_config = ConfigDict(frozen=True)
 
 
-class GpuReading(_Told):
-    """What may change while a run goes on, of the physical GPU."""
+class GpuReading(_NvmlValues):
+    """What may change during a run, of the physical GPU."""
 
     power_limit_watts: float | None = None
     """The lowest of the limits in force."""
@@ -68,7 +68,7 @@ class GpuReading(_Told):
     application_sm_clock_mhz: Count | None = None
     application_memory_clock_mhz: Count | None = None
     pcie_generation: Count | None = None
-    """Of the link as it is: an idle GPU lowers it."""
+    """The generation of the link at the moment: an idle GPU lowers it."""
     pcie_width: Count | None = None
     """Lanes."""
     clock_reasons: list[str] | None = None
@@ -77,16 +77,16 @@ class GpuReading(_Told):
     """Since the driver was loaded."""
 
 
-class GpuState(_Told):
+class GpuState(_NvmlValues):
     """One GPU that a process uses, or a part of one; all but memory and name are of the physical GPU."""
 
     device: str
-    """As CUDA_VISIBLE_DEVICES names it."""
+    """The device as CUDA_VISIBLE_DEVICES names it."""
     unread: str | None = None
-    """Why NVML told nothing at all."""
+    """Why NVML reported nothing at all."""
     uuid: str | None = None
     name: str | None = None
-    """Of its model."""
+    """The name of its model."""
     memory_bytes: Count | None = None
     max_sm_clock_mhz: Count | None = None
     max_memory_clock_mhz: Count | None = None
@@ -96,7 +96,7 @@ class GpuState(_Told):
     mig: bool | None = None
     """Whether it is cut into parts."""
     numa_nodes: list[Count] | None = None
-    """Of the host's memory that is near it."""
+    """The NUMA nodes of the host's memory that is near it."""
     cpus: str | None = None
     """Those near it, as ranges."""
     links: dict[str, str | None] = {}
@@ -133,18 +133,18 @@ class GpuState(_Told):
         return ", ".join(seen) or None
 
 
-def read_gpus(devices: Sequence[str], of_machine: Sequence[str]) -> list[GpuState]:
+def read_gpus(devices: Sequence[str], machine_devices: Sequence[str]) -> list[GpuState]:
     """The GPUs that a process uses, before it trains.
 
     Args:
         devices: as CUDA_VISIBLE_DEVICES names them, in PCI order.
-        of_machine: those of the whole run on this machine, to which their links are of interest.
+        machine_devices: those of the whole run on this machine, to which their links are of interest.
     """
     try:
         installed = gpus_by_nvml()
     except RuntimeError as error:
         return [GpuState(device=device, unread=str(error)) for device in devices]
-    peers = [uuid for each in of_machine if (uuid := device_id(each, installed))]
+    peers = [uuid for each in machine_devices if (uuid := device_id(each, installed))]
     states = []
     for device in devices:
         uuid = device_id(device, installed)
@@ -162,7 +162,7 @@ def read_again(states: Iterable[GpuState]) -> list[GpuState]:
 
 
 def near_numa_nodes(devices: Sequence[str]) -> list[set[int]]:
-    """Of each GPU, as CUDA_VISIBLE_DEVICES names it, the NUMA nodes near it; none where NVML does not tell."""
+    """The NUMA nodes near each GPU, named as in CUDA_VISIBLE_DEVICES; none if NVML does not report them."""
     try:
         installed = gpus_by_nvml()
     except RuntimeError:
@@ -252,7 +252,7 @@ def _bus_id(pci: Any) -> str | None:
 
 
 def _enabled(mode: Any) -> bool | None:
-    """Of some modes NVML tells the present one and the one after a restart."""
+    """Whether a mode is on: for some modes NVML reports the present one and the one after a restart."""
     present = mode[0] if isinstance(mode, list) else mode
     return None if present is None else bool(present)
 

@@ -29,7 +29,7 @@ class Network:
     """A namespace that a process holds."""
 
     pid: int
-    """Of that process."""
+    """The id of that process."""
     enter: Callable[[], None]
     """What a child process calls between fork and exec."""
 

@@ -48,7 +48,7 @@ A GPU that is not here has no utilization: `python -m benchmarks.ceilings` measu
 
 
 def peak_of(name: str) -> Peak | None:
-    """Of a GPU, by the name that its driver gives it; None where the table has none, and for a MIG slice of one."""
+    """The peaks of a GPU, by the name that its driver gives it; None if the table has none, or for a MIG slice."""
     if " MIG " in name:
         return None
     return next((peak for pattern, peak in PEAKS.items() if re.search(pattern, name)), None)

@@ -29,7 +29,7 @@ def local_address(name: str) -> str:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outwards:
             outwards.connect((_ANYWHERE, 9))
             return str(outwards.getsockname()[0])
-    except (OSError, UnicodeError) as error:  # UnicodeError: it is no name of a host at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: it is not the name of a host at all
         reason = getattr(error, "strerror", error)
         raise RequestError(
             f"hosts: {name!r} cannot be resolved here ({reason}); expected a name or an IPv4 address that all "
@@ -56,7 +56,7 @@ def free_ports(count: int) -> list[int]:
     """Distinct ports that are free on this machine's loopback interface now.
 
     Raises:
-        RequestError: that interface is down, as in a network namespace in which nobody has brought it up.
+        RequestError: that interface is down, as in a network namespace in which it was not brought up.
     """
     with ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]

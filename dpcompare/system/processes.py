@@ -43,7 +43,7 @@ def oom_kills(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def _counters_of_group(proc: Path, cgroup: Path) -> Iterator[Path]:
-    """Of the control group of this process, by either version of control groups (cgroups(7))."""
+    """The counters of the control group of this process, by either version of control groups (cgroups(7))."""
     with suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, group = line.split(":", 2)
@@ -84,7 +84,7 @@ SIGNALED = 128
 
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None, use_errno=True)
-"""Loaded before any fork: in its child the lock of the loader may be held for ever, by a thread that is not there."""
+"""Loaded before any fork: in its child the lock of the loader may be held forever, by a thread that is not there."""
 
 
 def die_with_parent(parent: int | None = None) -> None:

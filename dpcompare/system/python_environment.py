@@ -58,10 +58,10 @@ def find_object(name: str, what: str) -> Any:
 
 
 class _Record(BaseModel):
-    """What stands beside an environment that dpcompare makes, from before its folder is made."""
+    """What is next to an environment that dpcompare makes, from before its folder is made."""
 
     requirements: tuple[str, ...]
-    """As pip takes them on its command line."""
+    """The requirements as pip takes them on its command line."""
     origin: str
     """What the requirements do not say of where they come from."""
     finished: bool
@@ -97,9 +97,9 @@ class PythonEnvironment:
         return record is not None and not record.finished
 
     def make(self, requirements: Sequence[str], origin: str) -> None:
-        """Make it, anew where it is there already; what the installer says goes to stderr.
+        """Make it, again if it is there already; what the installer says goes to stderr.
 
-        It is made anew since an interrupted installer leaves distributions of which a part is missing. What was
+        It is made again since an interrupted installer leaves distributions of which a part is missing. What was
         downloaded is in the installer's cache.
 
         Args:

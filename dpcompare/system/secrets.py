@@ -11,7 +11,7 @@ WORDS = (
 """In the names of variables whose values are secret, or may be."""
 
 LONGEST_VALUE = 10_000
-"""Characters; nobody types a longer one, and it could take long to look at."""
+"""Characters; no user types a longer one, and it could take long to look at."""
 _URL_WITH_PASSWORD = re.compile(r"://[^\s/@]{1,1000}@")
 _ASSIGNED = re.compile(r"(?i)(pass\w{0,20}|token|secret|key)\s?[=:]")
 _PEM = re.compile(r"-----BEGIN ")
@@ -19,8 +19,8 @@ _TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?:hf_|gh[opsur]_|github_pat_|glpat-|xox[abeprs]-|sk-|pk_live_|sk_live_|rk_live_|npm_|pypi-|"
     r"AKIA|ASIA|AIza|ya29\.|eyJ)[A-Za-z0-9_.-]{8,}"
 )
-"""By the prefixes that their makers publish for scanners: Hugging Face, GitHub, GitLab, Slack, OpenAI and Anthropic,
-Stripe, npm, PyPI, Amazon, Google, and JSON Web Tokens."""
+"""Tokens by the prefixes that their makers publish for scanners: Hugging Face, GitHub, GitLab, Slack, OpenAI and
+Anthropic, Stripe, npm, PyPI, Amazon, Google, and JSON Web Tokens."""
 LEAST_RANDOM = 16
 """Characters of a part of base64 that are no words."""
 _HEX = re.compile(r"(?<![A-Za-z0-9])[0-9a-fA-F]{20,}(?![A-Za-z0-9])")
@@ -42,7 +42,7 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def _is_mixed(text: str) -> bool:
-    """Whether a text is as random ones are: what of it is no word has digits, and letters of both cases.
+    """Whether a text is as random ones are: what of it is not a word has digits, and letters of both cases.
 
     Of hexadecimal digits: digits and letters. Words are parts in lower case, as of paths and options.
     """

@@ -35,7 +35,7 @@ class Deadline:
 Handler = Callable[[int, FrameType | None], Any] | int | None
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""By default they end a process."""
+"""Signals that end a process by default."""
 
 MOST_HELD = 3
 """Signals of one kind: whoever sends that many sees that nothing happens, as where a full pipe holds our output up."""
@@ -78,7 +78,7 @@ class HeldSignals:
 
 
 _held: HeldSignals | None = None
-"""Of the main thread, which alone handles signals."""
+"""The signals held by the main thread, which alone handles signals."""
 
 
 @contextmanager
@@ -86,7 +86,7 @@ def signals_held() -> Iterator[HeldSignals]:
     """Within this context a signal is only noted: it is handled where `deliver` is called, at the latest at the end.
 
     An exception from a signal handler can come between any two instructions, also within the standard library: after
-    `Popen.poll` has taken its lock and before it would release it, so that the next wait lasts for ever; or in a hook
+    `Popen.poll` has taken its lock and before it would release it, so that the next wait lasts forever; or in a hook
     of a fork, where it is printed and lost. So processes are started, polled and waited for in this context only.
 
     Contexts may be nested: the outermost delivers. Outside the main thread, where no handler runs, nothing comes.

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 
-def counted(count: int, noun: str) -> str:
+def pluralize(count: int, noun: str) -> str:
     """`1 node`, `2 nodes`, `2 processes`, `2 batches`, `2 epochs`, `1,000 images`."""
-    is_hissed = noun.endswith(("s", "x", "ch")) and not noun.endswith("och")
-    plural = f"{noun}es" if is_hissed else f"{noun}s"
+    takes_es = noun.endswith(("s", "x", "ch")) and not noun.endswith("och")
+    plural = f"{noun}es" if takes_es else f"{noun}s"
     return f"{count:,} {noun if count == 1 else plural}"
 
 
@@ -40,7 +40,7 @@ def printable_lines(text: str) -> str:
 
 
 class UnfailingStream:
-    """A text stream that drops what cannot be written: what is shown is never worth what it tells of."""
+    """A text stream that drops what cannot be written: a failure to show is never worth a failure of the work."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

@@ -13,7 +13,7 @@ import numpy as np
 
 from dpcompare.backends.base import Backend, Inspectable
 from dpcompare.config.run import RunConfig
-from dpcompare.data.batches import BatchReader, HostRead
+from dpcompare.data.batches import BatchLoader, BatchReader
 from dpcompare.data.order import evaluation_batches, training_batches
 from dpcompare.data.store import Split, Store
 from dpcompare.models.state import is_statistic
@@ -23,7 +23,7 @@ from dpcompare.results.predictions import save_classes, save_predictions
 from dpcompare.training.schedule import training_reader
 
 
-def reads_of_statistics(backend: Backend, split: Split) -> Iterator[HostRead]:
+def statistics_loaders(backend: Backend, split: Split) -> Iterator[BatchLoader]:
     """The first training batches, over which an evaluation recomputes BatchNorm's statistics."""
     workload = backend.workload
     reader = training_reader(
@@ -34,7 +34,7 @@ def reads_of_statistics(backend: Backend, split: Split) -> Iterator[HostRead]:
         replicas_per_process=backend.config.topology.replicas_per_process,
         accumulate=workload.accumulate,
     )
-    return reader.reads(
+    return reader.batch_loaders(
         training_batches(
             len(split), workload.global_batch_size, seed=workload.seed, num_steps=workload.batchnorm_recompute
         )
@@ -43,7 +43,7 @@ def reads_of_statistics(backend: Backend, split: Split) -> Iterator[HostRead]:
 
 @contextmanager
 def evaluated_model(
-    backend: Backend, reads: Callable[[], Iterable[HostRead]], alive: Callable[[], None]
+    backend: Backend, batch_loaders: Callable[[], Iterable[BatchLoader]], alive: Callable[[], None]
 ) -> Iterator[None]:
     """Within it a backend has the model that the workload says is evaluated; then it trains on with its own.
 
@@ -53,14 +53,14 @@ def evaluated_model(
     With `weight_average` the parameters are their mean over the steps so far. BatchNorm's running statistics have no
     mean: they are one themselves.
 
-    With `batchnorm_recompute` the running statistics begin anew: they are 0, each batch of `reads` moves them in a
+    With `batchnorm_recompute` the running statistics start again from 0: each batch of `batch_loaders` moves them in a
     forward pass of training with the weights that are evaluated, and they are divided by the share
     1 - momentum^batches that these batches then have of them. So neither the initial statistics count nor those of
     earlier weights. Those of replica 0 hold, as in any evaluation.
 
     Args:
         backend: which all processes evaluate.
-        reads: the micro-batches over which running statistics are recomputed.
+        batch_loaders: the micro-batches over which running statistics are recomputed.
         alive: called after each of them.
     """
     workload = backend.workload
@@ -74,7 +74,7 @@ def evaluated_model(
         zeros = {name: np.zeros_like(trained.model[name]) for name in statistics}
         backend.load_state(replace(evaluated, model=evaluated.model | zeros))
         num_batches = 0
-        for batch in backend.feed(reads()):
+        for batch in backend.prefetch_to_device(batch_loaders()):
             backend.logits(batch, training=True)
             num_batches += 1
             alive()
@@ -106,9 +106,11 @@ def keep_predictions(backend: Inspectable, store: Store, run_dir: Path, alive: C
     )
     batches = list(evaluation_batches(len(split), backend.workload.global_batch_size))
     kept = []
-    with evaluated_model(backend, partial(reads_of_statistics, backend, store.split("train")), alive):
+    with evaluated_model(backend, partial(statistics_loaders, backend, store.split("train")), alive):
         places = [(batch, positions) for batch in batches for positions in reader.rows(len(batch.indices))]
-        for (batch, positions), on_device in zip(places, backend.feed(reader.reads(batches)), strict=True):
+        for (batch, positions), on_device in zip(
+            places, backend.prefetch_to_device(reader.batch_loaders(batches)), strict=True
+        ):
             predicted = backend.logits(on_device, training=False).argmax(axis=1)
             # Of the processes of one replica that is split, only the last has logits; rows of padding are no samples.
             rows = positions[: len(predicted)]

@@ -32,20 +32,20 @@ class Inspection:
         if len(digests) == len(batches):
             self._batch_digests[step] = combined(digests)
         if step == 1 and self._is_defined:
-            self._gradient_squares = backend.first_gradient_squares()
+            self._gradient_squares = backend.first_grad_norm_sq()
             evaluated = [backend.evaluate_step(replace(batch, drop_masks=None)) for batch in batches]
             loss_sum, _, count = backend.read(evaluated).sum(axis=0).tolist()
             self._evaluation = loss_sum, count
 
     def found(self) -> ComputedByProcess:
         """What was found, once training is done."""
-        counted = self._backend.counted()
+        counters = self._backend.counters()
         loss_sum, count = self._evaluation or (None, 0)
         return ComputedByProcess(
-            optimizer_steps=counted.optimizer_steps,
-            images=counted.images,
+            optimizer_steps=counters.optimizer_steps,
+            images=counters.images,
             batch_digests=self._batch_digests,
-            first_gradient_squares=self._gradient_squares,
+            first_grad_norm_sq=self._gradient_squares,
             first_evaluation_loss_sum=loss_sum,
             first_evaluation_count=count,
         )

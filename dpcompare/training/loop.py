@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dpcompare.backends.base import Backend
-from dpcompare.data.batches import BatchReader, DeviceBatch, HostRead
+from dpcompare.data.batches import BatchLoader, BatchReader, DeviceBatch
 from dpcompare.data.names import steps_per_epoch
 from dpcompare.data.order import GlobalBatch, OrderDigest, evaluation_batches, training_batches
 from dpcompare.data.store import Store
@@ -22,15 +22,15 @@ from dpcompare.results.computed import ComputedByProcess
 from dpcompare.results.events import CheckpointSaved, Evaluated, EventLog, Ready
 from dpcompare.results.run_dir import trace_path
 from dpcompare.system.energy import EnergyMeter
-from dpcompare.system.files import put_in_place
-from dpcompare.training.evaluated import Target, evaluated_model, reads_of_statistics
+from dpcompare.system.files import atomic_write
+from dpcompare.training.evaluated import Target, evaluated_model, statistics_loaders
 from dpcompare.training.inspection import Inspection
 from dpcompare.training.schedule import learning_rate, training_reader
 from dpcompare.training.window import MeasuredStep, NonFiniteError, StepLog, Window
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainingSummary:
     """What a process says of its training when it is done."""
 
     order_sha256: str
@@ -47,7 +47,7 @@ def train(
     after_step: Callable[[int], None] = lambda step: None,
     *,
     energy: EnergyMeter | None = None,
-) -> Trained:
+) -> TrainingSummary:
     """Train and evaluate the workload of a backend that is set up, from its first step or from a checkpoint.
 
     Args:
@@ -85,12 +85,12 @@ class Trainer:
         self._log = StepLog(backend, events)
         self._trace = _Trace(backend, run_dir)
         self._batches: list[DeviceBatch] = []
-        """Of the present step; kept until those of the next have arrived."""
+        """The batches of the present step; kept until those of the next have arrived."""
         self._window = Window(backend, energy, previous_end=0.0)
         self._inspection = Inspection(backend)
         self._target = Target(self._config, run_dir)
 
-    def train(self, after_step: Callable[[int], None]) -> Trained:
+    def train(self, after_step: Callable[[int], None]) -> TrainingSummary:
         """Make all steps that are left; see `train` of this module."""
         first_step, digest = _resume(self._backend), OrderDigest()
         feed = self._feed(first_step, digest)
@@ -128,7 +128,7 @@ class Trainer:
             if self._batches:
                 self._inspection.inspect(self._last_step, self._batches)
             digest = self._digest_of_all()
-        return Trained(order_sha256=digest.hexdigest(), computed=self._inspection.found())
+        return TrainingSummary(order_sha256=digest.hexdigest(), computed=self._inspection.found())
 
     def step(self, feed: Iterator[DeviceBatch], step: int) -> None:
         """Have the device make a step; returns before it has, and the window waits for it."""
@@ -154,7 +154,7 @@ class Trainer:
             return
         self._log.add(self._window.close(drain=drain))
         if step == self._num_steps or is_edge_of_trace:
-            self._log.write()  # before what takes long and is no step: the launcher looks when it is written
+            self._log.write()  # before what takes long and is not a step: the launcher looks when it is written
         if self._trace.after(step):
             self._window.leave_out()
 
@@ -164,8 +164,8 @@ class Trainer:
         reader = BatchReader(self._validation, None, None, **self._place)
         order = evaluation_batches(len(self._validation), self._workload.global_batch_size)
         handles = []
-        with evaluated_model(self._backend, self._reads_of_statistics, self._log.alive):
-            for batch in self._backend.feed(reader.reads(order)):
+        with evaluated_model(self._backend, self._statistics_loaders, self._log.alive):
+            for batch in self._backend.prefetch_to_device(reader.batch_loaders(order)):
                 handles.append(self._backend.evaluate_step(batch))
                 if len(handles) % self._config.window == 0:  # or the host would fill the device with batches
                     self._backend.synchronize()
@@ -219,14 +219,14 @@ class Trainer:
             digest.update(batch)
         reader = training_reader(workload, self._split, **self._place, accumulate=workload.accumulate)
         if self._config.reuse_batch:
-            first = self._backend.feed(reader.reads(islice(self._order(), 1)))
+            first = self._backend.prefetch_to_device(reader.batch_loaders(islice(self._order(), 1)))
             for batch in order:
                 digest.update(batch)
             return cycle(list(first))
-        return self._backend.feed(reader.reads(order, digest))
+        return self._backend.prefetch_to_device(reader.batch_loaders(order, digest))
 
-    def _reads_of_statistics(self) -> Iterator[HostRead]:
-        return reads_of_statistics(self._backend, self._split)
+    def _statistics_loaders(self) -> Iterator[BatchLoader]:
+        return statistics_loaders(self._backend, self._split)
 
     def _order(self) -> Iterator[GlobalBatch]:
         """The global batches of all steps."""
@@ -237,7 +237,7 @@ class Trainer:
         return repeat(next(order), self._num_steps) if self._config.reuse_batch else order
 
     def _digest_of_all(self) -> OrderDigest:
-        """Of a run that ends early: with those steps that it leaves out, of which some may have been read ahead."""
+        """The digest of a run that ends early, with the steps that it leaves out: some may have been read ahead."""
         digest = OrderDigest()
         for batch in self._order():
             digest.update(batch)
@@ -262,7 +262,7 @@ class _Trace:
     def before(self, step: int) -> None:
         if step == self._first:
             self._path.parent.mkdir(exist_ok=True)
-            self._open.enter_context(self._backend.profile(self._open.enter_context(put_in_place(self._path))))
+            self._open.enter_context(self._backend.profile(self._open.enter_context(atomic_write(self._path))))
 
     def begins_or_ends_after(self, step: int) -> bool:
         """Whether the device must have finished this step, so that it is in the trace as a whole or not at all."""

@@ -13,13 +13,13 @@ from dpcompare.data.store import Store
 from dpcompare.results.events import EventLog
 from dpcompare.results.predictions import Arrays
 from dpcompare.results.run_dir import probe_path
-from dpcompare.system.files import put_in_place
+from dpcompare.system.files import atomic_write
 from dpcompare.system.python_environment import is_custom
 from dpcompare.training import loop
 from dpcompare.training.schedule import training_reader
 
 
-def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> loop.Trained:
+def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> loop.TrainingSummary:
     """Train as `loop.train` does, and write RUN_DIR/probe-<rank>.safetensors.
 
     Every process writes its rows of the first batch and their logits; process 0 also writes the tensors of the model
@@ -38,7 +38,7 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
         data_parallel_size=backend.data_parallel_size,
     )
     order = training_batches(len(split), workload.global_batch_size, seed=workload.seed, num_steps=1)
-    (first,) = backend.feed(reader.reads(order))
+    (first,) = backend.prefetch_to_device(reader.batch_loaders(order))
     arrays |= {f"rows.{name}": array for name, array in (backend.to_host(first) or {}).items()}
     if is_custom(workload.model):
         activations = backend.activations(first)
@@ -59,6 +59,6 @@ def run(backend: Inspectable, store: Store, events: EventLog, run_dir: Path) -> 
     captured["trained"], captured["averaged"] = end.model, end.average
     if backend.process_rank == 0:
         arrays |= {f"{when}.{name}": array for when, state in captured.items() for name, array in state.items()}
-    with put_in_place(probe_path(run_dir, backend.process_rank)) as path:
+    with atomic_write(probe_path(run_dir, backend.process_rank)) as path:
         save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path)
     return trained

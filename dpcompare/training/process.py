@@ -120,7 +120,7 @@ class Meters:
 
 def _train(
     backend: Backend, events: EventLog, run_dir: Path, meters: Meters, local_devices: tuple[str, ...]
-) -> loop.Trained:
+) -> loop.TrainingSummary:
     """The training that the config asks for."""
     config = backend.config
     store = open_store(config.inputs.store)
@@ -161,8 +161,8 @@ def _gpus_of_machine(config: RunConfig) -> Sequence[str]:
 
 def _gpus(config: RunConfig, local_devices: tuple[str, ...]) -> list[GpuState]:
     """The GPUs of this process before it trains."""
-    of_machine = _gpus_of_machine(config)
-    return read_gpus(local_devices, of_machine) if of_machine else []
+    machine_devices = _gpus_of_machine(config)
+    return read_gpus(local_devices, machine_devices) if machine_devices else []
 
 
 def _bind_near_gpus(config: RunConfig, process_rank: int, local_rank: int) -> str | None:
@@ -216,7 +216,7 @@ def _check_against_plan(backend: Backend, config: RunConfig, process_rank: int) 
 def _record(
     backend: Backend,
     config: RunConfig,
-    trained: loop.Trained | None,
+    trained: loop.TrainingSummary | None,
     gpus: list[GpuState],
     *,
     cores: int,

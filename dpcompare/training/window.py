@@ -14,7 +14,7 @@ from dpcompare.system.energy import EnergyMeter
 
 SECONDS_BETWEEN_EVENTS = 0.25
 SECONDS_BETWEEN_SIGNS = 5.0
-"""Of progress, while there is no step to log."""
+"""Seconds between signs of progress, while there is no step to log."""
 
 
 class NonFiniteError(ArithmeticError):

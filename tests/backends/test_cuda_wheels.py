@@ -109,7 +109,7 @@ def test_jax_without_its_plugin_for_gpus_is_told_how_to_get_it_whatever_the_syst
 def test_jax_is_told_the_extra_of_the_newest_cuda_that_the_driver_runs(driver):
     driver("580.65.06")
     _, remedy, _ = problem("jax", CUDA_13)
-    assert remedy.endswith("'dpcompare[jax-cuda13]'")  # beside torch, whose libraries they are
+    assert remedy.endswith("'dpcompare[jax-cuda13]'")  # next to torch, whose libraries they are
     driver("570.10")
     _, remedy, _ = problem("jax", {})
     assert "'dpcompare[jax-cuda]', in an environment without torch" in remedy

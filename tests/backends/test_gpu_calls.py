@@ -64,7 +64,7 @@ def placed(flips):
     one.device_feed = DeviceFeed(GPU, torch.float32, torch.contiguous_format)
     given = host_batch(flips)
     fake_gpus.calls.clear()
-    (batch,) = one.feed([lambda: given])
+    (batch,) = one.prefetch_to_device([lambda: given])
     calls = list(fake_gpus.calls)
     looked_up = "images" in vars(given)
     fake_gpus.calls.clear()

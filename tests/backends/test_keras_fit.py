@@ -1,4 +1,4 @@
-"""Keras's own `fit`, which runs in a thread beside the loop."""
+"""Keras's own `fit`, which runs in a thread next to the loop."""
 
 import json
 import os

@@ -12,14 +12,14 @@ def test_the_mean_weighs_every_step_by_its_age_and_the_initial_weights_never(dec
     weights = np.random.default_rng(0).normal(size=50)
     mean = 1e9  # whatever was there before the first step
     for step, value in enumerate(weights, start=1):
-        mean += rules.share(step) * (value - mean)
+        mean += rules.ema_weight(step) * (value - mean)
         ages = decay ** np.arange(step - 1, -1, -1)
         assert mean == pytest.approx(np.average(weights[:step], weights=ages), rel=1e-6, abs=1e-6)
 
 
 def test_decay_follows_the_learning_rate_and_leaves_biases_and_scales_alone():
-    assert UpdateRules(weight_decay=0.05).kept(0.1) == 1 - 0.05 * 0.1
-    assert UpdateRules().kept(0.1) == 1
+    assert UpdateRules(weight_decay=0.05).decay_factor(0.1) == 1 - 0.05 * 0.1
+    assert UpdateRules().decay_factor(0.1) == 1
     assert [decays(dimensions) for dimensions in (1, 2, 4)] == [False, True, True]
 
 

@@ -55,7 +55,7 @@ REFUSED = {
         "trains on one node, received 2 nodes.*multiworker",
     ),
     "a target above 1": ([*TORCH, "--target-accuracy", "90"], "target_accuracy: received 90.*such as 0.9"),
-    "a target that is no accuracy": ([*TORCH, "--target-accuracy", "0"], "target_accuracy: received 0, expected"),
+    "a target that is not an accuracy": ([*TORCH, "--target-accuracy", "0"], "target_accuracy: received 0, expected"),
     "an end at no target": ([*TORCH, "--stop-at-target"], "stop_at_target: received without a target"),
     "no steps between evaluations": ([*TORCH, "--evaluate-every", "0"], "evaluate_every: .*received 0"),
     "evaluations beyond the steps": (
@@ -98,7 +98,7 @@ REFUSED = {
         [*TORCH, "--image-size", "0"],
         "image_size: received 0, expected at least 1",
     ),
-    "image size that is no number": ([*TORCH, "--image-size", "big"], "'big' is not a valid integer"),
+    "image size that is not a number": ([*TORCH, "--image-size", "big"], "'big' is not a valid integer"),
     "image too small": ([*TORCH, "--image-size", "8"], "efficientnet-b2 needs at least 32 pixels"),
     "epochs and steps": ([*TORCH, "--epochs", "1", "--steps", "9"], "received both epochs=1 and steps=9"),
     "float16": (
@@ -135,7 +135,7 @@ REFUSED = {
         [*TORCH, "--config", "type.toml"],
         r"type.toml:3: key 'image_size': received '64', expected an integer",
     ),
-    "config file that is no TOML": ([*TORCH, "--config", "broken.toml"], "is not valid TOML"),
+    "config file that is not TOML": ([*TORCH, "--config", "broken.toml"], "is not valid TOML"),
     "config file with a number of 5,000 digits": ([*TORCH, "--config", "long.toml"], "long.toml' is not valid TOML"),
     "config file with deep brackets": ([*TORCH, "--config", "deep.toml"], "deep.toml' is not valid TOML: .* too deep"),
     "config file of megabytes": (
@@ -150,7 +150,7 @@ REFUSED = {
     "infinite time in the config file": ([*TORCH, "--config", "inf.toml"], "'progress_timeout': received inf"),
     "infinite time": ([*TORCH, "--progress-timeout", "inf"], "received 'inf', expected a finite number"),
     "time that becomes infinite": ([*TORCH, "--start-timeout", "1e400"], "received '1e400', expected a finite number"),
-    "learning rate that is no number": ([*TORCH, "--lr", "nan"], "received 'nan', expected a finite number"),
+    "learning rate that is not a number": ([*TORCH, "--lr", "nan"], "received 'nan', expected a finite number"),
     "config file that is missing": ([*TORCH, "--config", "missing.toml"], "missing.toml.* cannot be read"),
     "interpreter that is missing": (
         [*TORCH, "--python", "torch=/no/python"],

@@ -74,7 +74,7 @@ def test_a_resumed_study_may_have_more_rounds_and_nothing_else(finished):
     assert len(longer.json["runs"]) == 6
     refused = invoke("compare", "--resume", folder, "--arm", "torch:ddp", "--epochs", "3")
     assert refused.code == 2
-    assert "--resume: received --arm, --epochs beside it" in refused.stderr
+    assert "--resume: received --arm, --epochs with it" in refused.stderr
     nowhere = invoke("compare", "--resume", folder / "runs")
     assert nowhere.code == 2
     assert "expected the directory of a study" in nowhere.stderr
@@ -285,9 +285,9 @@ REFUSED = {
     "an unknown option of an arm": (["--arm", "torch:ddp,precison=float64"], "Did you mean 'precision'"),
     "an option of all arms": (
         ["--arm", "torch:ddp,target_accuracy=0.9"],
-        "which all arms of a study share; expected --target-accuracy beside the arms",
+        "which all arms of a study share; expected --target-accuracy next to the arms",
     ),
-    "a value that is none": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
+    "a value that does not exist": (["--arm", "torch:ddp,precision=half"], "precision: 'half' is not one of"),
     "nodes that are no numbers": (["--nodes", "two"], "received 'two', expected positive numbers"),
     "no second arm to be compared with": (
         ["--arm", "torch:single", "--until", "2%"],
@@ -298,7 +298,7 @@ REFUSED = {
         "evaluate_every: received 5, but the run has only 4 steps",
     ),
     "a pair of one": (["--arm", "torch:single", "--pair", "torch:single"], "--pair: received .*expected two arms"),
-    "a pair that is none of the arms": (
+    "a pair that is not of the arms": (
         ["--arm", "torch:single", "--arm", "torch:ddp", "--pair", "torch:single", "--pair", "torch:dp"],
         "--pair: received 'torch:dp', which is none of the arms; expected one of torch single 1x1, torch ddp 2x1",
     ),

@@ -80,8 +80,8 @@ def test_what_is_neither_an_arm_nor_a_run_is_refused(tmp_path):
         (["torch:dp", "--devices-per-node", "2", "--device", "cpu"], "torch dp is emulated on cpu devices"),
         (["torch:nothing", "--device", "cpu"], "unknown mode 'nothing'"),
         (["torch:ddp,nosuch=mlp"], "nosuch"),
-        (["torch:ddp,nodes=2"], "received 'nodes=2' in 'torch:ddp,nodes=2'; expected --nodes 2 beside the arm"),
-        (["nowhere"], "which is no directory; expected that of a completed run, or an arm such as torch:ddp"),
+        (["torch:ddp,nodes=2"], "received 'nodes=2' in 'torch:ddp,nodes=2'; expected --nodes 2 next to the arm"),
+        (["nowhere"], "which is not a directory; expected that of a completed run, or an arm such as torch:ddp"),
         (
             ["torch:ddp,engine=namespaces,link=1gbit", "--nodes", "2", "--device", "cpu", "--measured-link", "10gbit"],
             "received '10gbit' with a run that has --link 1gbit; expected only one of them",

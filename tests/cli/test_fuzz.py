@@ -1,7 +1,7 @@
-"""Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never for ever.
+"""Whatever is typed, or stands in a file: an answer or a refusal, never a traceback, never forever.
 
 Each property is tried with a few cases here and with hundreds or thousands where slow tests run, always in the same
-order; `python -m stress.fuzz` goes on for as long as it is told to.
+order; `python -m stress.fuzz` continues for as long as it is asked to.
 """
 
 import json
@@ -29,7 +29,7 @@ from dpcompare.results.events import EventLog, read_events
 from dpcompare.results.run_dir import event_path
 from stress.fuzz_files import FILE_TARGETS
 from stress.fuzz_mutations import mutated
-from stress.fuzz_oracle import Judge, answered, limited, little_memory
+from stress.fuzz_oracle import Oracle, answered, limited, little_memory
 from stress.fuzz_words import WORD_TARGETS
 from tests.experiments.test_analysis import runs
 from tests.results.test_checkpoint import equal, made, sealed
@@ -292,7 +292,7 @@ def test_events_of_a_run(cases, tmp_path):
 
 
 FOUND = Path(__file__).parent / "fuzz_corpus"
-"""What `stress.fuzz` has found, by target; all of it is mended."""
+"""What `stress.fuzz` has found, by target; all of it is fixed."""
 
 
 @pytest.mark.parametrize("target", FILE_TARGETS | WORD_TARGETS)
@@ -302,8 +302,8 @@ def test_what_was_found_once_is_answered_or_refused(target, tmp_path):
     if reader.mutate:
         contents |= {f"mutation {seed}": reader.mutate(reader.seeds[0], Random(seed)) for seed in range(3)}
     contents |= {path.name: path.read_bytes() for path in sorted((FOUND / target).glob("*"))}
-    judge = Judge(tmp_path)
-    found = {name: judge.finding(reader.read, content) for name, content in contents.items()}
+    oracle = Oracle(tmp_path)
+    found = {name: oracle.finding(reader.read, content) for name, content in contents.items()}
     assert not {name: finding.what for name, finding in found.items() if finding}
 
 
@@ -334,5 +334,5 @@ def _swallows(content):
 )
 def test_what_no_reader_may_do_is_found(read, place, tmp_path, monkeypatch):
     monkeypatch.setattr("stress.fuzz_oracle.LONGEST_SECONDS", 0.2)
-    finding = Judge(tmp_path).finding(read, b"x")
+    finding = Oracle(tmp_path).finding(read, b"x")
     assert (finding is None) if place is None else finding.place.startswith(place), finding

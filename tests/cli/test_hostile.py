@@ -1,4 +1,4 @@
-"""A run and a study of a stranger, read by every command under an audit hook: nothing executed, nothing written."""
+"""An untrusted run and study, read by every command under an audit hook: nothing executed, nothing written."""
 
 import json
 import os
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 GRADIENTS = Gradients(num_bytes=30, messages=(10, 20), ready=((10, 0.5), (30, 0.9)), backward_ends=0.95)
 
-# Python's own code is imported and compiled; what would be the stranger's is told by name.
+# Python's own code is imported and compiled; what would be the untrusted code is recognised by its name.
 WATCHED = """
 import json, sys
 from stress.audit import violation
@@ -55,7 +55,7 @@ print(json.dumps([codes, seen]))
 
 
 def hostile_config(folder):
-    """Whatever can be named in a config names something of the stranger's."""
+    """Whatever can be named in a config names something untrusted."""
     inputs = Inputs(
         store=folder / "store",
         store_sha256="0" * 64,
@@ -87,12 +87,12 @@ def fill(run_dir, config):
 @pytest.fixture
 def hostile(tmp_path):
     """A folder with a run and a study, and what must never be executed."""
-    folder = tmp_path / "stranger"
+    folder = tmp_path / "untrusted"
     folder.mkdir()
     for name, text in (("evil.py", "open('executed', 'w')\n"), ("python", "#!/bin/sh\ntouch executed\n")):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
-    for module in ("altair", "jinja2", "rich", "numpy"):  # beside the study, where the user stands
+    for module in ("altair", "jinja2", "rich", "numpy"):  # next to the study, where the user works
         (folder / f"{module}.py").write_text("open('executed', 'w')\n")
     config = hostile_config(folder)
     fill(folder / "run", config)
@@ -109,7 +109,7 @@ def hostile(tmp_path):
 
 
 def read_under_watch(hostile, allowed, commands, imported):
-    """The exit codes of commands where the stranger's files are, what they did that no reader may, and their output."""
+    """The exit codes of commands where the untrusted files are, what they did that no reader may, and their output."""
     argv = [sys.executable, "-P", "-c", WATCHED, str(allowed), json.dumps(commands), imported]
     process = subprocess.run(
         argv,

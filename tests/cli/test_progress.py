@@ -12,7 +12,7 @@ from dpcompare.experiments.study import Study, open_study
 from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.events import Evaluated, EventLog, EventTail, Failed
 from dpcompare.results.series import RunState
-from dpcompare.system.cache import only_one
+from dpcompare.system.cache import exclusive_lock
 from tests.experiments.test_fairness import result
 from tests.experiments.test_study import arm
 from tests.support.command import invoke
@@ -108,7 +108,7 @@ def cells(view):
 def test_a_view_of_a_study_tells_what_is_done_and_how_far_it_is(begun):
     folder, log = begun
     view = StudyView(folder)
-    with only_one(folder, ""):
+    with exclusive_lock(folder, ""):
         columns, caption = cells(view)
         assert sorted(columns[1]) == ["0/2", "1/2"]
         assert "123.4" in columns[2]
@@ -178,7 +178,7 @@ def test_a_view_may_be_asked_by_several_threads(begun):
         except Exception as error:
             errors.append(error)
 
-    with only_one(folder, ""):
+    with exclusive_lock(folder, ""):
         threads = [threading.Thread(target=ask) for _ in range(4)]
         for thread in threads:
             thread.start()

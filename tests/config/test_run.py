@@ -67,7 +67,7 @@ def test_a_change_leaves_the_rest_as_it_is():
     run = config().changed(placement=Placement(engine="local"))
     changed = run.changed(input_threads=2)
     assert all(getattr(changed, name) is getattr(run, name) for name in ("workload", "cluster", "placement"))
-    # The usual warm-up, which nobody asked for, still gives way to a short run.
+    # The usual warm-up, which was not asked for, still gives way to a short run.
     assert Workload().changed(seed=3).model_fields_set == {"seed"}
     assert Workload().changed(steps=3).warmup_steps == 2
     assert Workload(steps=3).changed(steps=200).warmup_steps == 5

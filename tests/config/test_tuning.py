@@ -217,7 +217,7 @@ def test_autotune_tries_what_was_not_chosen_and_a_study_that_goes_on_keeps_what_
 
 
 def test_a_setting_that_fails_or_is_refused_does_not_end_autotune(tmp_path, monkeypatch):
-    """A lucky run whose repetition fails is no gain, and one that cannot be made here is none either."""
+    """A lucky run whose repetition fails is not a gain, and one that cannot be made here is not either."""
     speeds = iter([100.0, 130.0, None, "refused"])
 
     def run(config, run_dir, report):

@@ -1,4 +1,4 @@
-"""The door to the frameworks, and the rule of who may import whom."""
+"""The entry point to the frameworks, and the rule of who may import whom."""
 
 import dataclasses
 import subprocess

@@ -78,7 +78,7 @@ backend.setup()
 train = open_store(config.inputs.store).split("train")
 reader = BatchReader(train, None, data_parallel_rank=0, data_parallel_size=1, replicas_per_process=replicas)
 losses = []
-for batch in backend.feed(reader.reads(training_batches(len(train), 16, seed=0, num_steps=4))):
+for batch in backend.prefetch_to_device(reader.batch_loaders(training_batches(len(train), 16, seed=0, num_steps=4))):
     losses.append(float(backend.read([backend.train_step([batch], learning_rate=0.02)])[0]) / batch.global_count)
 backend.teardown()
 print(json.dumps(losses))

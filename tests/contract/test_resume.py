@@ -422,6 +422,6 @@ def test_a_file_of_options_is_not_ignored(tmp_path):
 
 
 def _held(folder):
-    from dpcompare.system.cache import only_one
+    from dpcompare.system.cache import exclusive_lock
 
-    return only_one(folder, "")
+    return exclusive_lock(folder, "")

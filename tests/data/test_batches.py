@@ -75,7 +75,7 @@ def test_the_digest_covers_the_global_batches(split):
     digests = [OrderDigest(), OrderDigest()]
     for rank, digest in enumerate(digests):
         reader = BatchReader(split, None, data_parallel_rank=rank, data_parallel_size=2)
-        list(reader.reads(training_batches(21, 8, seed=0, num_steps=3), digest))
+        list(reader.batch_loaders(training_batches(21, 8, seed=0, num_steps=3), digest))
     assert digests[0].hexdigest() == digests[1].hexdigest()
 
 
@@ -92,7 +92,7 @@ def test_the_threads_of_prefetch_work_side_by_side():
     together = threading.Barrier(3, timeout=30)
 
     def prepare(item):
-        together.wait()  # nobody passes before three are here
+        together.wait()  # no thread passes before three are here
         return item
 
     assert list(prefetch(range(6), prepare, 3)) == list(range(6))
@@ -119,7 +119,7 @@ def test_epochs_do_not_mix_where_threads_read_side_by_side(split):
         return task().images.tobytes()
 
     alone = [batch.images.tobytes() for batch in reader.read(order())]
-    assert list(prefetch(reader.reads(order()), read, 4)) == alone
+    assert list(prefetch(reader.batch_loaders(order()), read, 4)) == alone
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -40,7 +40,7 @@ def test_postscript_that_is_called_a_photograph_is_not_executed(photos, tmp_path
     for number in range(2):
         (photos / "cat" / f"x{number}.jpg").write_text(POSTSCRIPT)
     with pytest.raises(
-        RequestError, match=r"x0\.jpg' cannot be decoded: OSError: its content is none of BMP, GIF, JPEG"
+        RequestError, match=r"x0\.jpg' cannot be decoded: OSError: its content is not one of BMP, GIF, JPEG"
     ):
         prepare(photos, tmp_path / "store", 8, num_processes=1)
     for num_processes in (1, 2):

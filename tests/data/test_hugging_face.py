@@ -190,7 +190,7 @@ def test_other_datasets_that_cannot_be_used_are_refused(datasets, saved, split_o
     with pytest.raises(RequestError, match=r"5 of 5 images of split 'test' .* have no label; choose another split"):
         source_of(name).files()
     assert len(source_of(f"{name},validation=train").files().splits["validation"]) == 4
-    with pytest.raises(RequestError, match="asks for train=fold, which is no split; expected one of train, test"):
+    with pytest.raises(RequestError, match="asks for train=fold, which is not a split; expected one of train, test"):
         source_of(f"{name},train=fold").files()
     with pytest.raises(RequestError, match="names the config 'plain', but `save_to_disk` wrote"):
         source_of(f"{name}:plain").files()

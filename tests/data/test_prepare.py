@@ -259,11 +259,11 @@ def test_what_is_left_out_is_told(photos, tmp_path):
     assert prepare(photos, tmp_path / "whole", 32).manifest.notes == ()
     (photos / "empty").mkdir()
     (photos / "cat" / "raw.heic").touch()
-    (photos / "beside.png").touch()
+    (photos / "stray.png").touch()
     assert prepare(photos, tmp_path / "store", 32).manifest.notes == (
         "left out, without an image: empty/",
         "left out, files in formats that are not read (by suffix): .heic: 1",
-        "left out, images beside the class folders: 1",
+        "left out, images next to the class folders: 1",
     )
     shutil.copytree(photos, tmp_path / "split" / "train")
     shutil.copytree(photos, tmp_path / "split" / "test")
@@ -303,7 +303,7 @@ def test_names_that_are_not_utf8_are_refused_or_written_in_another_way(photos, t
     Path(os.fsdecode(bad)).write_bytes(b"no image")
     store = prepare(root, tmp_path / "store", 32, skip_corrupt=True)
     assert store.manifest.skipped == (r"cat/x\xe9.png",)
-    Path(os.fsdecode(os.fsencode(root) + b"/hat\xe9")).mkdir()  # empty, so it is no class
+    Path(os.fsdecode(os.fsencode(root) + b"/hat\xe9")).mkdir()  # empty, so it is not a class
     Path(os.fsdecode(os.fsencode(root) + b"/dog/notes.\xe9")).touch()
     noted = prepare(root, tmp_path / "noted", 32, skip_corrupt=True).manifest.notes
     assert noted == (

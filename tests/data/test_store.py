@@ -125,5 +125,5 @@ def test_a_pipe_in_a_store_is_refused(tmp_path, name):
     store = prepare("synthetic-mini", tmp_path / "store", 8)
     (store.path / name).unlink()
     os.mkfifo(store.path / name)
-    with pytest.raises(RequestError, match=rf"{name}' is missing, or is no file"):
+    with pytest.raises(RequestError, match=rf"{name}' is missing, or is not a file"):
         open_store(store.path)

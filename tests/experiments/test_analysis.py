@@ -64,15 +64,15 @@ def test_the_headline_is_the_largest_difference():
 
 
 @pytest.mark.parametrize(
-    ("changes", "knob"),
+    ("changes", "setting"),
     [({"precision": "bfloat16"}, "precision"), ({"store_sha256": "other"}, "data"), ({"emulated": True}, "emulation")],
 )
-def test_an_unfair_knob_takes_the_claim_away_and_is_named(changes, knob):
+def test_an_unfair_knob_takes_the_claim_away_and_is_named(changes, setting):
     shown = compared(runs("torch", "ddp", FAST, **changes), runs("tensorflow", "multiworker", SLOW))
     assert shown.headline.startswith("NOT COMPARABLE: the speeds of no two arms")
-    assert shown.claims[0].sentence.endswith(f"are NOT COMPARABLE. Settings that differ: {knob}.")
+    assert shown.claims[0].sentence.endswith(f"are NOT COMPARABLE. Settings that differ: {setting}.")
     assert shown.claims[0].ratio is None
-    about_it = compared(runs("torch", "ddp", FAST, **changes), runs("torch", "ddp", SLOW), subject=(knob,))
+    about_it = compared(runs("torch", "ddp", FAST, **changes), runs("torch", "ddp", SLOW), subject=(setting,))
     assert about_it.claims[0].outcome == "faster"
 
 
@@ -317,7 +317,7 @@ def test_a_gpu_that_was_slowed_down_is_named_with_its_round():
     fast.runs[1] = fast.runs[1].model_copy(update={"nodes": [node]})
     shown = compared(fast, runs("tensorflow", "multiworker", SLOW))
     sentence = "round 2: GPU 3 (NVIDIA H100) of node 1 was slowed down: power brake"
-    assert [[remark.sentence for remark in row.remarks] for row in shown.arms] == [[sentence], []]
+    assert [[warning.sentence for warning in row.warnings] for row in shown.arms] == [[sentence], []]
     assert sentence in as_html(shown)
     assert f"- SLOWED DOWN torch ddp 2x1: {sentence}" in as_markdown(shown)
 
@@ -338,7 +338,7 @@ def test_a_stall_is_named_everywhere_and_changes_no_claim():
     quiet = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     shown = compared(stalled(runs("torch", "ddp", FAST), 3), runs("tensorflow", "multiworker", SLOW))
     sentence = "round 3: step 15 took 20.0 s, median 0.29 s; without it 110.9 images/s"
-    assert [[(remark.kind, remark.sentence) for remark in row.remarks] for row in shown.arms] == [
+    assert [[(warning.kind, warning.sentence) for warning in row.warnings] for row in shown.arms] == [
         [("STALLED", sentence)],
         [],
     ]
@@ -456,17 +456,17 @@ def test_the_sheet_shows_what_changed_between_rounds():
     arm = runs("torch", "ddp", FAST)
     arm.runs[3] = arm.runs[3].model_copy(update={"precision": "bfloat16"})
     shown = compared(arm, runs("tensorflow", "multiworker", SLOW))
-    (row,) = (row for row in shown.knobs if row.knob == "precision")
+    (row,) = (row for row in shown.settings if row.setting == "precision")
     assert row.values == ["float32, bfloat16", "float32"]
     assert row.verdict == "NOT COMPARABLE"
-    verdicts = {row.knob: row.verdict for row in shown.knobs if not row.equal}
+    verdicts = {row.setting: row.verdict for row in shown.settings if not row.equal}
     assert verdicts["framework"] == "expected to differ"
 
 
 def test_a_figure_that_one_arm_lacks_is_not_called_expected():
     known, lacking = (runs("torch", mode, FAST) for mode in ("ddp", "fabric"))
     lacking.runs = [run.model_copy(update={"computed": None}) for run in lacking.runs]
-    verdicts = {row.knob: row.verdict for row in compared(known, lacking).knobs if not row.equal}
+    verdicts = {row.setting: row.verdict for row in compared(known, lacking).settings if not row.equal}
     assert verdicts["optimizer steps"] == "not known"
     assert verdicts["mode"] == "expected to differ"
 

@@ -109,7 +109,7 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     sheet = compare([result(), result("tensorflow", "multiworker")])
     assert sheet.verdict == "COMPARABLE"
     assert sheet.reasons == []
-    differing = {row.knob for row in sheet.rows if not row.equal}
+    differing = {row.setting for row in sheet.rows if not row.equal}
     assert differing == {"framework", "mode", "collective", "memory layout", "versions"}
     assert sheet.summary == f"COMPARABLE (of {len(CHECKS)} settings, all are equal that must be)"
 
@@ -127,7 +127,7 @@ def test_replicas_on_one_gpu_are_compared_with_nothing_not_even_with_others_on_o
         assert "use GPUs, one for each replica" in reason
 
 
-# One change of one side -> the knobs that must be named.
+# One change of one side -> the settings that must be named.
 CHANGES = {
     "precision": ({"precision": "bfloat16"}, {"precision"}),
     "profile": ({"profile": "native", "settings": {"tf32": True}}, {"profile", "TF32"}),
@@ -181,10 +181,10 @@ CHANGES = {
 def test_one_knob_that_differs_is_named(changes, named):
     sheet = compare([result(), result("tensorflow", "multiworker", **changes)])
     assert sheet.verdict == "NOT COMPARABLE"
-    assert {row.knob for row in sheet.rows if row.reason} == named
-    for knob, reason in zip([row.knob for row in sheet.rows if row.reason], sheet.reasons, strict=True):
-        assert reason.startswith(f"{knob}: ")
-        assert reason.endswith(f"; {CHECKS[knob].fix}")
+    assert {row.setting for row in sheet.rows if row.reason} == named
+    for setting, reason in zip([row.setting for row in sheet.rows if row.reason], sheet.reasons, strict=True):
+        assert reason.startswith(f"{setting}: ")
+        assert reason.endswith(f"; {CHECKS[setting].fix}")
 
 
 def inherited(**variables):
@@ -230,19 +230,19 @@ def test_variables_that_both_sides_have_or_that_change_no_speed_are_no_reason():
 )
 def test_losses_that_differ_as_they_may_are_no_reason(losses, changes):
     sheet = compare([result(), result("tensorflow", "multiworker", train_loss=losses + [2.0] * 43, **changes)])
-    assert not {"first loss", "second loss"} & {row.knob for row in sheet.rows if row.reason}
+    assert not {"first loss", "second loss"} & {row.setting for row in sheet.rows if row.reason}
 
 
 def test_the_losses_of_float64_agree_more_closely():
     double = {"workload": {"precision": "float64"}, "precision": "float64"}
     pair = [result(**double), result("tensorflow", "multiworker", **double, train_loss=[2.00000001] + [2.0] * 44)]
-    assert [row.knob for row in compare(pair).rows if row.reason] == ["first loss"]
+    assert [row.setting for row in compare(pair).rows if row.reason] == ["first loss"]
 
 
 def test_a_schedule_that_ends_elsewhere_has_other_losses_later_on():
     cosine = {"workload": {"precision": "float64", "schedule": "cosine"}, "precision": "float64"}
     pair = [result(**cosine), result(**cosine, train_loss=[2.0, 2.0, 2.1, 2.1])]
-    assert "later losses" not in {row.knob for row in compare(pair).rows if row.reason}
+    assert "later losses" not in {row.setting for row in compare(pair).rows if row.reason}
 
 
 DOUBLE = {"workload": {"precision": "float64", "steps": 6}, "precision": "float64", "train_loss": [2.0] * 6}
@@ -260,7 +260,7 @@ DOUBLE = {"workload": {"precision": "float64", "steps": 6}, "precision": "float6
 )
 def test_in_float64_few_steps_agree_to_their_end(changes, named):
     pair = [result(**DOUBLE), result("tensorflow", "multiworker", **DOUBLE | changes)]
-    assert [row.knob for row in compare(pair).rows if row.reason] == named
+    assert [row.setting for row in compare(pair).rows if row.reason] == named
 
 
 @pytest.mark.parametrize(
@@ -286,24 +286,24 @@ def test_what_is_not_known_is_no_reason():
     for other in (result(computed=unknown), result().model_copy(update={"computed": None})):
         sheet = compare([result(), other])
         assert sheet.verdict == "COMPARABLE"
-        assert {row.values[1] for row in sheet.rows if row.knob == "first gradient norm"} == {"not known"}
+        assert {row.values[1] for row in sheet.rows if row.setting == "first gradient norm"} == {"not known"}
 
 
 def test_digests_by_another_rule_are_not_compared():
     pair = [result(), result(dpcompare_version="9.9.1", computed={"batch_digests": {1: "other"}})]
-    assert {row.knob for row in compare(pair).rows if row.reason} == {"dpcompare"}
+    assert {row.setting for row in compare(pair).rows if row.reason} == {"dpcompare"}
 
 
 @pytest.mark.parametrize(
-    ("contradiction", "knob", "shown"),
+    ("contradiction", "setting", "shown"),
     [
         ({"optimizer_steps": 40}, "optimizer steps", "40, 45 asked"),
         ({"images": 719}, "images computed", "719, 1438 asked, 1438 claimed"),
     ],
 )
-def test_a_run_that_contradicts_its_claim_is_named_alone(contradiction, knob, shown):
+def test_a_run_that_contradicts_its_claim_is_named_alone(contradiction, setting, shown):
     (reason,) = compare([result(computed=contradiction)]).reasons
-    assert reason.startswith(f"{knob}: {shown}; ")
+    assert reason.startswith(f"{setting}: {shown}; ")
 
 
 def test_the_confounds_of_the_article_are_each_named():
@@ -314,7 +314,7 @@ def test_the_confounds_of_the_article_are_each_named():
     tensorflow = result("tensorflow", "multiworker", settings={"input_threads": 0, "dropout": 0.5})
     sheet = compare([torch, tensorflow])
     assert sheet.verdict == "NOT COMPARABLE"
-    named = {row.knob for row in sheet.rows if row.reason}
+    named = {row.setting for row in sheet.rows if row.reason}
     assert named == {"input threads per replica", "dropout", "augmentation", "evaluated samples"}
 
 
@@ -356,16 +356,16 @@ def gpu(*, watts=700.0, link="18 NVLinks", **changes):
 )
 def test_gpus_that_may_not_run_equally_fast_are_not_compared(changes, named):
     sheet = compare([on_gpus(gpu()), on_gpus(gpu(), gpu(**changes))])
-    assert {row.knob for row in sheet.rows if row.reason} == named
+    assert {row.setting for row in sheet.rows if row.reason} == named
 
 
 def test_gpus_that_were_never_read_are_not_called_equal():
     sheet = compare([on_gpus(), on_gpus()])
-    assert [row.knob for row in sheet.rows if row.reason] == ["GPU settings"]
+    assert [row.setting for row in sheet.rows if row.reason] == ["GPU settings"]
 
 
 @pytest.mark.parametrize("epsilon", [None, 1e-3])
 def test_a_model_without_batchnorm_has_no_epsilon_that_could_differ_or_be_unknown(epsilon):
     """Older releases wrote that of EfficientNet for every model."""
     one, other = (result(workload={"model": "mlp"}, settings={"batchnorm_epsilon": each}) for each in ("none", epsilon))
-    assert "BatchNorm epsilon" not in {row.knob for row in compare([one, other]).rows if row.reason}
+    assert "BatchNorm epsilon" not in {row.setting for row in compare([one, other]).rows if row.reason}

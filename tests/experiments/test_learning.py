@@ -69,12 +69,12 @@ def compared(*arms, subject=()):
 
 
 def test_what_a_seed_decides_is_judged_within_each_round():
-    rows = {row.knob: row for row in compared(ddp(), multiworker()).knobs}
+    rows = {row.setting: row for row in compared(ddp(), multiworker()).settings}
     assert rows["first loss"].equal
     assert rows["first loss"].values[0].count(",") == 7  # another one in each round
     other = multiworker()
     other.runs[3] = other.runs[3].model_copy(update={"train_loss": [2.5] * 45})
-    rows = {row.knob: row for row in compared(ddp(), other).knobs}
+    rows = {row.setting: row for row in compared(ddp(), other).settings}
     assert rows["first loss"].reason
     assert not rows["first loss"].equal
 

@@ -53,13 +53,13 @@ def test_every_part_of_a_synchronous_step_is_found_at_its_size():
 
 
 def test_input_and_exchange_that_hide_each_other_are_saved_only_together():
-    """Each takes 50 ms beside 100 of computing, and the two go on at once."""
-    beside = {"as_it_is": constant(0.150), "no_exchange": constant(0.150), "no_input": constant(0.150)}
+    """Each takes 50 ms alongside 100 of computing, and the two run at once."""
+    overlapping = {"as_it_is": constant(0.150), "no_exchange": constant(0.150), "no_input": constant(0.150)}
     alone = {"computing_alone": constant(0.100), "larger_batch": constant(0.400)}
-    found = milliseconds(of(rounds(**beside, **alone)))
+    found = milliseconds(of(rounds(**overlapping, **alone)))
     assert (found["input"], found["exchange"], found["together"]) == (0.0, 0.0, 50.0)
     assert (found["launching"], found["computing"]) == (0.0, 100.0)
-    assert of(rounds(**beside, **alone)).rounds[0].unhidden_input == pytest.approx(0.05)
+    assert of(rounds(**overlapping, **alone)).rounds[0].unhidden_input == pytest.approx(0.05)
 
 
 def test_a_step_waits_for_whichever_process_is_slow_in_it():

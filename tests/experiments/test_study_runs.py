@@ -97,7 +97,7 @@ def test_a_disturbed_run_is_made_again_once_kept_and_told(tmp_path, made):
     assert (tmp_path / "s" / "runs" / "round-02" / "a.disturbed-1" / "result.json").is_file()
     shown = analyse(collect([tmp_path / "s"]))
     assert [row.repeated for row in shown.arms] == [[f"round 2: {OTHERS}"], [f"round 3: {OTHERS}"]]
-    assert [[remark.kind for remark in row.remarks] for row in shown.arms] == [[], ["DISTURBED"]]
+    assert [[warning.kind for warning in row.warnings] for row in shown.arms] == [[], ["DISTURBED"]]
     assert "- RUN AGAIN a: round 2: DISTURBED" in as_markdown(shown)
     assert "RUN AGAIN <strong>a</strong>: round 2: DISTURBED" in as_html(shown)
     again, _ = made(request, tmp_path / "s", {})

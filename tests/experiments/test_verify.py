@@ -42,7 +42,7 @@ SYNCHRONIZED = REGULARIZED | {"batchnorm": "sync"}
 
 
 def group(replicas=1, optimizer="sgd", modes=ALL, frameworks=BOTH, **asked):
-    """A group of a small model; with `accumulate`, which needs one without BatchNorm, beside one device."""
+    """A group of a small model; with `accumulate`, which needs one without BatchNorm, compared with one device."""
     accumulate = asked.pop("accumulate", 1)
     workload = _workload(asked.pop("model", "toy-bn"), optimizer, "float64", quick=False, asked=asked)
     contenders = usable_contenders(frameworks, modes, replicas)
@@ -117,7 +117,7 @@ def test_all_modes_pass_every_check(healthy, replicas, optimizer, asked):
 
 
 OTHERS = ("single", "ddp", "pipeline", "ddp-stages", "fsdp", "fabric", "accelerate", "parameter-server")
-"""Modes that are compared only where they are asked for, beside one that is always."""
+"""Modes that are compared only where they are asked for, with one that is always."""
 ON_ONE_REPLICA = [
     "tensorflow parameter-server on 3 nodes x 1 device",
     "tensorflow single",
@@ -397,7 +397,7 @@ def test_every_fault_that_changes_numbers_is_caught_by_a_check_of_verify():
 
 
 OTHER_BY_INTENT = ("profile", "TF32", "checkpoints", "measured steps")
-"""Knobs in which the reference may be other than the side that is broken."""
+"""Settings in which the reference may be other than the side that is broken."""
 
 
 SEVERAL_REPLICAS = {"torch": "ddp", "tensorflow": "mirrored", "jax": "spmd"}
@@ -442,7 +442,7 @@ def test_each_broken_alignment_is_caught_and_named(healthy, name, tmp_path, monk
     checks = list(compare_sides(chosen, [reference, broken], {}))
     failed = {check.name: check for check in checks if not check.passed}
     sheet = compare([reference.result, broken.result], subject=OTHER_BY_INTENT)
-    named = {row.knob for row in sheet.rows if row.reason}
+    named = {row.setting for row in sheet.rows if row.reason}
     with capsys.disabled():
         caught = failed.get(fault.caught_by)
         figures = f"{caught.measured:.1e} against {caught.tolerance:.0e}" if caught else "not caught"

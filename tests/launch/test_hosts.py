@@ -213,7 +213,7 @@ def test_different_releases_are_told_by_every_node(tmp_path):
 
 
 def test_a_port_that_nobody_answers_on_is_told(tmp_path):
-    with socket.socket() as silent:  # bound, so that nobody else takes it, and not listening
+    with socket.socket() as silent:  # bound, so that no other process takes it, and not listening
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         rendezvous = Rendezvous.open(tmp_path, 2)
@@ -226,7 +226,7 @@ def test_a_port_that_nobody_answers_on_is_told(tmp_path):
 
 def test_an_address_of_another_machine_is_told():
     with (
-        pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is to be this machine, and is no address of"),
+        pytest.raises(RendezvousError, match=r"192\.0\.2\.1 is to be this machine, and is not an address of"),
         listening("192.0.2.1"),
     ):
         pass
@@ -277,7 +277,7 @@ def test_a_node_ends_when_nothing_is_heard_of_who_began_the_run(tmp_path, monkey
     now += 20
     assert rendezvous.why_stopped(0) is None
     now += 200
-    assert rendezvous.why_stopped(0) == "nothing was heard for 180 s of the process that started the run"
+    assert rendezvous.why_stopped(0) == "no sign of life came for 180 s from the process that started the run"
 
 
 def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, monkeypatch):
@@ -292,7 +292,7 @@ def test_a_job_may_wait_in_its_queue_longer_than_a_node_may_be_silent(tmp_path, 
         now += seconds
         watch.look(lambda: None)
         assert watch.is_over() == over, seconds
-    assert "nothing was heard of any node for 61 s" in watch.outcome().reasons
+    assert "no sign of life came from any node for 61 s" in watch.outcome().reasons
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,7 @@ def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by,
     rendezvous = Rendezvous.open(tmp_path, 1)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
     for kind in ended_by:
-        watch.hear(kind(message="wrong", traceback="ValueError: wrong") if kind is Failed else kind())
+        watch.on_event(kind(message="wrong", traceback="ValueError: wrong") if kind is Failed else kind())
     rendezvous.write_outcome(end(0, status=1))
     watch.look(lambda: None)
     assert watch.is_over() is not waits
@@ -355,7 +355,7 @@ def test_who_terminated_the_processes_is_asked_of_the_engine(tmp_path, ended_by,
 def test_an_engine_that_cannot_tell_is_not_waited_for(tmp_path):
     rendezvous = Rendezvous.open(tmp_path, 1)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
-    watch.hear(Stopped())
+    watch.on_event(Stopped())
     rendezvous.write_outcome(end(0, status=1))
     watch.look(None)
     assert watch.is_over()
@@ -366,12 +366,12 @@ def test_an_engine_is_waited_for_some_seconds_and_not_for_processes_of_nodes_tha
     monkeypatch.setattr("dpcompare.launch.supervise.time.monotonic", lambda: now)
     rendezvous = Rendezvous.open(tmp_path, 2)
     watch = NodesWatch(rendezvous, Deadlines(start=60, progress=60), may_queue=True, processes_per_node=1)
-    watch.hear(Stopped(process_rank=1))
+    watch.on_event(Stopped(process_rank=1))
     rendezvous.write_outcome(end(0, status=1))
     rendezvous.write_outcome(end(1, stopped=True))  # because of the first
     watch.look(lambda: None)
     assert watch.is_over()
-    watch.hear(Stopped(process_rank=0))
+    watch.on_event(Stopped(process_rank=0))
     watch.look(lambda: None)
     assert not watch.is_over()
     now += ENGINE_SECONDS

@@ -144,7 +144,7 @@ except (KeyboardInterrupt, TimeoutError) as error:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"])
 def test_a_signal_that_comes_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
-    """The trap: what a handler raises there makes the next wait for that process last for ever."""
+    """The trap: what a handler raises there makes the next wait for that process last forever."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IN_POLL, name],
         cwd=tmp_path,

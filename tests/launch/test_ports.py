@@ -140,7 +140,7 @@ def test_on_gpus_a_user_needs_the_device_that_only_root_can_make(monkeypatch, tm
     monkeypatch.setattr("os.geteuid", lambda: 1000)
     monkeypatch.setattr("dpcompare.launch.plan.UNIFIED_MEMORY", tmp_path / "nvidia-uvm")
     assert not is_isolated(asked)
-    assert "nvidia-uvm is missing, which nobody but root can make" in exposure(asked)
+    assert "nvidia-uvm is missing, which only root can create" in exposure(asked)
     (tmp_path / "nvidia-uvm").touch()
     assert is_isolated(asked) == (why_not_permitted() is None)
 

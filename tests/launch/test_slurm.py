@@ -92,7 +92,7 @@ def test_a_killed_rank_fails_the_job_and_is_named(cluster, tmp_path, mode):
     os.kill(pids[1], signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 1, said
-    # By which signal is told by its agent, which Slurm may have ended with the step before it could.
+    # The signal is reported by its agent, which Slurm may have ended with the step before it could.
     assert "process 1 (node 1, local rank 0) ended without a message" in said
     assert all_gone(pids)
     assert jobs(cluster) == []

@@ -69,7 +69,7 @@ def test_another_ctrl_c_does_not_keep_a_job_from_being_cancelled(tmp_path, comma
 )
 def test_who_has_ended_a_job_is_waited_for_while_it_completes(tmp_path, commands, monkeypatch, states, why):
     monkeypatch.setattr(slurm_job, "JOB_POLL_SECONDS", 0.0)
-    if states == ["COMPLETING Reason=None"]:  # for ever
+    if states == ["COMPLETING Reason=None"]:  # forever
         monkeypatch.setattr(slurm_job, "COMPLETING_SECONDS", 0.5)
     told = tmp_path / "told"
     told.write_text("".join(f"JobState={state}\n" for state in ["RUNNING Reason=None", *states]))

@@ -20,7 +20,7 @@ from dpcompare.projection.measured import PROJECTED
 from dpcompare.projection.planned import predicted_speed
 from dpcompare.projection.prediction import project
 from dpcompare.projection.published import PUBLISHED, published_table
-from dpcompare.projection.step import Overheads, Surroundings
+from dpcompare.projection.step import Interruptions, TrainingOverheads
 from dpcompare.report import projection as shown
 from dpcompare.report.projection_plots import projection_plots
 from dpcompare.results.events import EventLog
@@ -195,10 +195,10 @@ def test_an_arm_of_servers_has_one_device_per_node():
     (arm,) = predicted(servers, computing, arms=(servers.name,), nodes=(4, 8), link="100gbit").arms
     assert [point.devices for point in arm.points] == [4, 8]
     assert arm.points[0].efficiency.high <= 2 / 4  # the chief and the server hold no replica
-    failing = Overheads(checkpoint_every=1, node_mtbf_seconds=1e6, restart_seconds=1e4)
+    failing = Interruptions(checkpoint_every=1, node_mtbf_seconds=1e6, restart_seconds=1e4)
     (lossy,) = predicted(
         servers, computing, arms=(servers.name,), nodes=(4,), link="100gbit",
-        surroundings=Surroundings(overheads=failing),
+        overheads=TrainingOverheads(interruptions=failing),
     ).arms  # fmt: skip
     lost = lossy.points[0].images_per_second.typical / arm.points[0].images_per_second.typical
     assert lost == pytest.approx(1 - 4 * 1e4 / 1e6, rel=1e-4)  # which of the four fails makes no difference
@@ -268,15 +268,15 @@ def test_overheads_and_prices_are_of_all_devices():
     (plain,) = predicted(arm_of(config_of()), dollars_per_device_hour=3.6).arms
     point = plain.points[0]
     assert point.dollars_per_million_images == pytest.approx(2 * 0.001 / point.images_per_second.typical * 1e6)
-    failing = Overheads(checkpoint_every=1000, checkpoint_seconds=10, node_mtbf_seconds=1e6, restart_seconds=60)
-    (lossy,) = predicted(arm_of(config_of()), surroundings=Surroundings(overheads=failing)).arms
+    failing = Interruptions(checkpoint_every=1000, checkpoint_seconds=10, node_mtbf_seconds=1e6, restart_seconds=60)
+    (lossy,) = predicted(arm_of(config_of()), overheads=TrainingOverheads(interruptions=failing)).arms
     lost = [
         a.images_per_second.typical / b.images_per_second.typical
         for a, b in zip(lossy.points, plain.points, strict=True)
     ]
     assert 1 > lost[0] > 0.95 > 0.93 > lost[-1]
-    storage = Surroundings(storage_bytes_per_second=1e6)
-    (starved,) = predicted(arm_of(config_of()), surroundings=storage, target_efficiency=0.5).arms
+    storage = TrainingOverheads(storage_bytes_per_second=1e6)
+    (starved,) = predicted(arm_of(config_of()), overheads=storage, target_efficiency=0.5).arms
     assert starved.points[-1].step_parts_ms["input"] > 0
     assert "no link is fast enough" in starved.goals[0].sentence
 
@@ -299,8 +299,10 @@ def test_a_model_that_is_far_off_the_measured_step_says_so_wherever_its_figures_
 
 
 def test_what_figures_include_is_said():
-    failing = Overheads(checkpoint_every=1000, checkpoint_seconds=10, node_mtbf_seconds=3.6e6, restart_seconds=60)
-    document = predicted(arm_of(config_of()), surroundings=Surroundings(overheads=failing), dollars_per_device_hour=2.5)
+    failing = Interruptions(checkpoint_every=1000, checkpoint_seconds=10, node_mtbf_seconds=3.6e6, restart_seconds=60)
+    document = predicted(
+        arm_of(config_of()), overheads=TrainingOverheads(interruptions=failing), dollars_per_device_hour=2.5
+    )
     (arm,) = document.arms
     told = " ".join(shown.closing(document))
     assert "A message between nodes takes 10us before its first byte arrives (5us to 20us)." in told

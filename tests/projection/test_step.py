@@ -33,11 +33,11 @@ from dpcompare.projection.link import (
     rate_in_words,
     rate_of,
 )
-from dpcompare.projection.remedies import what_helps
+from dpcompare.projection.remedies import speedup_by_change
 from dpcompare.projection.step import (
-    Overheads,
+    Interruptions,
     StepWork,
-    Surroundings,
+    TrainingOverheads,
     expected_maximum,
     predict_step,
     seconds_with_exchange,
@@ -260,25 +260,25 @@ def test_goals_that_nothing_reaches_are_said_so():
 
 def test_goals_are_found_where_too_large_a_batch_or_cluster_is_worse_again():
     """With failures: a larger batch has more to lose, and of more nodes one fails sooner."""
-    often = Overheads(checkpoint_every=1000, checkpoint_seconds=1, node_mtbf_seconds=2e5, restart_seconds=60)
-    surroundings = Surroundings(overheads=often)
+    often = Interruptions(checkpoint_every=1000, checkpoint_seconds=1, node_mtbf_seconds=2e5, restart_seconds=60)
+    overheads = TrainingOverheads(interruptions=often)
 
     def efficiency(batch):
-        return surroundings.efficiency(work().with_batch(batch), connected(64, 1e8))
+        return overheads.efficiency(work().with_batch(batch), connected(64, 1e8))
 
     largest = max(map(efficiency, range(1, 2000)))
     assert efficiency(32 * 4096) < largest / 2  # with the largest batch that is tried
-    batch = batch_for_efficiency(work(), connected(64, 1e8), 0.99 * largest, surroundings)
+    batch = batch_for_efficiency(work(), connected(64, 1e8), 0.99 * largest, overheads)
     assert efficiency(batch) >= 0.99 * largest > efficiency(batch - 1)
     here = efficiency(32)  # that of the table needs no larger batch
-    assert batch_for_efficiency(work(), connected(64, 1e8), here, surroundings) <= 32
+    assert batch_for_efficiency(work(), connected(64, 1e8), here, overheads) <= 32
 
     def speed(nodes):
-        return surroundings.images_per_second(work(), connected(nodes, 1e8))
+        return overheads.images_per_second(work(), connected(nodes, 1e8))
 
     peak = max(range(1, 10_000), key=speed)
     assert speed(1_000_000) < speed(peak) / 2
-    nodes = nodes_for_throughput(work(), connected(1, 1e8), 0.999 * speed(peak), surroundings)
+    nodes = nodes_for_throughput(work(), connected(1, 1e8), 0.999 * speed(peak), overheads)
     assert nodes <= peak
     assert speed(nodes) >= 0.999 * speed(peak) > speed(nodes - 1)
 
@@ -290,16 +290,16 @@ def test_a_larger_batch_keeps_what_is_fixed():
 
 
 def test_failures_and_checkpoints_take_their_part():
-    assert Overheads().fraction_training(1.0, 1000) == 1.0
-    assert Overheads(checkpoint_every=90, checkpoint_seconds=10).fraction_training(1.0, 1) == pytest.approx(0.9)
-    failing = Overheads(checkpoint_every=100, node_mtbf_seconds=1e6, restart_seconds=50)
+    assert Interruptions().fraction_training(1.0, 1000) == 1.0
+    assert Interruptions(checkpoint_every=90, checkpoint_seconds=10).fraction_training(1.0, 1) == pytest.approx(0.9)
+    failing = Interruptions(checkpoint_every=100, node_mtbf_seconds=1e6, restart_seconds=50)
     assert failing.fraction_training(1.0, 1000) == pytest.approx(0.9)
     assert failing.fraction_training(1.0, 100_000) == 0.0
 
 
 def test_a_faster_link_helps_what_waits_for_it_and_buckets_what_is_in_one_pack():
-    assert what_helps(work(), connected(8, 1e7)) == {"a link twice as fast": pytest.approx(2.0, abs=0.1)}
-    packed = what_helps(work(in_one_pack(30e6)), connected(2, 1e9))
+    assert speedup_by_change(work(), connected(8, 1e7)) == {"a link twice as fast": pytest.approx(2.0, abs=0.1)}
+    packed = speedup_by_change(work(in_one_pack(30e6)), connected(2, 1e9))
     assert packed["a link twice as fast"] == pytest.approx((0.1 + 0.03) / (0.1 + 0.015))
     assert 1.0 < packed["gradients in buckets"] < 1.3
 

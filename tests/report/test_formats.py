@@ -66,7 +66,7 @@ def test_no_text_begins_a_formula_of_a_spreadsheet(name):
         ("steady_images_per_second<1", False),
         ("steady_images_per_second>1", True),
         ("accuracy<0.4", False),
-        ("efficiency<0.5", True),  # there is none, which is no success
+        ("efficiency<0.5", True),  # there is none, which is not a success
     ],
 )
 def test_conditions_on_figures(condition, holds):

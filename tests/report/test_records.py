@@ -39,7 +39,7 @@ def test_a_record_has_every_figure_of_its_run(shown):
     expected = {
         "status": "completed",
         "failure": None,
-        "remarks": "",
+        "warnings": "",
         "images_per_second": 130.0,
         "step_p95_ms": pytest.approx(3200 / 130),
         "communication_ms": pytest.approx(3200 / 130 * 0.2),
@@ -55,7 +55,7 @@ def test_a_record_has_every_figure_of_its_run(shown):
         "arm_efficiency": pytest.approx(0.65, abs=0.01),
     }
     assert {name: first[name] for name in expected} == expected
-    assert found["torch ddp 2x1", 3]["remarks"] == "STALLED"
+    assert found["torch ddp 2x1", 3]["warnings"] == "STALLED"
     assert found["torch single 1x1", 1]["arm_efficiency"] is None
 
 
@@ -121,7 +121,7 @@ def test_no_figure_of_the_report_is_without_a_field():
     }  # fmt: skip
     of_table = {row.column.title for row in FIGURES.values() if row.column}
     assert set(COLUMNS) == set(others) | of_table
-    assert set(others.values()) | {name for name, row in FIGURES.items() if row.of_runs} <= set(FIELDS)
+    assert set(others.values()) | {name for name, row in FIGURES.items() if row.per_run} <= set(FIELDS)
 
 
 def test_a_figure_without_a_unit_is_refused():

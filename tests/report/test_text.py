@@ -97,7 +97,7 @@ def test_all_figures_are_there_at_every_width_and_whole(width):
 
 def test_the_arms_that_have_a_value_stand_beside_it():
     shown = study(6)
-    (replicas,) = (setting for setting in shown.knobs if setting.knob == "replicas")
+    (replicas,) = (setting for setting in shown.settings if setting.setting == "replicas")
     assert arms_by_value(replicas, shown) == {
         "1": ["torch single 1x1"],
         "2": ["torch ddp 2x1", "torch fabric 2x1", "tensorflow multiworker 2x1"],

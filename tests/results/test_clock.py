@@ -100,12 +100,12 @@ RIGHT = ClockCheck(process_rank=0, own_seconds=5.0, least_seconds=4.9, most_seco
 )
 def test_a_run_with_a_wrong_clock_is_not_compared(changes, words):
     quiet = result(clock=RIGHT, between_steps_fraction=0.018)
-    other = result("tensorflow", "multiworker")  # which nobody watched
+    other = result("tensorflow", "multiworker")  # which was not watched
     assert compare([quiet, other]).verdict == "COMPARABLE"
     (reason,) = compare([quiet, other.model_copy(update=changes)]).reasons
     assert reason.startswith("clock: its seconds add up against ")
     assert words in reason
-    assert [remark.kind for remark in other.model_copy(update=changes).remarks] == ["CLOCK"]
+    assert [warning.kind for warning in other.model_copy(update=changes).warnings] == ["CLOCK"]
 
 
 TRAIN = """
@@ -195,5 +195,5 @@ def test_the_clock_of_a_real_process_is_checked_by_its_launcher(config, tmp_path
         assert words in problem
     else:
         assert problem is None
-        assert "STALLED" in {remark.kind for remark in measured.remarks}
+        assert "STALLED" in {warning.kind for warning in measured.warnings}
         assert measured.slow_steps.largest_seconds > 0.9 * STOPPED_SECONDS

@@ -68,8 +68,8 @@ def test_a_disturbed_run_says_so_with_its_node_and_cores_that_were_too_hot():
         NodeRecord(node_rank=rank, host=f"h{rank}", device_names=[], versions={}, load=each)
         for rank, each in enumerate((load(1.9, 0.0), load(0.6, 1.4, throttles=3)))
     ]
-    remarks = result(nodes=nodes).remarks
-    assert [(remark.kind, remark.sentence) for remark in remarks] == [
+    warnings = result(nodes=nodes).warnings
+    assert [(warning.kind, warning.sentence) for warning in warnings] == [
         ("DISTURBED", "node 1: other processes took 1.4 of 2 cores while this run was measured"),
         ("SLOWED DOWN", "node 1: cores were throttled 3 times for heat"),
     ]

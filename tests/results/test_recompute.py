@@ -70,7 +70,7 @@ def test_a_figure_that_its_events_contradict_is_not_shown(run_dir, tmp_path, cha
     altered(run_dir, **changes)
     alone = invoke("report", run_dir, "--fail-if", "images_per_second<1")
     assert alone.code == 2  # nothing else is there to be reported
-    assert "is not what the events beside it give" in alone.stderr
+    assert "does not match the events next to it" in alone.stderr
     assert "800.0" not in alone.stdout
 
 

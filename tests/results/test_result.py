@@ -183,8 +183,8 @@ def test_something_compiled_in_the_measured_time_is_told(config, tmp_path, compi
     found = [replace(first, compiled_steps=compiled), *others, *events(1)]
     result = aggregated(config, tmp_path, found)
     assert result.compiled_steps == compiled
-    remarks = [remark.sentence for remark in result.remarks if remark.kind == "RECOMPILED"]
-    assert [sentence[: len(said)] for sentence in remarks] == ([said] if said else [])
+    warnings = [warning.sentence for warning in result.warnings if warning.kind == "RECOMPILED"]
+    assert [sentence[: len(said)] for sentence in warnings] == ([said] if said else [])
 
 
 def test_what_was_measured_before_a_failure_is_kept(config, tmp_path):
@@ -270,7 +270,7 @@ def computed(**changes):
         "optimizer_steps": 4,
         "images": 16,
         "batch_digests": {1: "ffffffffffffffff", 4: "0000000000000001"},
-        "first_gradient_squares": 8.0,
+        "first_grad_norm_sq": 8.0,
         "first_evaluation_loss_sum": 10.0,
         "first_evaluation_count": 4,
     }
@@ -287,14 +287,12 @@ def test_what_was_computed_is_put_together_from_all_processes(config, tmp_path):
     assert (found.first_gradient_norm, found.first_evaluation_loss) == (4.0, 2.5)
 
 
-@pytest.mark.parametrize(
-    "unknown", ["optimizer_steps", "images", "first_gradient_squares", "first_evaluation_loss_sum"]
-)
+@pytest.mark.parametrize("unknown", ["optimizer_steps", "images", "first_grad_norm_sq", "first_evaluation_loss_sum"])
 def test_a_figure_that_a_process_does_not_know_is_not_known(config, tmp_path, unknown):
     record(0, computed=computed()).save(tmp_path)
     record(1, computed=computed(**{unknown: None})).save(tmp_path)
     result = aggregated(config, tmp_path, [*events(0), *events(1)])
-    names = {"first_gradient_squares": "first_gradient_norm", "first_evaluation_loss_sum": "first_evaluation_loss"}
+    names = {"first_grad_norm_sq": "first_gradient_norm", "first_evaluation_loss_sum": "first_evaluation_loss"}
     assert getattr(result.computed, names.get(unknown, unknown)) is None
     result.save(tmp_path)
     assert RunResult.load(tmp_path) == result

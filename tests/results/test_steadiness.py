@@ -96,7 +96,7 @@ def test_steps_that_become_faster_little_by_little_have_settled_where_they_are_n
     "seconds",
     [
         QUIET,
-        [*QUIET[:3], 4.0, *QUIET],  # a stall, which is told as one
+        [*QUIET[:3], 4.0, *QUIET],  # a stall, which is reported as one
         [9.0, *QUIET * 3],
         [0.3 - 0.0002 * step for step in range(60)],  # 4% in all
         [0.2] * 20 + [0.4] * 40,  # slower and slower is no warming up

@@ -1,4 +1,4 @@
-"""The check that the fairness sheet says nothing of runs that compute the same: it counts every knob that speaks."""
+"""The check that the fairness sheet says nothing of runs that compute the same: it counts every setting that speaks."""
 
 import pytest
 

@@ -56,6 +56,6 @@ def test_as_many_layers_are_slow_to_launch_as_the_model_has():
 
 
 def test_every_size_is_told_from_cases_that_run():
-    assert all(beside in CASES for case in CASES.values() for beside in case.beside)
+    assert all(other in CASES for case in CASES.values() for other in case.compared_with)
     assert set(chosen(["slow process"])) == {"slow process", "no fault"}
     assert set(chosen(["slow launches"])) == {"slow launches", "tiny batches", "batches of one", "batches of two"}

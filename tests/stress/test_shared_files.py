@@ -68,14 +68,14 @@ def test_a_node_is_told_late_of_what_another_one_has_made_and_knows_its_own(tmp_
         zero(append)
         assert [zero(listed), zero(size)] == ["['a']", "10"]
         assert not late_answers(behind(disk)).exists()
-        assert [one(listed), one(size)] == ["[]", "False"]  # as it was told before
+        assert [one(listed), one(size)] == ["[]", "False"]  # as the server said before
         assert late_answers(behind(disk)).exists()
         assert two(size) == "10"  # it had not asked
         time.sleep(LATE_SECONDS)
         assert [one(listed), one(size)] == ["['a']", "10"]
         zero(append)
         assert one(size) == "10"
-        assert one(read) == "20"  # whoever opens a file asks anew
+        assert one(read) == "20"  # whoever opens a file asks again
         one(append)
         assert one(read) == "30"
     assert not os.path.ismount(disk)

@@ -44,7 +44,7 @@ def problems(monkeypatch, *code, within=5.0, code_expected=1, says="process RANK
         return [sys.executable, "-c", "\n".join(line.format(folder=folder) for line in code)]
 
     monkeypatch.setattr(trials, "command", stub)
-    for look in (ports_listening, shared_memory):  # both see what tests beside these do, too
+    for look in (ports_listening, shared_memory):  # both see what tests alongside these do, too
         monkeypatch.setattr(trials, look.__name__, lambda look=look: {each for each in look() if each.startswith(OURS)})
     fault = Fault(code=code_expected, says=says, within=within, inject=lambda trial: ("nothing", ""))
     with trial_of(fault, "torch", "single", random.Random(0)) as trial:

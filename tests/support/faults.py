@@ -31,10 +31,10 @@ class Fault:
     caught_by: str | None = None
     """The check of verify that must fail; "run" where the run itself does. None for what changes no number."""
     on_sheet: tuple[str, ...] = ()
-    """Knobs of the fairness sheet that name it, perhaps among others; none where it names nothing."""
+    """Settings of the fairness sheet that name it, perhaps among others; none where it names nothing."""
     replicas: int = 1
     workload: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the workload without which it does not show, beside those of verify's small groups."""
+    """Fields of the workload without which it does not show, in addition to those of verify's small groups."""
     resumed: bool = False
     """Whether it shows in a run that is resumed only."""
 
@@ -492,7 +492,7 @@ module.TensorFlowBackend._update = clipped_first
     "a mean of the weights that begins with zeros": Fault(
         framework="torch",
         module="update_rules",
-        inject="module.UpdateRules.share = lambda self, step: 1 - self.weight_average",
+        inject="module.UpdateRules.ema_weight = lambda self, step: 1 - self.weight_average",
         caught_by="weight average",
         on_sheet=("evaluation loss",),
     ),
@@ -521,8 +521,8 @@ loop._resume = forgetful
         inject="""
 from itertools import islice
 from dpcompare.training import loop
-reads = loop.Trainer._reads_of_statistics
-loop.Trainer._reads_of_statistics = lambda self: islice(reads(self), 1, None)
+loaders = loop.Trainer._statistics_loaders
+loop.Trainer._statistics_loaders = lambda self: islice(loaders(self), 1, None)
 """,
         caught_by="evaluation loss",
         on_sheet=("evaluation loss",),
@@ -605,7 +605,7 @@ exact = module.Layers.batch_norm
 def unbiased(self, name, features):
     normalised = exact(self, name, features)
     if self._training:
-        n, before = features.size // features.shape[-1], self._tensors[f"{name}.running_var"] * self._kept
+        n, before = features.size // features.shape[-1], self._tensors[f"{name}.running_var"] * self._momentum
         of_batch = self.made[f"{name}.running_var"] - before
         self.made[f"{name}.running_var"] = before + of_batch * n / (n - 1)
     return normalised

@@ -66,20 +66,24 @@ def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
     batch, split = workload.global_batch_size, store.split("train")
     reader = training_reader(workload, split, **place, accumulate=workload.accumulate)
     order = training_batches(len(split), batch, seed=workload.seed, num_steps=workload.steps)
-    feed = iter(backend.feed(reader.reads(order)))
+    feed = iter(backend.prefetch_to_device(reader.batch_loaders(order)))
     handles = []
     for step in range(1, workload.steps + 1):
         batches = [next(feed) for _ in range(workload.accumulate)]
         handles.append(backend.train_step(batches, 0.01))
         backend.synchronize()
         if step == 1:
-            found["gradient_squares"] = backend.first_gradient_squares()
+            found["gradient_squares"] = backend.first_grad_norm_sq()
     found["between steps"] = backend.seconds_between_steps()
     found["losses"] = backend.read(handles).tolist()
     found["rows"] = {name: str(array.dtype) for name, array in backend.to_host(batches[0]).items()}
     validation = BatchReader(store.split("validation"), None, None, **place)
-    reads = validation.reads(evaluation_batches(len(store.split("validation")), batch))
-    found["evaluated"] = backend.read([backend.evaluate_step(part) for part in backend.feed(reads)]).sum(0).tolist()
+    batch_loaders = validation.batch_loaders(evaluation_batches(len(store.split("validation")), batch))
+    found["evaluated"] = (
+        backend.read([backend.evaluate_step(part) for part in backend.prefetch_to_device(batch_loaders)])
+        .sum(0)
+        .tolist()
+    )
     state = backend.state()
     backend.load_state(state)
     backend.barrier()
@@ -101,7 +105,7 @@ def live(framework: str, life: Mapping[str, Any]) -> dict[str, Any]:
         "memory": description.peak_device_memory_bytes,
         "backward_ends": description.gradients.backward_ends if description.gradients else None,
     }
-    found["counted"] = list(backend.counted())
+    found["counted"] = list(backend.counters())
     backend.teardown()
     return found
 

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from dpcompare.backends.base import Backend, Counted
+from dpcompare.backends.base import Backend, Counters
 from dpcompare.data.batches import DeviceBatch, prefetch
 from dpcompare.models.state import TrainingState
 
@@ -23,8 +23,8 @@ class NumpyBackend(Backend):
         self.calls = []
         self.images_computed = 0
 
-    def feed(self, reads):
-        return prefetch(reads, lambda read: self._to_device(read()))
+    def prefetch_to_device(self, batch_loaders):
+        return prefetch(batch_loaders, lambda load: self._to_device(load()))
 
     def _to_device(self, batch):
         return DeviceBatch(
@@ -67,11 +67,11 @@ class NumpyBackend(Backend):
         self.calls.append("to_host")
         return {"images": batch.images, "labels": batch.labels, "weights": batch.weights}
 
-    def first_gradient_squares(self):
+    def first_grad_norm_sq(self):
         return float(np.square(self.first_gradient).sum())
 
-    def counted(self):
-        return Counted(optimizer_steps=self.step, images=self.images_computed)
+    def counters(self):
+        return Counters(optimizer_steps=self.step, images=self.images_computed)
 
     def read(self, handles):
         self.calls.append("read")

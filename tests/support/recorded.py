@@ -21,7 +21,7 @@ INPUTS = Inputs(
     num_validation=2,
     num_skipped=0,
 )
-"""Of a run whose files nobody reads."""
+"""The inputs of a run whose files are not read."""
 
 
 def recorded_config():

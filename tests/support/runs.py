@@ -49,7 +49,7 @@ def held(path: Path, how: int) -> Iterator[None]:
 
 @contextmanager
 def turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """A test's time: beside those of other processes, or with none beside it.
+    """A test's time: alongside those of other processes, or with none alongside it.
 
     All pass a turnstile, in which one that is to be alone waits for the others to end and lets none begin.
     """

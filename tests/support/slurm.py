@@ -119,7 +119,7 @@ def _daemon(command: list[str], environment: dict[str, str], log: Path) -> Itera
 
 
 def _end_steps(folder: Path) -> None:
-    """Kill what the daemons have left: a step waits for ever for a controller that was killed while it was frozen."""
+    """Kill what the daemons have left: a step waits forever for a controller that was killed while it was frozen."""
     for place in Path("/proc").glob("[0-9]*/cwd"):
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another's
             if place.readlink() == folder.resolve():

@@ -1,7 +1,8 @@
 """Frameworks that are imported once: a launcher whose training processes fork from a process that holds theirs already.
 
 For tests of what is trained, not of how processes are started: it takes the place of `launch` alone, so that run
-directory, plan, environment, the door `dpcompare.worker`, the loop and the collecting of results are the real ones.
+directory, plan, environment, the entry point `dpcompare.worker`, the loop and the collecting of results are the real
+ones.
 """
 
 from __future__ import annotations

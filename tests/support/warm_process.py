@@ -77,7 +77,7 @@ def _enter_network_of(pid: int) -> None:
 
 
 def _train(argv: list[str], environment: dict[str, str], folder: str, network: int | None) -> NoReturn:
-    """Become a training process: `argv` begins with the module of its door, and process `network` holds its network."""
+    """Become a training process: `argv` begins with its entry point, and process `network` holds its network."""
     try:
         if network is not None:
             _enter_network_of(network)

@@ -13,8 +13,8 @@ from dpcompare.launch.outcome import NodeOutcome
 from dpcompare.launch.rendezvous import ALIVE_FILE, Rendezvous
 from dpcompare.results.events import EventLog, Failed
 from dpcompare.results.run_dir import event_path
-from dpcompare.system.cache import is_held, only_one
-from dpcompare.system.files import put_in_place, require_files_of_its_own, require_writable
+from dpcompare.system.cache import exclusive_lock, is_held
+from dpcompare.system.files import atomic_write, reject_links, require_writable
 from dpcompare.system.json_files import read_document, write_document
 from tests.support.command import invoke
 
@@ -40,12 +40,12 @@ def folder(tmp_path):
 def test_a_lock_is_no_link_and_is_not_cut_short(folder, precious):
     lock = folder / "lock"
     lock.symlink_to(precious)
-    with pytest.raises(RequestError, match="lock: Too many levels of symbolic links"), only_one(folder, ""):
+    with pytest.raises(RequestError, match="lock: Too many levels of symbolic links"), exclusive_lock(folder, ""):
         pass
     assert not is_held(folder)
     lock.unlink()
     lock.hardlink_to(precious)  # no link to see, but nothing is lost
-    with only_one(folder, ""):
+    with exclusive_lock(folder, ""):
         assert is_held(folder)
 
 
@@ -81,12 +81,12 @@ def _fill(path):
 def test_what_a_library_writes_takes_the_place_of_a_link(folder, precious):
     trace = folder / "process-0.json"
     trace.symlink_to(precious)
-    with put_in_place(trace) as path:
+    with atomic_write(trace) as path:
         path.write_text("trace")
     assert trace.read_text() == "trace"
-    with pytest.raises(OSError, match="No space"), put_in_place(trace) as path:
+    with pytest.raises(OSError, match="No space"), atomic_write(trace) as path:
         _fill(path)
-    with put_in_place(trace):
+    with atomic_write(trace):
         pass  # as a process that has no trace of its own
     assert [path.name for path in folder.iterdir()] == [trace.name]
     assert trace.read_text() == "trace"
@@ -98,7 +98,7 @@ def test_what_leads_out_of_a_directory_is_refused_by_whoever_reads_it(folder, ma
     (folder / name).parent.mkdir(exist_ok=True)
     make(folder / name)
     with pytest.raises(RequestError, match=name):
-        require_files_of_its_own(folder, "the run")
+        reject_links(folder, "the run")
     for command in (["report", folder], ["watch", folder], ["node", folder], ["run", "--resume", folder]):
         done = invoke(*command)
         assert done.code == 2
@@ -107,7 +107,7 @@ def test_what_leads_out_of_a_directory_is_refused_by_whoever_reads_it(folder, ma
 
 @pytest.fixture
 def as_nobody(tmp_path):
-    """A context in which root is nobody; whoever is not root is bound by permissions anyway."""
+    """A context in which root is an ordinary user, whom permissions bind."""
     tmp_path.chmod(0o755)
 
     @contextmanager
@@ -129,14 +129,14 @@ def test_the_folder_of_another_user_is_refused_in_words(folder, as_nobody):
     with (
         as_nobody(),
         pytest.raises(RequestError, match="cannot be written \\(lock: Permission denied\\)"),
-        only_one(Path(folder.name), ""),
+        exclusive_lock(Path(folder.name), ""),
     ):
         pass
 
 
 def _require_own(run_dir):
     """As `run --resume` does."""
-    require_files_of_its_own(run_dir, "the run directory")
+    reject_links(run_dir, "the run directory")
     require_writable(run_dir, "the run directory")
 
 

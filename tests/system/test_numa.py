@@ -55,7 +55,7 @@ def test_cores_that_a_scheduler_kept_back_stay_with_it(numa_nodes):
         ([[{1}]], 1, range(16), {0: "0-15\n", 1: "\n"}),
     ],
     ids=[
-        "one NUMA node", "a process over both", "GPUs near both", "an unknown GPU", "an unknown GPU beside another",
+        "one NUMA node", "a process over both", "GPUs near both", "an unknown GPU", "an unknown GPU and another",
         "more processes than its cores are for", "one process, which has all cores", "a scheduler bound it already",
         "a scheduler left one node too few", "a node that is not there", "a node of memory only",
     ],

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dpcompare.errors import RequestError
-from dpcompare.system.cache import is_held, only_one
+from dpcompare.system.cache import exclusive_lock, is_held
 from dpcompare.system.processes import die_with_parent, is_alive
 from tests.launch.test_local import launch, node, wait_until
 
@@ -106,6 +106,9 @@ def test_a_folder_that_cannot_be_locked_is_not_said_to_be_in_use(tmp_path, monke
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(RequestError, match="cannot be locked \\(No locks available\\)"), only_one(tmp_path, "in use"):
+    with (
+        pytest.raises(RequestError, match="cannot be locked \\(No locks available\\)"),
+        exclusive_lock(tmp_path, "in use"),
+    ):
         pass
     assert not is_held(tmp_path)

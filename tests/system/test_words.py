@@ -8,7 +8,7 @@ import click
 import pytest
 
 from dpcompare.cli import cli
-from dpcompare.system.terminal_text import counted, joined
+from dpcompare.system.terminal_text import joined, pluralize
 
 ROOT = Path(__file__).parents[2]
 NOUNS = (
@@ -54,7 +54,7 @@ NOT_SAID = re.compile(
     ],
 )
 def test_one_is_singular(count, noun, words):
-    assert counted(count, noun) == words
+    assert pluralize(count, noun) == words
 
 
 def test_the_last_of_several_follows_an_and():
@@ -73,7 +73,7 @@ def modules():
 
 
 def test_no_text_puts_a_number_before_a_plural():
-    """`1 runs` reads as if nobody had looked."""
+    """`1 runs` reads as if no one had looked."""
     found = []
     for path in modules():
         for text in strings(path):

@@ -32,8 +32,8 @@ class Statistics:
         self.calls.append("load_state")
         self.held = state
 
-    def feed(self, reads):
-        return iter(reads)
+    def prefetch_to_device(self, batch_loaders):
+        return iter(batch_loaders)
 
     def logits(self, batch, *, training):
         assert training

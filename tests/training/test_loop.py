@@ -267,7 +267,7 @@ def test_what_the_first_and_the_last_step_received_and_computed_is_recorded(tmp_
     batches = list(reader.read(training_batches(1438, 32, seed=0, num_steps=46)))
     expected = [combined([digest_of_rows(backend.to_host(backend._to_device(batches[at])), 32)]) for at in (0, 45)]
     assert computed.batch_digests == {1: expected[0], 46: expected[1]}
-    assert computed.first_gradient_squares > 0
+    assert computed.first_grad_norm_sq > 0
     assert computed.first_evaluation_count == 32
     assert 0 < computed.first_evaluation_loss_sum < series(events, "losses")[0]  # the same batch after one update
 
@@ -342,7 +342,7 @@ def test_a_run_that_goes_on_has_no_figures_of_the_first_step(tmp_path, monkeypat
     monkeypatch.setattr(loop, "_resume", lambda backend: backend.step)
     _, trained, _ = train(tmp_path, steps=8, learning_rate=0.01, backend_class=Resumed)
     assert list(trained.computed.batch_digests) == [6, 8]
-    assert trained.computed.first_gradient_squares is trained.computed.first_evaluation_loss_sum is None
+    assert trained.computed.first_grad_norm_sq is trained.computed.first_evaluation_loss_sum is None
 
 
 class Bare(Backend):
@@ -362,7 +362,7 @@ def test_a_backend_of_eleven_methods_trains_and_what_it_does_not_tell_is_not_kno
     _, trained, events = train(tmp_path, steps=3, backend_class=Bare)
     assert len(series(events, "losses")) == 3
     found = trained.computed
-    assert (found.optimizer_steps, found.images, found.first_gradient_squares) == (None, None, None)
+    assert (found.optimizer_steps, found.images, found.first_grad_norm_sq) == (None, None, None)
     assert found.batch_digests == {}
     with pytest.raises(RequestError, match="--profile-steps: received with Bare, which keeps no traces"):
         train(tmp_path / "traced", steps=3, backend_class=Bare, settings={"profile_steps": (2, 3)})

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 REPLICAS = "replicas"
 """The one axis of the mesh."""
-EVERYWHERE, SPLIT = PartitionSpec(), PartitionSpec(REPLICAS)
+REPLICATED, SHARDED = PartitionSpec(), PartitionSpec(REPLICAS)
 """The same on every replica; a part of the first axis on each."""
 
 
@@ -22,15 +22,15 @@ def mesh_of_replicas() -> Mesh:
     return Mesh(np.array(devices), (REPLICAS,), axis_types=(AxisType.Auto,))
 
 
-def split(mesh: Mesh, rows: npt.NDArray[Any]) -> jax.Array:
+def shard(mesh: Mesh, rows: npt.NDArray[Any]) -> jax.Array:
     """This process's rows, a contiguous part on each of its devices."""
     parts = np.split(rows, len(mesh.local_devices))
-    return _placed(mesh, parts, (len(parts[0]) * mesh.size, *rows.shape[1:]), SPLIT)
+    return _placed(mesh, parts, (len(parts[0]) * mesh.size, *rows.shape[1:]), SHARDED)
 
 
-def everywhere(mesh: Mesh, array: npt.NDArray[Any]) -> jax.Array:
+def replicate(mesh: Mesh, array: npt.NDArray[Any]) -> jax.Array:
     """The same array on each device."""
-    return _placed(mesh, [array] * len(mesh.local_devices), array.shape, EVERYWHERE)
+    return _placed(mesh, [array] * len(mesh.local_devices), array.shape, REPLICATED)
 
 
 def _placed(mesh: Mesh, parts: Sequence[npt.NDArray[Any]], shape: tuple[int, ...], spec: PartitionSpec) -> jax.Array:

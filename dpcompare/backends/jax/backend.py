@@ -16,18 +16,18 @@ from jax import lax
 from jax import numpy as jnp
 from jax.sharding import Mesh
 
-from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description
 from dpcompare.backends.jax import runtime
-from dpcompare.backends.jax.arrays import EVERYWHERE, REPLICAS, SPLIT, local_rows, mesh_of_replicas
+from dpcompare.backends.jax.arrays import REPLICAS, REPLICATED, SHARDED, local_rows, mesh_of_replicas
 from dpcompare.backends.jax.feed import DeviceFeed
 from dpcompare.backends.jax.loss import cross_entropies
 from dpcompare.backends.jax.model import Model, build_model
 from dpcompare.backends.jax.optimizer import KERNELS, Custom, Optimizer, Tensors
-from dpcompare.backends.jax.trained import SPECS, Trained
+from dpcompare.backends.jax.train_state import PARTITION_SPECS, TrainState
 from dpcompare.backends.update_rules import UpdateRules
-from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, DeviceBatch, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState
 
@@ -113,7 +113,7 @@ class JaxBackend(Inspectable):
         initial = self.initial_state()
         initial = {name: np.asarray(array) for name, array in (initial or self.model.init()).items()}
         self._names = list(initial)
-        self._trained = Trained.empty(self.mesh)
+        self._train_state = TrainState.empty(self.mesh)
         self.load_state(TrainingState(model=initial, optimizer={}, step=0))
 
     def _make_functions(self) -> None:
@@ -121,20 +121,28 @@ class JaxBackend(Inspectable):
         replaced = (0,) if self.config.tuning["donation"] == "on" else ()
         function = self._over_replicas
         self._train = function(
-            self._train_replica, (SPECS, SPLIT, EVERYWHERE, EVERYWHERE), (SPECS, SPLIT), donated=replaced
+            self._train_replica,
+            (PARTITION_SPECS, SHARDED, REPLICATED, REPLICATED),
+            (PARTITION_SPECS, SHARDED),
+            donated=replaced,
         )
         self._accumulate = function(
-            self._accumulate_replica, (SPLIT, SPECS, SPLIT, EVERYWHERE), (SPLIT, SPECS), donated=replaced
+            self._accumulate_replica,
+            (SHARDED, PARTITION_SPECS, SHARDED, REPLICATED),
+            (SHARDED, PARTITION_SPECS),
+            donated=replaced,
         )
-        self._no_sums = function(self._no_sums_replica, (SPECS,), SPLIT)
-        self._apply = function(self._apply_replica, (SPECS, SPLIT, EVERYWHERE), SPECS, donated=replaced)
-        self._evaluate = function(self._evaluate_replica, (SPECS, SPLIT), SPLIT)
+        self._no_sums = function(self._no_sums_replica, (PARTITION_SPECS,), SHARDED)
+        self._apply = function(
+            self._apply_replica, (PARTITION_SPECS, SHARDED, REPLICATED), PARTITION_SPECS, donated=replaced
+        )
+        self._evaluate = function(self._evaluate_replica, (PARTITION_SPECS, SHARDED), SHARDED)
         self._training_logits, self._evaluation_logits = (
-            function(partial(self._logits_replica, training=training), (SPECS, SPLIT), (SPLIT, SPLIT))
+            function(partial(self._logits_replica, training=training), (PARTITION_SPECS, SHARDED), (SHARDED, SHARDED))
             for training in (True, False)
         )
-        self._activations = function(self._activations_replica, (SPECS, SPLIT), SPLIT)
-        self._broadcast_statistics = function(self._copy_statistics_of_replica_0, (SPLIT,), SPLIT)
+        self._activations = function(self._activations_replica, (PARTITION_SPECS, SHARDED), SHARDED)
+        self._broadcast_statistics = function(self._copy_statistics_of_replica_0, (SHARDED,), SHARDED)
 
     def _over_replicas(
         self, function: Callable[..., Any], inputs: Any, outputs: Any, *, donated: tuple[int, ...] = ()
@@ -149,74 +157,76 @@ class JaxBackend(Inspectable):
         names = {f"jit({function.__name__})" for function in steps}
         self._num_compilations = 0
 
-        def heard(event: str, seconds: float, **about: Any) -> None:
+        def on_event(event: str, seconds: float, **about: Any) -> None:
             if event == COMPILED and about.get("fun_name") in names:
                 self._num_compilations += 1
 
-        jax.monitoring.register_event_duration_secs_listener(heard)
+        jax.monitoring.register_event_duration_secs_listener(on_event)
 
     @property
     def num_compilations(self) -> int:
         return self._num_compilations
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
-        return prefetch(reads, lambda read: self._device_feed.place(read()), self.input_threads)
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
+        return prefetch(batch_loaders, lambda load: self._device_feed.place(load()), self.input_threads)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         constants = np.array(self.optimizer.step_constants(self._step, learning_rate), self._dtype)
         counts = [np.asarray(batch.global_count, self._dtype) for batch in batches]
         if len(batches) == 1:
-            self._trained, loss_sum = self._train(self._trained, _rows(batches[0]), counts[0], constants)
+            self._train_state, loss_sum = self._train(self._train_state, _rows(batches[0]), counts[0], constants)
             return loss_sum
-        sums = self._no_sums(self._trained)
+        sums = self._no_sums(self._train_state)
         for batch, count in zip(batches, counts, strict=True):
-            sums, self._trained = self._accumulate(sums, self._trained, _rows(batch), count)
+            sums, self._train_state = self._accumulate(sums, self._train_state, _rows(batch), count)
         gradient_sums, loss_sum = sums
-        self._trained = self._apply(self._trained, gradient_sums, constants)
+        self._train_state = self._apply(self._train_state, gradient_sums, constants)
         return loss_sum
 
     def _train_replica(
-        self, trained: Trained, rows: Rows, count: jax.Array, constants: jax.Array
-    ) -> tuple[Trained, jax.Array]:
-        loss_sum, gradients, trained = self._gradients(trained, rows, count)
-        return self._update(trained, gradients, constants), loss_sum[None]
+        self, train_state: TrainState, rows: Rows, count: jax.Array, constants: jax.Array
+    ) -> tuple[TrainState, jax.Array]:
+        loss_sum, gradients, train_state = self._gradients(train_state, rows, count)
+        return self._update(train_state, gradients, constants), loss_sum[None]
 
-    def _no_sums_replica(self, trained: Trained) -> tuple[Tensors, jax.Array]:
+    def _no_sums_replica(self, train_state: TrainState) -> tuple[Tensors, jax.Array]:
         """What micro-batches are added to: a gradient and a sum of losses of each replica."""
-        zeros = {name: jnp.zeros_like(parameter)[None] for name, parameter in trained.parameters.items()}
+        zeros = {name: jnp.zeros_like(parameter)[None] for name, parameter in train_state.parameters.items()}
         return zeros, jnp.zeros(1, self._dtype)
 
     def _accumulate_replica(
-        self, sums: tuple[Tensors, jax.Array], trained: Trained, rows: Rows, count: jax.Array
-    ) -> tuple[tuple[Tensors, jax.Array], Trained]:
+        self, sums: tuple[Tensors, jax.Array], train_state: TrainState, rows: Rows, count: jax.Array
+    ) -> tuple[tuple[Tensors, jax.Array], TrainState]:
         gradient_sums, total = sums
-        loss_sum, gradients, trained = self._gradients(trained, rows, count)
+        loss_sum, gradients, train_state = self._gradients(train_state, rows, count)
         gradient_sums = {name: value + gradients[name][None] for name, value in gradient_sums.items()}
-        return (gradient_sums, total + loss_sum[None]), trained
+        return (gradient_sums, total + loss_sum[None]), train_state
 
-    def _apply_replica(self, trained: Trained, gradient_sums: Tensors, constants: jax.Array) -> Trained:
-        return self._update(trained, {name: value[0] for name, value in gradient_sums.items()}, constants)
+    def _apply_replica(self, train_state: TrainState, gradient_sums: Tensors, constants: jax.Array) -> TrainState:
+        return self._update(train_state, {name: value[0] for name, value in gradient_sums.items()}, constants)
 
-    def _gradients(self, trained: Trained, rows: Rows, count: jax.Array) -> tuple[jax.Array, Tensors, Trained]:
+    def _gradients(
+        self, train_state: TrainState, rows: Rows, count: jax.Array
+    ) -> tuple[jax.Array, Tensors, TrainState]:
         """This replica's sum of losses, its part of the gradient of the mean over the global batch, and what moved."""
 
         def loss(parameters: Tensors) -> tuple[jax.Array, tuple[jax.Array, Tensors]]:
-            _, losses, statistics = self._losses(parameters, trained.statistics, rows, training=True)
+            _, losses, statistics = self._losses(parameters, train_state.statistics, rows, training=True)
             loss_sum = losses.sum()
             return loss_sum / count, (loss_sum, statistics)
 
-        gradients, (loss_sum, statistics) = jax.grad(loss, has_aux=True)(trained.parameters)
-        images = trained.images_computed + rows.weights.sum().astype(np.int32)
-        return loss_sum, gradients, trained._replace(statistics=statistics, images_computed=images)
+        gradients, (loss_sum, statistics) = jax.grad(loss, has_aux=True)(train_state.parameters)
+        images = train_state.images_computed + rows.weights.sum().astype(np.int32)
+        return loss_sum, gradients, train_state._replace(statistics=statistics, images_computed=images)
 
-    def _update(self, trained: Trained, gradients: Tensors, constants: jax.Array) -> Trained:
+    def _update(self, train_state: TrainState, gradients: Tensors, constants: jax.Array) -> TrainState:
         """Sum the gradients of all replicas and update this replica's copy of the parameters."""
         if self.num_replicas > 1 and self.config.sync_gradients:
             gradients = lax.psum(gradients, REPLICAS)
-        parameters, slots = self.optimizer.apply(trained.parameters, gradients, trained.slots, constants)
-        return trained._replace(parameters=parameters, slots=slots, optimizer_steps=trained.optimizer_steps + 1)
+        parameters, slots = self.optimizer.apply(train_state.parameters, gradients, train_state.slots, constants)
+        return train_state._replace(parameters=parameters, slots=slots, optimizer_steps=train_state.optimizer_steps + 1)
 
     def _forward(
         self,
@@ -245,60 +255,62 @@ class JaxBackend(Inspectable):
         return logits, losses * rows.weights, moved
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
-        self._enter(training=False)
-        return self._evaluate(self._trained, _rows(batch))
+        self._set_training_mode(training=False)
+        return self._evaluate(self._train_state, _rows(batch))
 
-    def _evaluate_replica(self, trained: Trained, rows: Rows) -> jax.Array:
+    def _evaluate_replica(self, train_state: TrainState, rows: Rows) -> jax.Array:
         num_rows = len(rows.labels)
         at_once = self.rows_evaluated_at_once(num_rows)
         if at_once == num_rows:
-            return self._evaluate_rows(trained, rows)[None]
+            return self._evaluate_rows(train_state, rows)[None]
         parts = jax.tree.map(lambda each: each.reshape(-1, at_once, *each.shape[1:]), rows)
-        return lax.map(partial(self._evaluate_rows, trained), parts).sum(0)[None]
+        return lax.map(partial(self._evaluate_rows, train_state), parts).sum(0)[None]
 
-    def _evaluate_rows(self, trained: Trained, rows: Rows) -> jax.Array:
-        logits, losses, _ = self._losses(trained.parameters, trained.statistics, rows, training=False)
+    def _evaluate_rows(self, train_state: TrainState, rows: Rows) -> jax.Array:
+        logits, losses, _ = self._losses(train_state.parameters, train_state.statistics, rows, training=False)
         hits = (logits.argmax(1) == rows.labels) * rows.weights
         return jnp.stack([losses.sum(), hits.sum(), rows.weights.sum()])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
-        self._enter(training=training)
+        self._set_training_mode(training=training)
         function = self._training_logits if training else self._evaluation_logits
-        logits, statistics = function(self._trained, _rows(batch))
-        self._trained = self._trained._replace(statistics=statistics)
+        logits, statistics = function(self._train_state, _rows(batch))
+        self._train_state = self._train_state._replace(statistics=statistics)
         return local_rows(logits)
 
-    def _logits_replica(self, trained: Trained, rows: Rows, *, training: bool) -> tuple[jax.Array, Tensors]:
-        logits, _, statistics = self._losses(trained.parameters, trained.statistics, rows, training=training)
+    def _logits_replica(self, train_state: TrainState, rows: Rows, *, training: bool) -> tuple[jax.Array, Tensors]:
+        logits, _, statistics = self._losses(train_state.parameters, train_state.statistics, rows, training=training)
         return logits, statistics
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        self._enter(training=False)
-        features = self._activations(self._trained, _rows(batch))
+        self._set_training_mode(training=False)
+        features = self._activations(self._train_state, _rows(batch))
         # A compiled function sorts what it returns by name.
         layers = dict.fromkeys(name.rpartition(".")[0] for name in self._names)
         return {name: local_rows(features[name]) for name in layers if name in features}
 
-    def _activations_replica(self, trained: Trained, rows: Rows) -> dict[str, jax.Array]:
-        return self._forward(trained.parameters, trained.statistics, rows.images, None, training=False)[1]
+    def _activations_replica(self, train_state: TrainState, rows: Rows) -> dict[str, jax.Array]:
+        return self._forward(train_state.parameters, train_state.statistics, rows.images, None, training=False)[1]
 
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         return {name: local_rows(array) for name, array in batch.arrays.items()}
 
-    def _enter(self, *, training: bool) -> None:
+    def _set_training_mode(self, *, training: bool) -> None:
         """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
         if training == self._training:
             return
         self._training = training
-        if not training and self.num_replicas > 1 and self._trained.statistics:
-            self._trained = self._trained._replace(statistics=self._broadcast_statistics(self._trained.statistics))
+        if not training and self.num_replicas > 1 and self._train_state.statistics:
+            self._train_state = self._train_state._replace(
+                statistics=self._broadcast_statistics(self._train_state.statistics)
+            )
 
     def _copy_statistics_of_replica_0(self, statistics: Tensors) -> Tensors:
         is_first = lax.axis_index(REPLICAS) == 0
         return lax.psum(jax.tree.map(lambda value: jnp.where(is_first, value, 0), statistics), REPLICAS)
 
     def synchronize(self, *, drain: bool = False) -> None:
-        jax.block_until_ready(self._trained)
+        jax.block_until_ready(self._train_state)
 
     def reset_peak_memory(self) -> None:
         """XLA's counter cannot be reset: what was tried out in the first steps counts."""
@@ -307,11 +319,11 @@ class JaxBackend(Inspectable):
         return np.array([local_rows(handle).astype(np.float64).sum(0) for handle in handles])
 
     def state(self) -> TrainingState:
-        self._enter(training=False)
-        tensors = self._trained.model_on_host()
+        self._set_training_mode(training=False)
+        tensors = self._train_state.model_on_host()
         return TrainingState(
             model={name: tensors[name] for name in self._names},
-            optimizer=self._trained.slots_on_host(),
+            optimizer=self._train_state.slots_on_host(),
             step=self._step,
         )
 
@@ -321,24 +333,24 @@ class JaxBackend(Inspectable):
                 f"state does not fit {self.workload.model}: missing {sorted(set(self._names) - state.model.keys())}, "
                 f"unknown {sorted(state.model.keys() - set(self._names))}"
             )
-        self._trained = self._trained.with_state(state, self.mesh, self.optimizer, self._dtype)
+        self._train_state = self._train_state.with_state(state, self.mesh, self.optimizer, self._dtype)
         self._step = state.step
         self._training = None
 
-    def first_gradient_squares(self) -> float | None:
-        return self._trained.first_gradient_squares() / self.num_replicas
+    def first_grad_norm_sq(self) -> float | None:
+        return self._train_state.first_grad_norm_sq() / self.num_replicas
 
-    def counted(self) -> Counted:
-        return Counted(
-            optimizer_steps=int(local_rows(self._trained.optimizer_steps).min()),
-            images=int(local_rows(self._trained.images_computed).sum()),
+    def counters(self) -> Counters:
+        return Counters(
+            optimizer_steps=int(local_rows(self._train_state.optimizer_steps).min()),
+            images=int(local_rows(self._train_state.images_computed).sum()),
         )
 
     def barrier(self) -> None:
-        """One process waits for nobody."""
+        """Nothing: one process has no other to wait for."""
 
     def teardown(self) -> None:
-        """One process leaves nobody behind."""
+        """Nothing: one process leaves no other behind."""
 
     def profile(self, path: Path) -> AbstractContextManager[None]:
         # Here, since a JAX that moves what this needs must not break runs that keep no trace.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from jax import numpy as jnp
 from jax.sharding import Mesh
 
-from dpcompare.backends.jax.arrays import EVERYWHERE, SPLIT, everywhere, split
+from dpcompare.backends.jax.arrays import REPLICATED, SHARDED, replicate, shard
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.data.pixels import NUM_BYTES
 
@@ -30,7 +30,7 @@ class DeviceFeed:
         self._mesh, self._dtype = mesh, dtype
         self._on_gpu = device_type == "gpu"
         self._look_up = {
-            rows: over_replicas(look_up, (SPLIT, SPLIT if rows == "each" else EVERYWHERE, SPLIT), SPLIT)
+            rows: over_replicas(look_up, (SHARDED, SHARDED if rows == "each" else REPLICATED, SHARDED), SHARDED)
             for rows in ("each", "all")
         }
 
@@ -38,30 +38,30 @@ class DeviceFeed:
         """A batch on the devices."""
         return DeviceBatch(
             images=self._images(batch),
-            labels=split(self._mesh, batch.labels),
+            labels=shard(self._mesh, batch.labels),
             weights=self._split(batch.weights),
             global_count=batch.global_count,
             drop_masks=None if batch.drop_masks is None else self._split(batch.drop_masks),
         )
 
     def _split(self, rows: npt.NDArray[Any]) -> jax.Array:
-        return split(self._mesh, rows.astype(self._dtype, copy=False))
+        return shard(self._mesh, rows.astype(self._dtype, copy=False))
 
     def _images(self, batch: HostBatch) -> jax.Array:
         """The images: bytes that each GPU looks up, or what the host has looked up."""
         if not self._on_gpu:
             return self._split(batch.images)
         tables = batch.tables.astype(self._dtype, copy=False)
-        flips = None if batch.flips is None else split(self._mesh, batch.flips)
-        pixels = split(self._mesh, batch.pixels)
+        flips = None if batch.flips is None else shard(self._mesh, batch.flips)
+        pixels = shard(self._mesh, batch.pixels)
         if len(tables) > 1:
-            return self._look_up["each"](pixels, split(self._mesh, tables), flips)
-        return self._look_up["all"](pixels, everywhere(self._mesh, tables), flips)
+            return self._look_up["each"](pixels, shard(self._mesh, tables), flips)
+        return self._look_up["all"](pixels, replicate(self._mesh, tables), flips)
 
 
 @jax.jit
 def look_up(pixels: jax.Array, tables: jax.Array, flips: jax.Array | None) -> jax.Array:
-    """As `dpcompare.data.pixels.look_up`, bit for bit."""
+    """The same as `dpcompare.data.pixels.look_up`, bit for bit."""
     num_tables, num_channels, _ = tables.shape
     first = jnp.arange(num_channels) * NUM_BYTES
     if num_tables > 1:

@@ -13,7 +13,7 @@ def cross_entropies(labels: jax.Array, logits: jax.Array, smoothing: float = 0.0
     every other class (Szegedy et al. 2016, section 7), as torch's `cross_entropy(label_smoothing=...)`.
     """
     log_probabilities = jax.nn.log_softmax(logits)
-    of_labels = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
+    label_losses = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=1)[:, 0]
     if not smoothing:
-        return of_labels
-    return (1 - smoothing) * of_labels - smoothing * log_probabilities.mean(axis=1)
+        return label_losses
+    return (1 - smoothing) * label_losses - smoothing * log_probabilities.mean(axis=1)

@@ -119,7 +119,7 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
     """Name -> shape of every tensor of a custom model, which is also tried on two images.
 
     Raises:
-        RequestError: it is no pair of functions, or gives something else than logits and running statistics.
+        RequestError: it is not a pair of functions, or gives something else than logits and running statistics.
     """
     jax.config.update("jax_platforms", "cpu")
     model = _custom(name, image_size, num_classes)

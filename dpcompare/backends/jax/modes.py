@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax._src import xla_bridge
 
-from dpcompare.backends.jax.arrays import EVERYWHERE, REPLICAS, SPLIT, split
+from dpcompare.backends.jax.arrays import REPLICAS, REPLICATED, SHARDED, shard
 from dpcompare.backends.jax.backend import JaxBackend
 
 
@@ -45,12 +45,12 @@ class MultiProcess(JaxBackend):
 
     def barrier(self) -> None:
         jax.block_until_ready(
-            self._sum_over_replicas(split(self.mesh, np.zeros(len(self.mesh.local_devices), np.int32)))
+            self._sum_over_replicas(shard(self.mesh, np.zeros(len(self.mesh.local_devices), np.int32)))
         )
 
     @cached_property
     def _sum_over_replicas(self) -> Any:
-        return self._over_replicas(lambda part: lax.psum(part, REPLICAS), SPLIT, EVERYWHERE)
+        return self._over_replicas(lambda part: lax.psum(part, REPLICAS), SHARDED, REPLICATED)
 
     def teardown(self) -> None:
         """Wait for the other processes: one that leaves early ends those that still compute with it."""

@@ -15,7 +15,7 @@ from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, 
 from dpcompare.models.state import AVERAGE
 
 NO_RULES = UpdateRules()
-KEPT, SHARE = -2, -1
+DECAY_FACTOR, EMA_WEIGHT = -2, -1
 """Where a step's constants have those of its rules, if they have any."""
 
 Tensors = Mapping[str, jax.Array]
@@ -31,7 +31,7 @@ class Optimizer(ABC):
     slot_names: ClassVar[tuple[str, ...]]
 
     def __init__(self, rules: UpdateRules = NO_RULES) -> None:
-        """`rules` are what is done beside each update."""
+        """`rules` are what is done around each update."""
         self.rules = rules
         self.slots = (*self.slot_names, *([AVERAGE] if rules.weight_average is not None else []))
         """Names of what it remembers of each parameter."""
@@ -54,12 +54,12 @@ class Optimizer(ABC):
         remembered: dict[str, dict[str, jax.Array]] = {slot: {} for slot in self.slots}
         for name, parameter in parameters.items():
             if self.rules.weight_decay and decays(parameter.ndim):
-                parameter = parameter * constants[KEPT]
+                parameter = parameter * constants[DECAY_FACTOR]
             own = [slots[slot][name] for slot in self.slot_names]
             updated[name], own = self.update(parameter, own, gradients[name], constants)
             if self.rules.weight_average is not None:
                 mean = slots[AVERAGE][name]
-                own.append(mean + constants[SHARE] * (updated[name] - mean))
+                own.append(mean + constants[EMA_WEIGHT] * (updated[name] - mean))
             for slot, value in zip(self.slots, own, strict=True):
                 remembered[slot][name] = value
         return updated, remembered

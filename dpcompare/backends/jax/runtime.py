@@ -13,7 +13,7 @@ from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import cache_dir
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 PEAK_OF_ALL_STEPS = "from the start, with XLA's trials unless its cache was warm"
 """What the peak of device memory is of here; in the other frameworks it is of the measured steps."""
@@ -58,7 +58,7 @@ def check_devices(config: RunConfig) -> None:
     planned = config.topology.replicas_per_process
     if (found := jax.local_device_count()) != planned:
         raise RuntimeError(
-            f"JAX sees {counted(found, 'device')}, the plan gives this process {planned}; its own message is above"
+            f"JAX sees {pluralize(found, 'device')}, the plan gives this process {planned}; its own message is above"
         )
 
 
@@ -84,7 +84,7 @@ def libraries(config: RunConfig) -> dict[str, str]:
 
 
 def _version(*distributions: str) -> str | None:
-    """Of the first distribution that is installed."""
+    """The version of the first of these distributions that is installed."""
     for name in distributions:
         try:
             return metadata.version(name)
@@ -101,7 +101,7 @@ def device_names(config: RunConfig, mesh: Mesh, process_rank: int) -> list[str]:
 
 
 def peak_device_memory_bytes(config: RunConfig, mesh: Mesh) -> int | None:
-    """Of all GPUs of this process; None where one does not tell."""
+    """The peak of all GPUs of this process together; None if one of them reports none."""
     if config.cluster.device_type != "gpu":
         return None
     # None, or without this key, where an allocator keeps no statistics (XLA_PYTHON_CLIENT_ALLOCATOR=platform).

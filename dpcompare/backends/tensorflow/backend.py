@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow import runtime
@@ -32,7 +32,7 @@ from dpcompare.backends.tensorflow.model import (
 from dpcompare.backends.tensorflow.optimizer import KERNELS, Optimizer, custom_optimizer
 from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
-from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import Gradients, State, TrainingState
 
@@ -144,15 +144,15 @@ class TensorFlowBackend(Inspectable):
         """The graphs that a training step consists of."""
         return (self._train, self._accumulate, self._apply)
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
         # Each thread places whole batches: one that waits for a replica's copy leaves the other replicas to the others.
-        return prefetch(reads, lambda read: self._to_device(read()), self.input_threads)
+        return prefetch(batch_loaders, lambda load: self._to_device(load()), self.input_threads)
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         return self._device_feed.place(batch)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         constants = tf.constant(self.optimizer.step_constants(self._step, learning_rate), tf.float64)
         counts = [tf.constant(batch.global_count, self._dtype) for batch in batches]
@@ -174,29 +174,29 @@ class TensorFlowBackend(Inspectable):
     def _train_global_batch(
         self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any, constants: Any
     ) -> Any:
-        def of_replica(*batch: tf.Tensor) -> tf.Tensor:
+        def replica_step(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             self._update(gradients, constants)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, drop_masks, count)))
+        return self._local_sum(self.strategy.run(replica_step, (images, labels, weights, drop_masks, count)))
 
     def _accumulate_micro_batch(self, images: Any, labels: Any, weights: Any, drop_masks: Any, count: Any) -> Any:
-        def of_replica(*batch: tf.Tensor) -> tf.Tensor:
+        def replica_step(*batch: tf.Tensor) -> tf.Tensor:
             loss_sum, gradients = self._gradients(*batch)
             for total, gradient in zip(self._gradient_sums, gradients, strict=True):
                 tf.raw_ops.AssignAddVariableOp(resource=total.handle, value=gradient)
             return loss_sum
 
-        return self._local_sum(self.strategy.run(of_replica, (images, labels, weights, drop_masks, count)))
+        return self._local_sum(self.strategy.run(replica_step, (images, labels, weights, drop_masks, count)))
 
     def _apply_accumulated(self, constants: tf.Tensor) -> None:
-        def of_replica() -> None:
+        def replica_step() -> None:
             self._update([tf.identity(total) for total in self._gradient_sums], constants)
             for total in self._gradient_sums:
                 tf.raw_ops.AssignVariableOp(resource=total.handle, value=tf.zeros(total.shape, total.dtype))
 
-        self.strategy.run(of_replica)
+        self.strategy.run(replica_step)
 
     def _gradients(
         self, images: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor, drop_masks: tf.Tensor | None, count: tf.Tensor
@@ -216,7 +216,7 @@ class TensorFlowBackend(Inspectable):
         self.optimizer.apply(gradients, constants)
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         return self._evaluate(batch.images, batch.labels, batch.weights)
 
     def _evaluate_global_batch(self, images: Any, labels: Any, weights: Any) -> Any:
@@ -240,7 +240,7 @@ class TensorFlowBackend(Inspectable):
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits * weights), tf.reduce_sum(weights)])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
-        self._enter(training=training)
+        self._set_training_mode(training=training)
         function = self._training_logits if training else self._evaluation_logits
         return self._local_rows(function(batch.images, batch.drop_masks))
 
@@ -248,7 +248,7 @@ class TensorFlowBackend(Inspectable):
         return self._activations(self._local_rows(batch.images))
 
     def _activations(self, images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         outputs = {layer_name(self.model, layer): layer.output for layer in self.model.layers if layer.weights}
         features = keras.Model(self.model.inputs, outputs)(images, training=False)
         return {name: np.asarray(value) for name, value in features.items()}
@@ -290,7 +290,7 @@ class TensorFlowBackend(Inspectable):
         """The sum over this process's replicas; the processes are summed when results are collected."""
         return tf.add_n(self.strategy.experimental_local_results(per_replica))
 
-    def _enter(self, *, training: bool) -> None:
+    def _set_training_mode(self, *, training: bool) -> None:
         """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
         if training == self._training:
             return
@@ -326,7 +326,7 @@ class TensorFlowBackend(Inspectable):
         return np.array([handle.numpy() for handle in handles], np.float64)
 
     def state(self) -> TrainingState:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         return TrainingState(
             model={mapped.name: mapped.on_host(mapped.variable) for mapped in mapped_variables(self.model)},
             optimizer={
@@ -349,7 +349,7 @@ class TensorFlowBackend(Inspectable):
         load_model(self.model, state, self.workload.model)
         self._training = None
 
-    def first_gradient_squares(self) -> float | None:
+    def first_grad_norm_sq(self) -> float | None:
         copies = [
             copy.numpy().astype(np.float64) / FIRST_MOMENTS[slot]
             for slot, values in self.optimizer.slots.items()
@@ -359,13 +359,13 @@ class TensorFlowBackend(Inspectable):
         ]
         return float(sum(np.square(copy).sum() for copy in copies)) / self.num_replicas
 
-    def counted(self) -> Counted:
-        return Counted(
+    def counters(self) -> Counters:
+        return Counters(
             optimizer_steps=self._optimizer_steps(), images=sum(self._on_each_replica(self._images_computed))
         )
 
     def _optimizer_steps(self) -> int | None:
-        """Of the replica here that has taken the fewest."""
+        """The steps of the replica here that has taken the fewest."""
         return min(self._on_each_replica(self.optimizer.steps_taken))
 
     def _on_each_replica(self, count: tf.Variable) -> list[int]:
@@ -373,10 +373,10 @@ class TensorFlowBackend(Inspectable):
         return [int(copy.numpy()) for copy in self.strategy.experimental_local_results(count)]
 
     def barrier(self) -> None:
-        """One process waits for nobody."""
+        """Nothing: one process has no other to wait for."""
 
     def teardown(self) -> None:
-        """One process leaves nobody behind."""
+        """Nothing: one process leaves no other behind."""
 
     def profile(self, path: Path) -> AbstractContextManager[None]:
         # Here, since a TensorFlow that moves what this needs must not break runs that keep no trace.

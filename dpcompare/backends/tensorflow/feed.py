@@ -44,9 +44,9 @@ class DeviceFeed:
         tables = batch.tables.astype(self._dtype.as_numpy_dtype, copy=False)
 
         def part(rows: slice) -> tf.Tensor:
-            of_rows = tables[rows] if len(tables) > 1 else tables
+            row_tables = tables[rows] if len(tables) > 1 else tables
             flips = None if batch.flips is None else tf.constant(batch.flips[rows])
-            return look_up(tf.constant(batch.pixels[rows]), tf.constant(of_rows), flips)
+            return look_up(tf.constant(batch.pixels[rows]), tf.constant(row_tables), flips)
 
         return self._on_replicas(len(batch.pixels), part)
 
@@ -69,15 +69,15 @@ class DeviceFeed:
         if replicas == 1:  # nothing to wrap, which would take as long as the rest
             return part(0)
 
-        def of_replica(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
+        def replica_value(context: tf.distribute.experimental.ValueContext) -> tf.Tensor:
             return part(context.replica_id_in_sync_group % replicas)
 
-        return self._strategy.experimental_distribute_values_from_function(of_replica)
+        return self._strategy.experimental_distribute_values_from_function(replica_value)
 
 
 @tf.function(autograph=False)
 def look_up(pixels: tf.Tensor, tables: tf.Tensor, flips: tf.Tensor | None) -> tf.Tensor:
-    """As `dpcompare.data.pixels.look_up`, bit for bit."""
+    """The same as `dpcompare.data.pixels.look_up`, bit for bit."""
     # int64: TensorFlow adds int32 on the host, wherever the numbers are.
     num_channels = tables.shape[1]
     first = tf.range(num_channels, dtype=tf.int64) * NUM_BYTES

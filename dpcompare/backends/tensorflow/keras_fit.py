@@ -39,8 +39,8 @@ class KerasFit(TensorFlowBackend):
         }
         self._images_computed = self._loss.images
         self._steps_before, self._steps_loaded = 0, 0
-        self._turns = _Turns()
-        self._given = _Given()
+        self._turns = _StepHandshake()
+        self._given = _CurrentBatch()
         self._fitting: threading.Thread | None = None
 
     @property
@@ -49,7 +49,7 @@ class KerasFit(TensorFlowBackend):
         return ()
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         (batch,) = batches
         self._adam.learning_rate.assign(np.float64(learning_rate))  # a Python float would be rounded to float32
@@ -68,7 +68,7 @@ class KerasFit(TensorFlowBackend):
         """Keras's `fit` on the batches that it is given."""
         try:
             self.model.fit(self._given, epochs=1, verbose=0, callbacks=[self._turns])
-            # Nobody waits for it where fit was asked to end.
+            # Nothing waits for it if fit was asked to end.
             self._turns.fail(RuntimeError("Keras ended its fit by itself; is KERAS_MAX_STEPS_PER_EPOCH set?"))
         except Exception as error:  # raised where the step is waited for
             self._turns.fail(error)
@@ -96,7 +96,7 @@ class KerasFit(TensorFlowBackend):
             self._fitting.join()
 
 
-class _Given(DataAdapter, tf.distribute.DistributedDataset):
+class _CurrentBatch(DataAdapter, tf.distribute.DistributedDataset):
     """What `fit` trains on: the batch of the present step, which is on the replicas' devices already.
 
     Of what `fit` takes as its data only such an adapter is left as it is. Everything else becomes a tf.data.Dataset,
@@ -116,7 +116,7 @@ class _Given(DataAdapter, tf.distribute.DistributedDataset):
 
     @property
     def num_batches(self) -> None:
-        """Unknown to Keras: `fit` goes on until it is told to stop."""
+        """Unknown to Keras: `fit` continues until it is asked to stop."""
 
 
 class _WeightedLoss(keras.losses.Loss):
@@ -147,8 +147,8 @@ class _WeightedLoss(keras.losses.Loss):
             self._divisor.assign(global_count)
 
     def __call__(self, labels: Any, logits: Any, sample_weight: Any = None) -> Any:
-        of_rows = tf.cast(tf.reshape(labels, [-1]), tf.int32)
-        losses = self._row_losses(tf.cast(logits, self.total.dtype), of_rows, training=True)
+        row_labels = tf.cast(tf.reshape(labels, [-1]), tf.int32)
+        losses = self._row_losses(tf.cast(logits, self.total.dtype), row_labels, training=True)
         weights = tf.reshape(sample_weight, [-1])
         total = tf.reduce_sum(losses * weights)
         self.total.assign(total)
@@ -157,7 +157,7 @@ class _WeightedLoss(keras.losses.Loss):
         return total / self._divisor
 
 
-class _Turns(keras.callbacks.Callback):
+class _StepHandshake(keras.callbacks.Callback):
     """The loop and `fit` in turns: while one works, the other waits.
 
     `fit` waits here, after a step, and not for data inside the next one: that step's function would read variables,

@@ -14,6 +14,6 @@ def cross_entropies(labels: tf.Tensor, logits: tf.Tensor, smoothing: float = 0.0
     if not smoothing:
         return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
     num_classes = logits.shape[-1]
-    of_others = smoothing / num_classes
-    targets = tf.one_hot(labels, num_classes, 1 - smoothing + of_others, of_others, dtype=logits.dtype)
+    other_weight = smoothing / num_classes
+    targets = tf.one_hot(labels, num_classes, 1 - smoothing + other_weight, other_weight, dtype=logits.dtype)
     return tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=logits)

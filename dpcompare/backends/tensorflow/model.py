@@ -63,7 +63,7 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
     """Name -> shape of every tensor of a custom model, in the framework-neutral layouts.
 
     Raises:
-        RequestError: it is no Keras model, gives something else than logits, or has two tensors of the same name.
+        RequestError: it is not a Keras model, gives something else than logits, or has two tensors of the same name.
     """
     model = _custom(name, image_size, num_classes)
     if tuple(model.output_shape) != (None, num_classes):
@@ -170,8 +170,8 @@ def mapped_slots(model: keras.Model, slots: Mapping[str, Sequence[Any]]) -> dict
         model: whose parameters are optimized.
         slots: of the optimizer: name -> the slot of each parameter, in the model's order.
     """
-    of_variable = {id(mapped.variable): mapped for mapped in mapped_variables(model)}
-    parameters = [of_variable[id(variable)] for variable in model.trainable_variables]
+    by_variable = {id(mapped.variable): mapped for mapped in mapped_variables(model)}
+    parameters = [by_variable[id(variable)] for variable in model.trainable_variables]
     return {
         f"{slot}.{mapped.name}": (mapped, value)
         for slot, values in slots.items()

@@ -15,7 +15,7 @@ from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, 
 from dpcompare.models.state import AVERAGE
 
 NO_RULES = UpdateRules()
-KEPT, SHARE = -2, -1
+DECAY_FACTOR, EMA_WEIGHT = -2, -1
 """Where a step's constants have those of its rules, if they have any."""
 
 
@@ -34,7 +34,7 @@ class Optimizer(ABC):
 
         Args:
             variables: to update.
-            rules: what is done beside each update.
+            rules: what is done around each update.
         """
         self.variables = list(variables)
         self.rules = rules
@@ -60,23 +60,23 @@ class Optimizer(ABC):
         values = {
             dtype: tf.unstack(tf.cast(constants, dtype)) for dtype in dict.fromkeys(v.dtype for v in self.variables)
         }
-        arguments = {dtype: self.arguments(of_dtype) for dtype, of_dtype in values.items()}
+        arguments = {dtype: self.arguments(constants) for dtype, constants in values.items()}
         slots = zip(*self.slots.values(), strict=True)
         updates: list[tf.Operation] = []
-        for variable, gradient, of_variable in zip(self.variables, gradients, slots, strict=True):
+        for variable, gradient, variable_slots in zip(self.variables, gradients, slots, strict=True):
             if self.rules.weight_decay and decays(len(variable.shape)):
-                decayed = _value(variable) * values[variable.dtype][KEPT]
+                decayed = _value(variable) * values[variable.dtype][DECAY_FACTOR]
                 updates.append(tf.raw_ops.AssignVariableOp(resource=variable.handle, value=decayed))
-            handles = [slot.handle for slot in of_variable]
+            handles = [slot.handle for slot in variable_slots]
             updates.append(self.update(variable.handle, handles, gradient, arguments[variable.dtype]))
             if self.rules.weight_average is not None:
-                change = (_value(variable) - _value(of_variable[-1])) * values[variable.dtype][SHARE]
+                change = (_value(variable) - _value(variable_slots[-1])) * values[variable.dtype][EMA_WEIGHT]
                 updates.append(tf.raw_ops.AssignAddVariableOp(resource=handles[-1], value=change))
         return [*updates, tf.raw_ops.AssignAddVariableOp(resource=self.steps_taken.handle, value=np.int64(1))]
 
     @abstractmethod
     def arguments(self, constants: Sequence[tf.Tensor]) -> dict[str, tf.Tensor]:
-        """What the kernel takes beside what each variable has, from a step's constants in the type of the variables."""
+        """What the kernel takes apart from each variable's own: a step's constants, in the type of the variables."""
 
     @abstractmethod
     def update(

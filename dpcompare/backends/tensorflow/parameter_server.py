@@ -84,7 +84,7 @@ class ParameterServer(TensorFlowBackend):
         return 1  # the coordinator reads the rows of all workers
 
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
-        """As many parts as workers; they stay on the host, since it is not known yet which worker takes which."""
+        """The batch in a part per worker; they stay on the host, since it is not known yet which worker takes which."""
 
         def parts(rows: npt.NDArray[Any], dtype: tf.DType) -> list[npt.NDArray[Any]]:
             return np.split(rows.astype(dtype.as_numpy_dtype), self.num_replicas)
@@ -98,7 +98,7 @@ class ParameterServer(TensorFlowBackend):
         )
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         (batch,) = batches
         parts = [number for number in range(self.num_replicas) if batch.weights[number].any()]  # not padding rows alone
@@ -156,11 +156,11 @@ class ParameterServer(TensorFlowBackend):
         return np.array([step[:, 0].sum() for step in values], np.float64)
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         return self._evaluate(*(np.concatenate(parts) for parts in (batch.images, batch.labels, batch.weights)))
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
-        self._enter(training=training)
+        self._set_training_mode(training=training)
         function = self._training_logits if training else self._evaluation_logits
         drop_masks = None if batch.drop_masks is None else np.concatenate(batch.drop_masks)
         return function(np.concatenate(batch.images), drop_masks).numpy()
@@ -172,7 +172,7 @@ class ParameterServer(TensorFlowBackend):
         # Of several workers each makes an update of its part: as many as parts, not as steps.
         return super()._optimizer_steps() if self.num_replicas == 1 else None
 
-    def _enter(self, *, training: bool) -> None:
+    def _set_training_mode(self, *, training: bool) -> None:
         """Wait for the workers, whose updates are all of one copy of the parameters."""
         if training != self._training:
             self._training = training

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.config.run import RunConfig
-from dpcompare.system.terminal_text import counted
+from dpcompare.system.terminal_text import pluralize
 
 
 def configure_devices(config: RunConfig) -> None:
@@ -26,7 +26,7 @@ def configure_devices(config: RunConfig) -> None:
     # TensorFlow itself would silently place the variables of a missing GPU on the CPU.
     if config.cluster.device_type == "gpu" and len(gpus) != replicas:
         raise RuntimeError(
-            f"TensorFlow sees {counted(len(gpus), 'GPU')}, the plan gives this process {replicas}; its own message "
+            f"TensorFlow sees {pluralize(len(gpus), 'GPU')}, the plan gives this process {replicas}; its own message "
             "is above; `dpcompare setup` makes an environment with its CUDA libraries"
         )
     for gpu in gpus:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dpcompare.backends.base import Counted, Inspectable
+from dpcompare.backends.base import Counters, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description
 from dpcompare.backends.torch.batchnorm import RunningVariance, synchronize_batch_norms
@@ -30,7 +30,7 @@ from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.config.run import RunConfig
 from dpcompare.config.tuning import COMPILE_MODES
-from dpcompare.data.batches import DeviceBatch, HostRead
+from dpcompare.data.batches import BatchLoader, DeviceBatch
 from dpcompare.models.layers.in_torch import import_timm
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.spec import IMAGE_CHANNELS
@@ -141,7 +141,7 @@ class TorchBackend(Inspectable):
         return torch.zeros(size, dtype=self.precision.dtype, device=self.device)
 
     def blank_micro_batch(self) -> torch.Tensor:
-        """As many of them as a replica trains with at once."""
+        """A batch of zeros, as large as a replica trains on at once."""
         return self.blank_images(self.rows_trained_at_once)
 
     def _compiled(self, computation: nn.Module) -> nn.Module:
@@ -159,11 +159,11 @@ class TorchBackend(Inspectable):
         graphs: int = torch._dynamo.utils.counters["stats"]["unique_graphs"]
         return graphs
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
-        return self.device_feed.batches(reads, self.input_threads)
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
+        return self.device_feed.batches(batch_loaders, self.input_threads)
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         if self._observes_gradients:
             with self._gradient_times.observed() as backward_ended:
@@ -209,7 +209,7 @@ class TorchBackend(Inspectable):
         return sum(loss_sums)
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         return torch.stack([self._evaluate(part) for part in self._evaluated_at_once(batch)]).sum(0)
 
     def _evaluated_at_once(self, batch: DeviceBatch) -> Iterator[DeviceBatch]:
@@ -228,7 +228,7 @@ class TorchBackend(Inspectable):
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
-        self._enter(training=training)
+        self._set_training_mode(training=training)
         with torch.no_grad():
             if training:
                 logits = self.replicated(batch.images, batch.drop_masks)
@@ -249,7 +249,7 @@ class TorchBackend(Inspectable):
         return rows * self.num_replicas if self._has_sync_kernels else rows
 
     def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         outputs: dict[str, torch.Tensor] = {}
         hooks = [
             module.register_forward_hook(lambda module, inputs, output, name=name: outputs.setdefault(name, output))
@@ -268,7 +268,7 @@ class TorchBackend(Inspectable):
     def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
         return self.device_feed.read_back(batch)
 
-    def _enter(self, *, training: bool) -> None:
+    def _set_training_mode(self, *, training: bool) -> None:
         """Switch between training and evaluation, where the statistics of replica 0 hold for all."""
         if training == self._training:
             return
@@ -297,7 +297,7 @@ class TorchBackend(Inspectable):
         return torch.stack(list(handles)).double().cpu().numpy()
 
     def state(self) -> TrainingState:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         return TrainingState(
             model=self._on_host(self._tensors()), optimizer=self._on_host(self._slots()), step=self._step
         )
@@ -340,16 +340,16 @@ class TorchBackend(Inspectable):
             if slot in self.optimizer.state.get(parameter, {})
         }
 
-    def first_gradient_squares(self) -> float | None:
+    def first_grad_norm_sq(self) -> float | None:
         squares = [
-            self.parallel.held_part(tensor).double().div(FIRST_MOMENTS[slot]).square().sum().item()
+            self.parallel.local_shard(tensor).double().div(FIRST_MOMENTS[slot]).square().sum().item()
             for name, tensor in self._slots().items()
             if (slot := name.partition(".")[0]) in FIRST_MOMENTS
         ]
-        return sum(squares) / self.parallel.num_holders if squares else None
+        return sum(squares) / self.parallel.replication_factor if squares else None
 
-    def counted(self) -> Counted:
-        return Counted(optimizer_steps=self._optimizer_steps, images=int(self._images_computed.item()))
+    def counters(self) -> Counters:
+        return Counters(optimizer_steps=self._optimizer_steps, images=int(self._images_computed.item()))
 
     def barrier(self) -> None:
         self.parallel.barrier()
@@ -384,6 +384,6 @@ class TorchBackend(Inspectable):
             "CUDA graphs skipped": counters["inductor"]["cudagraph_skips"],
             "graph breaks": sum(counters["graph_break"].values()),
         }
-        told = ", ".join(f"{name}: {count}" for name, count in left_out.items() if count)
+        reasons = ", ".join(f"{name}: {count}" for name, count in left_out.items() if count)
         asked = self.config.tuning["compilation"]
-        return {"compilation": f"{asked} ({told})" if told else asked}
+        return {"compilation": f"{asked} ({reasons})" if reasons else asked}

@@ -43,7 +43,7 @@ class DistributedDataParallel(Parallel):
         seconds = max(self.config.seconds_to_start, self.config.progress_timeout) + 60
         self.join(timedelta(seconds=seconds))
         self.process_rank = distributed.get_rank()
-        self.num_processes = self.num_replicas = self.num_holders = distributed.get_world_size()
+        self.num_processes = self.num_replicas = self.replication_factor = distributed.get_world_size()
         self.gradient_average_over = self.num_processes
 
     def local_devices(self) -> list[torch.device]:

@@ -88,7 +88,7 @@ def _replica(module: nn.Module, rank: int) -> nn.Module:
         for name, child in original._modules.items():
             copy._modules[name] = None if child is None else copies[child]
         for name, parameter in original._parameters.items():
-            # A clone is no nn.Parameter but a plain attribute: gradients flow through it to the original.
+            # A clone is not an nn.Parameter but a plain attribute: gradients flow through it to the original.
             setattr(copy, name, parameter if parameter is None or rank == 0 else parameter.clone())
         for name, buffer in original._buffers.items():
             copy._buffers[name] = buffer if buffer is None or rank == 0 else buffer.clone()

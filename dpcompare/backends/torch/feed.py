@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 
-from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.data.pixels import NUM_BYTES
 
 
@@ -20,12 +20,12 @@ class DeviceFeed:
     def __init__(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
         self._device, self._dtype, self._memory_format = device, dtype, memory_format
 
-    def batches(self, reads: Iterable[HostRead], num_threads: int) -> Iterator[DeviceBatch]:
+    def batches(self, batch_loaders: Iterable[BatchLoader], num_threads: int) -> Iterator[DeviceBatch]:
         """The batches on the device, read and placed ahead of their use by as many threads."""
         if self._device.type == "cpu":
-            return prefetch(reads, lambda read: self.place(read()), num_threads)
+            return prefetch(batch_loaders, lambda load: self.place(load()), num_threads)
         stream = self._side_stream
-        placed = prefetch(reads, lambda read: stream.place(partial(self.place, read())), num_threads)
+        placed = prefetch(batch_loaders, lambda load: stream.place(partial(self.place, load())), num_threads)
         return map(stream.receive, placed)
 
     @cached_property
@@ -74,7 +74,7 @@ class PlacedBatch:
 
 
 class SideStream:
-    """A stream of its own, so that copies go on while the GPU computes; it does in order what any thread gives it."""
+    """A separate stream, so that copies continue while the GPU computes; it does in order what any thread gives it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -99,7 +99,7 @@ class SideStream:
 
 
 def look_up(pixels: torch.Tensor, tables: torch.Tensor, flips: torch.Tensor | None) -> torch.Tensor:
-    """As `dpcompare.data.pixels.look_up`, bit for bit, on the device of its arguments."""
+    """The same as `dpcompare.data.pixels.look_up`, bit for bit, on the device of its arguments."""
     num_channels = tables.shape[1]
     first = torch.arange(num_channels, device=pixels.device) * NUM_BYTES
     if len(tables) > 1:

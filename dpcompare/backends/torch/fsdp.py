@@ -23,7 +23,7 @@ class FullyShardedDataParallel(DistributedDataParallel):
 
     def connect(self) -> None:
         super().connect()
-        self.num_holders = 1
+        self.replication_factor = 1
 
     def parameter_layout(self, features: torch.memory_format) -> torch.memory_format:
         return torch.contiguous_format  # fully_shard takes no other; what layers compute follows the images' layout
@@ -55,10 +55,10 @@ class FullyShardedDataParallel(DistributedDataParallel):
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.full_tensor().detach() if isinstance(tensor, DTensor) else super().full_tensor(tensor)
 
-    def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
+    def local_shard(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
-    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_shards(self, tensor: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(tensor)
         return tensor
 
@@ -80,7 +80,7 @@ class FsdpBackend(TorchBackend):
 
 
 def _num_bytes(parameter: nn.Parameter) -> int:
-    """Of the whole parameter, however it is sharded."""
+    """Bytes of the whole parameter, however it is sharded."""
     return parameter.numel() * parameter.element_size()
 
 

@@ -39,7 +39,7 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
     """Name -> shape of every tensor of a custom model, which is also tried on two images.
 
     Raises:
-        RequestError: it is no torch model, or gives something else than logits.
+        RequestError: it is not a torch model, or gives something else than logits.
     """
     model = custom_model(name).build("torch", image_size, num_classes)
     if not isinstance(model, nn.Module):

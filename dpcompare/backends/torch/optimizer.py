@@ -207,17 +207,17 @@ class RuledUpdates:
         gradients = self._held(each.grad for each in _parameters(optimizer) if each.grad is not None)
         device = gradients[0].device
         norms = torch.stack([norm.to(device) for norm in torch._foreach_norm(gradients)])
-        norm = self._parallel.sum_over_parts(norms.square().sum()).sqrt()
+        norm = self._parallel.all_reduce_shards(norms.square().sum()).sqrt()
         scale = self._rules.clip_norm / norm.clamp(min=self._rules.clip_norm)
-        for device, of_device in _by_device(gradients):
-            torch._foreach_mul_(of_device, scale.to(device))
+        for device, device_gradients in _by_device(gradients):
+            torch._foreach_mul_(device_gradients, scale.to(device))
 
     @torch.no_grad()
     def _decay(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        kept = self._rules.kept(optimizer.param_groups[0]["lr"])
+        decay_factor = self._rules.decay_factor(optimizer.param_groups[0]["lr"])
         decaying = self._held(each for each in _parameters(optimizer) if decays(each.dim()))
         if decaying:  # a custom model may have none
-            torch._foreach_mul_(decaying, kept)
+            torch._foreach_mul_(decaying, decay_factor)
 
     @torch.no_grad()
     def _average(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -226,10 +226,10 @@ class RuledUpdates:
             if AVERAGE not in optimizer.state[parameter]:
                 optimizer.state[parameter][AVERAGE] = torch.zeros_like(parameter)
         means = self._held(optimizer.state[parameter][AVERAGE] for parameter in parameters)
-        torch._foreach_lerp_(means, self._held(parameters), self._rules.share(self._steps_taken()))
+        torch._foreach_lerp_(means, self._held(parameters), self._rules.ema_weight(self._steps_taken()))
 
     def _held(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        return [self._parallel.held_part(tensor).detach() for tensor in tensors]
+        return [self._parallel.local_shard(tensor).detach() for tensor in tensors]
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ class Parallel:
     num_replicas = 1
     gradient_average_over = 1
     """Processes over which the mode averages gradients, where a sum is wanted."""
-    num_holders = 1
+    replication_factor = 1
     """Processes that hold the same tensors of model and optimizer."""
 
     def __init__(self, config: PreparedRun) -> None:
@@ -81,7 +81,7 @@ class Parallel:
         return {name: str(version) for name, version in found.items() if version}
 
     def peak_memory_bytes(self) -> int | None:
-        """Of this process's GPUs together; None on the CPU."""
+        """The peak of this process's GPUs together; None on the CPU."""
         if self.device.type == "cpu":
             return None
         return sum(torch.cuda.max_memory_allocated(device) for device in self.local_devices())
@@ -141,16 +141,16 @@ class Parallel:
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(values))
 
-    def held_part(self, tensor: torch.Tensor) -> torch.Tensor:
+    def local_shard(self, tensor: torch.Tensor) -> torch.Tensor:
         """What this process holds of a tensor of model or optimizer."""
         return tensor
 
-    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_shards(self, tensor: torch.Tensor) -> torch.Tensor:
         """The sum of a tensor over the processes that hold the parts of one model; all of them must call it."""
         return tensor
 
     def messages(self, model: nn.Module) -> tuple[int, ...]:
-        """Bytes of each collective of a step, as far as torch tells; see `Gradients.messages`."""
+        """Bytes of each collective of a step, as far as torch reports them; see `Gradients.messages`."""
         return ()
 
     def settings(self) -> dict[str, Any]:

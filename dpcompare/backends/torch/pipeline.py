@@ -38,7 +38,7 @@ class StagedReplicas(DistributedDataParallel):
 
     def connect(self) -> None:
         super().connect()
-        self.num_replicas = self.num_holders = self.num_processes // self.config.stages
+        self.num_replicas = self.replication_factor = self.num_processes // self.config.stages
         self.gradient_average_over = 1
         self.replica, self.stage = divmod(self.process_rank, self.config.stages)
         mesh = init_device_mesh(
@@ -60,7 +60,7 @@ class StagedReplicas(DistributedDataParallel):
         for gradient, total in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(total.view_as(gradient))
 
-    def sum_over_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_reduce_shards(self, tensor: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(tensor, group=self.stages_group)
         return tensor
 
@@ -114,7 +114,7 @@ class PipelineBackend(TorchBackend):
         return features.to("meta")
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
-        self._enter(training=True)
+        self._set_training_mode(training=True)
         self._step += 1
         self.optimizer.zero_grad(set_to_none=True)
         rows = len(batches[0].labels)
@@ -164,7 +164,7 @@ class PipelineBackend(TorchBackend):
         return loss_sum / self._global_count
 
     def evaluate_step(self, batch: DeviceBatch) -> Any:
-        self._enter(training=False)
+        self._set_training_mode(training=False)
         logits = self._pass_along(batch)
         if not self.parallel.is_last:
             return torch.zeros(3, dtype=self.precision.dtype, device=self.device)
@@ -174,7 +174,7 @@ class PipelineBackend(TorchBackend):
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
     def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
-        self._enter(training=training)
+        self._set_training_mode(training=training)
         logits = self._pass_along(batch).to(self.precision.dtype)
         if training:
             self._running_variance.count_update(len(batch.labels))
@@ -249,11 +249,11 @@ class _Stage(nn.Module):
         self._layout = layout
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        entering = _Entering.apply(features, self._layout if features.dim() == 4 else torch.contiguous_format)
+        entering = _StageInput.apply(features, self._layout if features.dim() == 4 else torch.contiguous_format)
         return self.computation(entering, next(self.drop_masks)).contiguous()
 
 
-class _Entering(torch.autograd.Function):
+class _StageInput(torch.autograd.Function):
     """Into the layout that a stage computes in, and gradients back into the only one that gloo sends."""
 
     @staticmethod
@@ -269,8 +269,8 @@ def _rows_of(features: torch.Tensor, rows: int) -> torch.Tensor:
     return features.expand(rows, *features.shape[1:]).contiguous()
 
 
-def _keep(model: nn.Module, kept: set[str], of_all: set[str]) -> None:
+def _keep(model: nn.Module, kept: set[str], names: set[str]) -> None:
     """Take the layers of other stages out of a model, whose names stay."""
-    for name in of_all - kept:
+    for name in names - kept:
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, nn.Identity())

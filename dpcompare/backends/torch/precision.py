@@ -18,7 +18,7 @@ class Precision:
         self._config = config
         precision = config.workload.precision
         self.dtype = torch.float64 if precision == "float64" else torch.float32
-        """Of parameters, images and losses."""
+        """The type of parameters, images and losses."""
         self._in_bfloat16 = precision == "bfloat16"
 
     def configure(self) -> None:

@@ -24,7 +24,7 @@ from dpcompare.launch.rendezvous import Rendezvous
 
 @dataclass(frozen=True, kw_only=True)
 class NodesEnded:
-    """That no node is running any more, as its engine knows it."""
+    """The statement of an engine that no node is running any more."""
 
     why: str
     is_cause: bool = False
@@ -40,7 +40,7 @@ class Planned:
     """What an engine would start."""
 
     text: str
-    """As a person, or the program that submits it, reads it."""
+    """The text that a person, or the program that submits it, reads."""
     fields: Mapping[str, Any]
     """The same in the document of `plan --json`."""
     is_whole: bool = False

@@ -1,4 +1,4 @@
-"""The engine of plain hosts: one command on each, by hand or by ssh."""
+"""The engine of plain hosts: one command on each, manually or by ssh."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dpcompare.system.signals import signals_held
 EXIT_SECONDS = 10.0
 """How long the process that started a node may outlive it."""
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-"""BatchMode: nobody is there to answer questions."""
+"""BatchMode: no user is there to answer questions."""
 
 
 @contextmanager
-def exited(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+def terminate_on_exit(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
     """A process that ends with its node, or is killed some seconds after that should have."""
     with signals_held() as signals:
         try:
@@ -36,7 +36,7 @@ def exited(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]
 
 
 class Hosts(Engine):
-    """One command on each host, by hand or by ssh."""
+    """One command on each host, manually or by ssh."""
 
     def check(self, config: RunConfig) -> None:
         if options_of(config, HostsOptions).ssh and shutil.which(SSH[0]) is None:
@@ -61,7 +61,9 @@ class Hosts(Engine):
         with signals_held(), ExitStack() as stack:
             processes = [
                 stack.enter_context(
-                    exited(subprocess.Popen([*SSH, host, command], stdin=subprocess.DEVNULL, start_new_session=True))
+                    terminate_on_exit(
+                        subprocess.Popen([*SSH, host, command], stdin=subprocess.DEVNULL, start_new_session=True)
+                    )
                 )
                 for host, command in each
             ]

@@ -22,7 +22,7 @@ from dpcompare.config.frameworks import FRAMEWORKS
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, Planned, options_of
-from dpcompare.launch.engines.hosts import exited
+from dpcompare.launch.engines.hosts import terminate_on_exit
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.system.signals import signals_held
@@ -34,7 +34,7 @@ SHARED = PurePosixPath("/shared")
 """Where the volume is mounted."""
 CONFIG = PurePosixPath("/config")
 PYTHON = "python3"
-"""Of the image."""
+"""The interpreter of the image."""
 PREPARE_SECONDS = 600
 """How long the other pods wait for pod 0 to prepare the run."""
 
@@ -54,7 +54,7 @@ def manifests(config: RunConfig, name: str) -> Manifest:
         name: of the job and of the run directory on the volume; lower-case letters, digits and dashes.
 
     Raises:
-        RequestError: the name is none for Kubernetes, or restarts are asked for.
+        RequestError: the name is not valid for Kubernetes, or restarts are asked for.
     """
     if not re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", name):
         raise RequestError(
@@ -183,13 +183,16 @@ class Kubernetes(Engine):
     def started(self, config: RunConfig, run_dir: Path, rendezvous: Rendezvous, report: Report) -> Iterator[None]:
         """Start the node of this pod; Kubernetes starts the others."""
         argv = [sys.executable, "-P", "-m", "dpcompare.launch.node", str(run_dir), "--attempt", rendezvous.attempt.id]
-        with signals_held(), exited(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)):
+        with (
+            signals_held(),
+            terminate_on_exit(subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)),
+        ):
             yield None
 
     def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
         if INDEX not in os.environ or POD_IP not in os.environ:
             raise RequestError(
-                "this is no pod of a run; expected the manifests of `dpcompare plan --format kubernetes`"
+                "this is not a pod of a run; expected the manifests of `dpcompare plan --format kubernetes`"
             )
         return int(os.environ[INDEX]), os.environ[POD_IP]
 

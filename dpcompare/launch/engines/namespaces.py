@@ -14,7 +14,7 @@ from dpcompare.config.engines import link_bytes_per_second
 from dpcompare.config.run import RunConfig
 from dpcompare.errors import RequestError
 from dpcompare.launch.engines import Engine, NodesEnded, PollExit
-from dpcompare.launch.engines.hosts import exited
+from dpcompare.launch.engines.hosts import terminate_on_exit
 from dpcompare.launch.outcome import Report
 from dpcompare.launch.rendezvous import Rendezvous
 from dpcompare.results.run_dir import host_log_path
@@ -25,13 +25,13 @@ from dpcompare.system.processes import die_with_parent
 from dpcompare.system.signals import signals_held
 
 LATE_SECONDS = 0.5e-3
-"""By which the timers of a busy kernel may be late; what a link does not send meanwhile, its bucket lets it send after.
-The bucket holds that and one packet, and no more, since a real link does not make up for a pause."""
+"""The delay of timers of a busy kernel: what a link does not send meanwhile, its bucket lets it send afterwards. The
+bucket holds that and one packet, and no more, since a real link does not make up for a pause."""
 LARGE_PACKET, SMALL_PACKET = 64 * 1024, 16 * 1024
 """Bytes of what Linux hands to a link at once: 64 KiB, and less to slow links, so that their buckets can be small (a
 bucket that holds no packet has tc cut it into frames, on cores that compute)."""
 HEADERS = 1 / 16
-"""Of a packet, at most: 66 bytes for every 1,448."""
+"""The part of a packet that its headers take, at most: 66 bytes for every 1,448."""
 QUEUE_SECONDS, QUEUE_BYTES, LONGEST_QUEUE_BYTES = 50e-3, 256 * 1024, 1024**3
 """How much may wait at the limit before packets are dropped: so long, and so many bytes more; tc takes 32 bits."""
 COMMAND_SECONDS = 30.0
@@ -61,7 +61,7 @@ def linked_hosts(count: int, rate: str | None) -> Iterator[list[Network]]:
 
 
 def _limits(rate: str) -> tuple[str, str]:
-    """What ip is to be told of the packets of a link, and tc of its rate."""
+    """The arguments of ip for the packets of a link, and of tc for its rate."""
     bytes_per_second = link_bytes_per_second(rate)
     if bytes_per_second is None:
         raise RequestError(f"--link: received {rate!r}, expected a rate such as 1gbit")
@@ -132,7 +132,7 @@ class Namespaces(Engine):
             hosts = stack.enter_context(linked_hosts(config.cluster.num_nodes, config.placement.link))
             processes = []
             for rank, host in enumerate(hosts):
-                processes.append(stack.enter_context(exited(_start(host, run_dir, rendezvous, rank))))
+                processes.append(stack.enter_context(terminate_on_exit(_start(host, run_dir, rendezvous, rank))))
 
             def poll_exit() -> NodesEnded | None:
                 statuses = [process.poll() for process in processes]

@@ -29,7 +29,7 @@ from dpcompare.system.signals import signals_held
 COMMAND_SECONDS = 120.0
 """How long Slurm may take to answer; its commands give up before, where its controller is away."""
 SUBMIT_SECONDS = 900.0
-"""How long Slurm may take to accept a job; the nodes of one that it accepts later find nobody, and end."""
+"""How long Slurm may take to accept a job; the nodes of one that it accepts later find no launcher, and end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,17 +52,17 @@ def partitions() -> list[Partition]:
         RequestError: there is no Slurm, or it does not answer.
     """
     found: dict[str, Partition] = {}
-    # Without --noconvert 1024 nodes are told as 1K.
+    # Without --noconvert 1024 nodes are written as 1K.
     for line in _slurm("sinfo", "--noheader", "--noconvert", "--format=%R|%D|%c|%P").splitlines():
-        told = _PARTITION_LINE.fullmatch(line)
-        if told is None:
+        match = _PARTITION_LINE.fullmatch(line)
+        if match is None:
             raise RequestError(f"--engine slurm: sinfo says {line!r}, expected PARTITION|NODES|CPUS|PARTITION")
-        name, cores = told["name"], int(told["cpus"])
+        name, cores = match["name"], int(match["cpus"])
         before = found[name].num_nodes if name in found else 0  # a partition has a line per kind of node
         if name in found:
             cores = min(cores, found[name].cpus_per_node)
         found[name] = Partition(
-            name=name, num_nodes=before + int(told["nodes"]), cpus_per_node=cores, is_default=bool(told["star"])
+            name=name, num_nodes=before + int(match["nodes"]), cpus_per_node=cores, is_default=bool(match["star"])
         )
     return list(found.values())
 
@@ -178,7 +178,7 @@ class Slurm(Engine):
             return
         job = ""
         try:
-            with signals_held():  # or a job might be submitted whose id nobody knows
+            with signals_held():  # or a job might be submitted whose id is lost
                 script = job_script(config, run_dir, rendezvous.attempt.id)
                 submitted = _slurm("sbatch", "--parsable", text=script, interruptible=False, seconds=SUBMIT_SECONDS)
                 job = submitted.strip().split(";")[0]
@@ -192,11 +192,11 @@ class Slurm(Engine):
 
     def node_identity(self, config: RunConfig, node_rank: int | None) -> tuple[int, str]:
         if "SLURM_NODEID" not in os.environ:
-            raise RequestError("this is no step of a Slurm job; expected `dpcompare run --engine slurm` to start it")
+            raise RequestError("this is not a step of a Slurm job; expected `dpcompare run --engine slurm` to start it")
         name = os.environ.get("SLURMD_NODENAME", "")
         described = slurm_job.fields(_slurm("scontrol", "--oneliner", "show", "node", name))
         if "NodeAddr" not in described:
-            raise RequestError(f"--engine slurm: scontrol tells no NodeAddr of node {name!r}; expected its address")
+            raise RequestError(f"--engine slurm: scontrol reports no NodeAddr of node {name!r}; expected its address")
         return int(_of_job("SLURM_NODEID", r"\d+")), local_address(described["NodeAddr"])
 
     def cores_per_node(self, options: EngineOptions) -> int | None:

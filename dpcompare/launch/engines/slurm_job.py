@@ -55,7 +55,7 @@ def job_script(config: RunConfig, run_dir: Path, attempt: str | None = None) -> 
     """A script for sbatch.
 
     Raises:
-        RequestError: the name of the run directory is none that sbatch can be told.
+        RequestError: sbatch cannot take the name of the run directory.
     """
     if "\\" in str(run_dir):
         raise RequestError(f"--run-dir: received {str(run_dir)!r}; expected no backslash in it, which sbatch drops")
@@ -88,9 +88,9 @@ def _quoted(option: str) -> str:
 
 JOB_POLL_SECONDS = 1.0
 STATE_SECONDS = 10.0
-"""How long Slurm may take to tell the state of a job, which it is asked for again and again."""
+"""How long Slurm may take to report the state of a job, which it is asked for repeatedly."""
 UNKNOWN_POLL_SECONDS = 15.0
-"""How long it is not asked again where it has not told; the nodes are looked after meanwhile."""
+"""How long it is not asked again if it has not answered; the nodes are looked after meanwhile."""
 COMPLETING_SECONDS = 8.0
 """How long the state behind COMPLETING, with which a job begins to end, is waited for: it says why."""
 CANCEL_SECONDS = 15.0
@@ -121,11 +121,11 @@ BY_SLURM = {
     "TimeLimit": "reached its time limit (--time)",
 }
 """State of a job, or reason while it is COMPLETING -> what happened to it: it did not end by itself."""
-HOPELESS = re.compile(
+NEVER_STARTS = re.compile(
     "AccountNotAllowed|BadConstraints|DependencyNeverSatisfied|InvalidAccount|InvalidQOS|JobHeld(User|Admin)|"
     "Partition(Down|Inactive|NodeLimit|TimeLimit)|(QOS|Assoc)Max(?!.*PerUser).*"
 )
-"""Reasons (squeue(1)) for which a job waits for ever, where EnforcePartLimits does not refuse it."""
+"""Reasons (squeue(1)) for which a job waits forever, where EnforcePartLimits does not refuse it."""
 
 
 def followed(job: str, run_dir: Path, report: Report) -> PollExit:
@@ -145,8 +145,8 @@ def followed(job: str, run_dir: Path, report: Report) -> PollExit:
         if f"{state}{because}" != reported:
             reported = f"{state}{because}"
             report(f"Slurm job {job} is {reported}")
-        if state in WAITING and HOPELESS.fullmatch(reason):
-            raise RequestError(f"Slurm job {job} would wait for ever: {reason}; ask for what the partition has")
+        if state in WAITING and NEVER_STARTS.fullmatch(reason):
+            raise RequestError(f"Slurm job {job} would wait forever: {reason}; ask for what the partition has")
         ended_by = BY_SLURM.get(state) or BY_SLURM.get(reason)
         if state not in ENDED:
             return None
@@ -170,8 +170,8 @@ def state_of(job: str, *, interruptible: bool = True) -> tuple[str, str]:
     if answer.returncode:
         forgotten = "Invalid job id" in answer.stderr
         return ("COMPLETED" if forgotten else UNKNOWN, "" if forgotten else answer.stderr.strip())
-    told = fields(answer.stdout)
-    return told.get("JobState", UNKNOWN), told.get("Reason", "")
+    reported = fields(answer.stdout)
+    return reported.get("JobState", UNKNOWN), reported.get("Reason", "")
 
 
 def fields(described: str) -> dict[str, str]:

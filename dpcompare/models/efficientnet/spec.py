@@ -19,7 +19,7 @@ class BlockGroup:
     kernel_size: int
     expansion: int
     stride: int
-    """Of its first block."""
+    """The stride of its first block."""
 
 
 B0_BLOCK_GROUPS = (

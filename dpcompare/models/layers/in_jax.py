@@ -31,7 +31,7 @@ class Layers:
         axis_name: str | None,
         depthwise_as_shifts: bool,
     ) -> None:
-        """As the model has them in one pass.
+        """The layers of a model for one pass.
 
         Args:
             spec: of the model.
@@ -49,13 +49,13 @@ class Layers:
         self._axis_name = axis_name
         self._depthwise_as_shifts = depthwise_as_shifts
         self._columns = columns(spec.drops)
-        self._kept, self._epsilon = batchnorm_momentum, spec.batchnorm_epsilon
+        self._momentum, self._epsilon = batchnorm_momentum, spec.batchnorm_epsilon
         self._dtype = jnp.bfloat16 if bfloat16 else next(iter(tensors.values())).dtype
         self.made: dict[str, jax.Array] = {}
         """Layer -> its features, and running statistic -> its value after this pass."""
 
     def convolution(self, name: str, x: jax.Array, *, stride: int = 1, padding: Padding = "SAME") -> jax.Array:
-        """Of (rows, height, width, channels); depthwise where each filter has one channel of several."""
+        """A convolution of (rows, height, width, channels); depthwise if each filter has one channel of several."""
         x, weight = x.astype(self._dtype), self._tensor(f"{name}.weight")
         num_channels = x.shape[-1]
         depthwise = weight.shape[1] == 1 and num_channels > 1
@@ -79,7 +79,7 @@ class Layers:
         return self._keep(name, product + self._tensor(f"{name}.bias"))
 
     def batch_norm(self, name: str, features: jax.Array) -> jax.Array:
-        """By the batch of this replica, or of all on the axis; the running variance takes the biased one."""
+        """BatchNorm by the batch of this replica, or of all on the axis; the running variance takes the biased one."""
         scale, shift, mean, variance = (
             self._tensors[f"{name}.{tensor}"] for tensor in ("weight", "bias", "running_mean", "running_var")
         )
@@ -87,8 +87,8 @@ class Layers:
         if self._training:
             running = {"running_mean": mean, "running_var": variance}
             mean, variance = self._moments(x)
-            for tensor, of_batch in (("running_mean", mean), ("running_var", variance)):
-                moved = running[tensor] * self._kept + lax.stop_gradient(of_batch) * (1 - self._kept)
+            for tensor, batch_value in (("running_mean", mean), ("running_var", variance)):
+                moved = running[tensor] * self._momentum + lax.stop_gradient(batch_value) * (1 - self._momentum)
                 self.made[f"{name}.{tensor}"] = moved
         assert self._epsilon is not None
         factor = scale * lax.rsqrt(variance + self._epsilon)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from dpcompare.backends.base import Backend
 from dpcompare.config.optimizers import SGD_MOMENTUM
-from dpcompare.data.batches import DeviceBatch, HostBatch, HostRead, prefetch
+from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import TrainingState
 
@@ -26,8 +26,8 @@ class Single(Backend):
         self._momentum = {name: np.zeros_like(value) for name, value in self._tensors.items()}
         self._step = 0
 
-    def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
-        return prefetch(reads, lambda read: _flat(read()))
+    def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
+        return prefetch(batch_loaders, lambda read: _flat(read()))
 
     def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> float:
         (batch,) = batches

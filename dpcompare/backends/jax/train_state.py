@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from dpcompare.backends.jax.arrays import EVERYWHERE, SPLIT, everywhere, on_host, split
+from dpcompare.backends.jax.arrays import REPLICATED, SHARDED, on_host, replicate, shard
 from dpcompare.backends.jax.optimizer import Optimizer, Slots, Tensors
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.models.state import State, TrainingState, is_statistic
 
 
-class Trained(NamedTuple):
+class TrainState(NamedTuple):
     """What a training step replaces. Where replicas differ, tensors have an axis of replicas in front."""
 
     parameters: Tensors
@@ -28,13 +28,13 @@ class Trained(NamedTuple):
     images_computed: jax.Array
 
     @classmethod
-    def empty(cls, mesh: Mesh) -> Trained:
+    def empty(cls, mesh: Mesh) -> TrainState:
         """Without any tensor, and with counts from 0."""
         zeros = np.zeros(len(mesh.local_devices), np.int32)
-        return cls({}, {}, {}, split(mesh, zeros), split(mesh, zeros))
+        return cls({}, {}, {}, shard(mesh, zeros), shard(mesh, zeros))
 
-    def with_state(self, state: TrainingState, mesh: Mesh, optimizer: Optimizer, dtype: npt.DTypeLike) -> Trained:
-        """The tensors of a state on every replica; the counts go on from those so far."""
+    def with_state(self, state: TrainingState, mesh: Mesh, optimizer: Optimizer, dtype: npt.DTypeLike) -> TrainState:
+        """The tensors of a state on every replica; the counts continue from those so far."""
         tensors = {name: value.astype(dtype) for name, value in state.model.items()}
         parameters = {name: value for name, value in tensors.items() if not is_statistic(name)}
         statistics = {name: value for name, value in tensors.items() if is_statistic(name)}
@@ -45,12 +45,11 @@ class Trained(NamedTuple):
 
         num_local = len(mesh.local_devices)
         return self._replace(
-            parameters={name: everywhere(mesh, value) for name, value in parameters.items()},
+            parameters={name: replicate(mesh, value) for name, value in parameters.items()},
             slots={
-                slot: {name: everywhere(mesh, remembered(slot, name)) for name in parameters}
-                for slot in optimizer.slots
+                slot: {name: replicate(mesh, remembered(slot, name)) for name in parameters} for slot in optimizer.slots
             },
-            statistics={name: split(mesh, np.stack([value] * num_local)) for name, value in statistics.items()},
+            statistics={name: shard(mesh, np.stack([value] * num_local)) for name, value in statistics.items()},
         )
 
     def model_on_host(self) -> State:
@@ -64,8 +63,8 @@ class Trained(NamedTuple):
             f"{slot}.{name}": on_host(value) for slot, values in self.slots.items() for name, value in values.items()
         }
 
-    def first_gradient_squares(self) -> float:
-        """Of the first step, summed over the replicas here: from what the optimizer remembers."""
+    def first_grad_norm_sq(self) -> float:
+        """The squared norm of the first gradient, summed over the replicas here: from what the optimizer remembers."""
         copies = [
             np.asarray(copy.data).astype(np.float64) / FIRST_MOMENTS[slot]
             for slot, values in self.slots.items()
@@ -76,12 +75,12 @@ class Trained(NamedTuple):
         return float(sum(np.square(copy).sum() for copy in copies))
 
 
-WHERE: dict[str, Any] = {
-    "parameters": EVERYWHERE,
-    "slots": EVERYWHERE,
-    "statistics": SPLIT,
-    "optimizer_steps": SPLIT,
-    "images_computed": SPLIT,
+_SPECS: dict[str, Any] = {
+    "parameters": REPLICATED,
+    "slots": REPLICATED,
+    "statistics": SHARDED,
+    "optimizer_steps": SHARDED,
+    "images_computed": SHARDED,
 }
-SPECS = Trained(**WHERE)
-"""Of each of them, where it is."""
+PARTITION_SPECS = TrainState(**_SPECS)
+"""The partition of each tensor of a training state."""

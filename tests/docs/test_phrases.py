@@ -1,0 +1,33 @@
+"""The hook that names words which only this project understands, with the line in which they stand."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HOOK = Path(__file__).parents[2] / ".ci" / "phrases"
+
+
+def phrases(*folders):
+    return subprocess.run([HOOK, *folders], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('"""Runs next to each other."""', None),
+        ("hf:nobody/has-written-this", None),
+        ('"""Runs beside each other."""', "received 'beside', expected next to"),
+        ("with only_one(folder):", "received 'only_one', expected wait_for_lock, exclusive_lock"),
+        ("# it is no mode", "received 'it is no m', expected is not a"),
+    ],
+)
+def test_a_phrase_is_named_with_its_line(tmp_path, line, says):
+    (tmp_path / "module.py").write_text(f"\n{line}\n")
+    done = phrases(tmp_path)
+    assert done.returncode == (says is not None)
+    assert done.stderr.startswith(f"{tmp_path / 'module.py'}:2: {says}" if says else "")
+
+
+def test_no_phrase_stands_in_the_package_and_its_tests():
+    assert phrases().stderr == ""
