@@ -73,7 +73,7 @@ def run_script(
         raise RequestError(f"mode: received {mode!r}, expected FRAMEWORK:MODE such as torch:ddp")
     path = Path(script).resolve()
     if not path.is_file():
-        raise RequestError(f"script: received {str(script)!r}, which is no file; expected one of Python")
+        raise RequestError(f"script: received {str(script)!r}, which is not a file; expected one of Python")
     options = RunOptions(
         framework=framework, mode=name, nodes=nodes, devices_per_node=devices_per_node, device=device, fields={}
     )

@@ -425,7 +425,7 @@ def _cluster_here(framework: str, mode: str, row: Mode) -> Cluster:
 
 
 def _refuse_missing_launcher(config: RunConfig) -> None:
-    """Refuse a mode of several processes in a script that nobody started as one of several."""
+    """Refuse a mode of several processes in a script that was not started as one of several."""
     topology: Topology = config.topology
     needed = {"torchrun": "WORLD_SIZE", "tf_config": "TF_CONFIG", "coordinator": "JAX_COORDINATOR_ADDRESS"}
     variable = needed.get(config.launch)

@@ -18,7 +18,7 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
     assert (values["nodes"], values["repeats"], values["vary_seed"]) == ((1, 2), 3, True)
     assert (values["model"], values["learning_rate"]) == ("mlp", 1e-05)
     assert values["augment"] == "flip,crop"
-    assert values["precision"] is None  # a field that nobody has set
+    assert values["precision"] is None  # a field that was not set
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
         (lambda: dp.load("nowhere"), "'nowhere' holds no readable study.json"),
         (lambda: dp.verify(precision="float16"), "expected float32 and/or float64"),
         (lambda: dp.verify(replicas=[3], frameworks=[]), "--replicas: received 3"),
-        (lambda: dp.explain("nowhere"), "ARM_OR_RUN: received 'nowhere', which is no directory"),
+        (lambda: dp.explain("nowhere"), "ARM_OR_RUN: received 'nowhere', which is not a directory"),
         (lambda: dp.run(5), "config: received 5, expected a value of the type RunConfig"),
         (lambda: dp.resume(5, 5), "run_dir: received 5, expected a value of the type str or Path"),
         (lambda: dp.Cluster.partition("2"), "nodes: received '2', expected a whole number"),
@@ -47,7 +47,7 @@ def test_a_workload_and_options_are_read_as_if_they_were_typed():
         (lambda: dp.backend("torch", model=5), "model: received a int, expected a name, a CustomModel"),
         (lambda: dp.backend("torch", "ddp"), "received in a process without WORLD_SIZE; expected torchrun"),
         (lambda: next(dp.batches(WORKLOAD, steps=0)), "steps: received 0, expected a whole number of at least 1"),
-        (lambda: dp.run_script("nowhere.py", "torch:ddp"), "script: received 'nowhere.py', which is no file"),
+        (lambda: dp.run_script("nowhere.py", "torch:ddp"), "script: received 'nowhere.py', which is not a file"),
         (lambda: dp.run_script(__file__, "ddp"), "mode: received 'ddp', expected FRAMEWORK:MODE"),
         (lambda: dp.verify_saved("a"), "verify_saved: received 1 folder"),
     ],
