@@ -189,7 +189,7 @@ class StudyView:
         self._study_dir = study_dir
         self._lock = threading.Lock()
         self._ended: dict[tuple[str, int], RunResult] = {}
-        """Results by the path and the inode of their files: a disturbed run is made again."""
+        """Results by the path and the inode of their files: a disturbed run is repeated."""
         self._running: tuple[tuple[Path, int], EventTail, RunState] | None = None
         self._shown = Table(title=printable(str(study_dir)))
 
@@ -247,7 +247,7 @@ class StudyView:
         """How far the run of a round is."""
         run_dir = study.run_dir(self._study_dir, number, arm)
         try:
-            file = (run_dir, event_path(run_dir, 0).stat().st_ino)  # another one where an interrupted run is made again
+            file = (run_dir, event_path(run_dir, 0).stat().st_ino)  # another one where an interrupted run is repeated
         except FileNotFoundError:
             return ""
         if self._running is None or self._running[0] != file:

@@ -53,7 +53,7 @@ class ArmRuns:
     num_unchecked: int = 0
     """Completed runs without events, whose figures are as result.json has them."""
     repeated: list[str] = field(default_factory=list)
-    """Why runs were made again that something had disturbed."""
+    """Why runs were repeated that something had disturbed."""
     predictions: list[Predictions | None] = field(default_factory=list)
     """Per round; None where it kept none."""
     without_sync: list[RunResult | None] = field(default_factory=list)
@@ -247,7 +247,7 @@ def _of_study(study: Study, study_dir: Path) -> list[ArmRuns]:
 
 
 def _add_round(arm: ArmRuns, number: int, run_dir: Path) -> None:
-    """The run of a round, where there is one; one that was interrupted is made again, so it does not count."""
+    """The run of a round, where there is one; one that was interrupted is repeated, so it does not count."""
     result, failure, is_checked = None, None, True
     if (run_dir / RESULT_FILE).exists():
         try:

@@ -190,7 +190,7 @@ class ArmRow(_ArmFigures):
     """A sentence per run of whose last evaluation a few samples make much of the loss; the same in all rounds is said
     once."""
     repeated: list[str]
-    """Why runs were made again that something had disturbed: a sentence for each, which is kept and counts no more."""
+    """Why runs were repeated that something had disturbed: a sentence for each, which is kept and counts no more."""
     failures: list[str]
     ablation_failures: list[str]
     """Failures of the runs without gradient sync, which measure what it costs and nothing else."""

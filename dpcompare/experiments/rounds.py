@@ -18,7 +18,7 @@ from dpcompare.system.terminal_text import pluralize, printable
 
 
 def rounds_of(arm: ArmRuns) -> list[Round]:
-    """Those that were run; a run that was interrupted is made again, and is not among them."""
+    """Those that were run; a run that was interrupted is repeated, and is not among them."""
     rounds = zip(arm.positions, arm.run_dirs, strict=True)
     runs = zip_longest(arm.runs, arm.without_sync)
     return [

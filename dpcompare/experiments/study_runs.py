@@ -17,9 +17,9 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import RESULT_FILE
 
 DISTURBED = "disturbed"
-"""Part of the name of a run that was made again."""
+"""Part of the name of a run that was repeated."""
 LARGEST_REPEATED = 0.25
-"""Part of a study's runs that may be made again since something has disturbed them; but always one."""
+"""Part of a study's runs that may be repeated since something has disturbed them; but always one."""
 
 
 def finished_run(run_dir: Path) -> RunResult | None:
@@ -57,7 +57,7 @@ def run_study(study: Study, study_dir: Path, watcher: Watcher, *, report_from: i
     """Make the runs that are missing, round by round.
 
     A run that fails is reported, and its arm is left out of the later rounds; the others continue. What an interrupted
-    run left behind is kept next to the new one. A run that was disturbed is made again, see `_undisturbed`. Rounds
+    run left behind is kept next to the new one. A run that was disturbed is repeated, see `_undisturbed`. Rounds
     before `report_from` were reported earlier and are not again.
     """
     failed: set[str] = set()
@@ -94,7 +94,7 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
     most = max(1, int(LARGEST_REPEATED * len(study.arms) * study.repeats))
     if result.status != "completed" or result.disturbed_by is None or repeated >= most:
         return result
-    if _disturbed(study, study_dir, number, arm):  # made again before, and interrupted
+    if _disturbed(study, study_dir, number, arm):  # repeated before, and interrupted
         return result
     watcher.run_says(f"round {number}: {arm.name}: run again, {result.disturbed_by}")
     _set_aside(run_dir, DISTURBED)
@@ -102,13 +102,13 @@ def _undisturbed(study: Study, study_dir: Path, number: int, arm: Arm, watcher: 
 
 
 def _disturbed(study: Study, study_dir: Path, number: int, arm: Arm) -> list[Path]:
-    """The directories of a run that was made again since something had disturbed it; there is one at most."""
+    """The directories of a run that was repeated since something had disturbed it; there is one at most."""
     run_dir = study.run_dir(study_dir, number, arm)
     return sorted(run_dir.parent.glob(f"{run_dir.name}.{DISTURBED}-*"))
 
 
 def disturbances(study: Study, study_dir: Path, number: int, arm: Arm) -> list[str]:
-    """Why a run was made again."""
+    """Why a run was repeated."""
     found = map(finished_run, _disturbed(study, study_dir, number, arm))
     return [result.disturbed_by or "the result is of another version" for result in found if result]
 
@@ -183,14 +183,14 @@ def _run(config: RunConfig, run_dir: Path, observe: Callable[[Event], None], wat
 
 
 def set_failed_aside(study: Study, study_dir: Path) -> None:
-    """Move the failed runs of a study out of the way, so that they are made again; what they left is kept."""
+    """Move the failed runs of a study out of the way, so that they are repeated; what they left is kept."""
     for arm, number, result in results(study, study_dir):
         if result is not None and result.status == "failed":
             _set_aside(study.run_dir(study_dir, number, arm), "failed")
 
 
 def _set_aside(run_dir: Path, why: str) -> None:
-    """Rename what a run left behind, so that it can be made again."""
+    """Rename what a run left behind, so that it can be repeated."""
     if run_dir.exists() and any(run_dir.iterdir()):
         number = 1
         while (other := run_dir.with_name(f"{run_dir.name}.{why}-{number}")).exists():

@@ -63,7 +63,7 @@ class Attempt(BaseModel):
     first_step: Count
     """Steps made before it."""
     last_step: Count
-    """Steps made in all when it ended; those after the checkpoint that was resumed were made again."""
+    """Steps made in all when it ended; those after the checkpoint that was resumed were repeated."""
     status: Status
     error: str | None
     framework: str

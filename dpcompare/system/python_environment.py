@@ -99,7 +99,7 @@ class PythonEnvironment:
     def make(self, requirements: Sequence[str], origin: str) -> None:
         """Make it, again if it is there already; what the installer says goes to stderr.
 
-        It is made again since an interrupted installer leaves distributions of which a part is missing. What was
+        It starts from nothing, since an interrupted installer leaves distributions of which a part is missing. What was
         downloaded is in the installer's cache.
 
         Args:

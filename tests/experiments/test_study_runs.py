@@ -1,4 +1,4 @@
-"""The runs of a study: what is made again, and when no more rounds are added."""
+"""The runs of a study: what is repeated, and when no more rounds are added."""
 
 import pytest
 

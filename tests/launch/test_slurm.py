@@ -160,7 +160,7 @@ def test_within_an_allocation_the_runs_of_a_study_are_its_steps(cluster, tmp_pat
         env=os.environ | cluster, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    # A run that the machine disturbs is made again.
+    # A run that the machine disturbs is repeated.
     assert len(set(re.findall(r"round 1: (.*): [\d.]+ images/s in", done.stderr))) == 2, done.stderr
     assert "was submitted" not in done.stderr
     runs = [json.loads(path.read_text()) for path in (tmp_path / "study").rglob("result.json")]

@@ -63,7 +63,7 @@ def test_figures_of_a_first_gpu_are_kept_and_opened_elsewhere(copy_without_git, 
 @pytest.mark.torch
 @pytest.mark.slow
 def test_a_first_gpu_that_fails_is_told_with_what_failed():
-    """A run that failed is not made again for the checks that look at it."""
+    """A run that failed is not repeated for the checks that look at it."""
     checks = ("bfloat16", "ddp", "several")  # which all look at the run of the first one
     done = first_gpu("figures", *(part for name in checks for part in ("--only", name)), "--model", "no-such-model")
     assert done.returncode == 3
