@@ -140,7 +140,7 @@ class JaxBackend(Inspectable):
         names = {f"jit({function.__name__})" for function in steps}
         self._num_compilations = 0
 
-        def heard(event: str, seconds: float, **about: Any) -> None:
+        def heard(event: str, duration_secs: float, **about: str | int) -> None:
             if event == COMPILED and about.get("fun_name") in names:
                 self._num_compilations += 1
 

@@ -100,7 +100,8 @@ class TorchBackend(Inspectable):
         channels_last = self.config.tuning["memory_layout"] == "NHWC"
         self.features_layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device_feed = DeviceFeed(self.device, self.precision.dtype, self.features_layout)
-        self.model = model.to(self.device, memory_format=self.parallel.parameter_layout(self.features_layout))
+        layout = self.parallel.parameter_layout(self.features_layout)
+        self.model = model.to(self.device, memory_format=layout)  # type: ignore[call-overload]  # it takes both at once
         if self._has_sync_kernels:
             self.model = import_timm().layers.convert_sync_batchnorm(self.model)
         elif workload.batchnorm == "sync":
@@ -137,7 +138,9 @@ class TorchBackend(Inspectable):
         return self.blank_images(self.rows_trained_at_once)
 
     def _compiled(self, computation: nn.Module) -> nn.Module:
-        return torch.compile(computation, mode=self._compile_mode) if self._compile_mode else computation
+        if not self._compile_mode:
+            return computation
+        return torch.compile(computation, mode=self._compile_mode)  # type: ignore[return-value]  # a module of a module
 
     @property
     def _compile_mode(self) -> str | None:

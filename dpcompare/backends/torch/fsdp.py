@@ -33,7 +33,8 @@ class FullyShardedDataParallel(DistributedDataParallel):
         for layer in _layers(model):
             fully_shard(layer, mesh=mesh)
         # The last layers' too, which it would otherwise leave gathered: what reads the model expects shards.
-        return fully_shard(computation, mesh=mesh, reshard_after_forward=True)
+        sharded: nn.Module = fully_shard(computation, mesh=mesh, reshard_after_forward=True)  # type: ignore[assignment]
+        return sharded  # the class of the module and FSDPModule in one
 
     @property
     def optimizer_kernels(self) -> str:
@@ -49,7 +50,7 @@ class FullyShardedDataParallel(DistributedDataParallel):
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
-        self.replicated.set_requires_gradient_sync(enabled)
+        self.replicated.set_requires_gradient_sync(enabled)  # type: ignore[operator]  # an FSDPModule
         yield
 
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ class Adam(Kernel, torch.optim.Adam):
             memory["step"] = torch.tensor(float(steps_taken), device=device)
 
 
-KERNELS: dict[str, type[Kernel]] = {"sgd": Sgd, "adam": Adam}
+KERNELS: dict[str, type[Sgd | Adam]] = {"sgd": Sgd, "adam": Adam}
 require_all_kernels({name: tuple(kernel.slots.values()) for name, kernel in KERNELS.items()}, "torch")
 
 SLOTS = {torch_name: name for kernel in KERNELS.values() for torch_name, name in kernel.slots.items()} | {
@@ -136,11 +136,13 @@ class RuledUpdates:
 
     @torch.no_grad()
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        clip_norm = self._rules.clip_norm
+        assert clip_norm is not None  # or this hook is not registered
         gradients = self._held(each.grad for each in _parameters(optimizer) if each.grad is not None)
         device = gradients[0].device
         norms = torch.stack([norm.to(device) for norm in torch._foreach_norm(gradients)])
         norm = self._parallel.sum_over_parts(norms.square().sum()).sqrt()
-        scale = self._rules.clip_norm / norm.clamp(min=self._rules.clip_norm)
+        scale = clip_norm / norm.clamp(min=clip_norm)
         for device, of_device in _by_device(gradients):
             torch._foreach_mul_(of_device, scale.to(device))
 
