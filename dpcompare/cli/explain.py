@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,7 @@ from dpcompare.cli.option_values import interpreters, measured_link, refuse_stra
 from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
 from dpcompare.cli.output import hint, if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
+from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
@@ -52,7 +53,7 @@ def explain(
     dry_run: bool,
     markdown: bool,
     as_json: bool,
-    **values: Any,
+    **values: FieldValue,
 ) -> None:
     """Measure what bounds a run: input, exchange, waiting for the slowest, launching or computing, and what would help.
 

@@ -26,6 +26,7 @@ from dpcompare.cli.output import (
 from dpcompare.config.modes import modes_of_each_framework
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
     from dpcompare.experiments.verify import Check
@@ -95,7 +96,7 @@ def verify(
     against: Literal["cpu"] | None,
     python: tuple[str, ...],
     as_json: bool,
-    **of_the_workload: Any,
+    **of_the_workload: FieldValue,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array.
 
@@ -158,7 +159,7 @@ def _asked_for(
     model: str,
     replicas: list[int],
     precisions: list[str],
-    asked: dict[str, Any],
+    asked: dict[str, FieldValue],
     *,
     quick: bool,
     device: str,
@@ -242,7 +243,7 @@ def _refuse_beside_like(context: click.Context) -> None:
 
 def _like(
     run_dir: Path,
-    asked: dict[str, Any],
+    asked: dict[str, FieldValue],
     precision: str | None,
     device: str | None,
     python: tuple[str, ...],

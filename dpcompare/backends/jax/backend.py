@@ -29,6 +29,7 @@ from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import DeviceBatch, HostRead, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState
+from dpcompare.system.type_names import Array
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event of a function that was compiled, or found in the cache of those that were."""
@@ -153,7 +154,7 @@ class JaxBackend(Inspectable):
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
         return prefetch(reads, lambda read: self._device_feed.place(read()), self.input_threads)
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> jax.Array:
         self._enter(training=True)
         self._step += 1
         constants = np.array(self.optimizer.step_constants(self._step, learning_rate), self._dtype)
@@ -235,7 +236,7 @@ class JaxBackend(Inspectable):
         moved = {name: made[name][None] for name in statistics} if training else statistics
         return logits, losses * rows.weights, moved
 
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> jax.Array:
         self._enter(training=False)
         return self._evaluate(self._trained, _rows(batch))
 
@@ -252,7 +253,7 @@ class JaxBackend(Inspectable):
         hits = (logits.argmax(1) == rows.labels) * rows.weights
         return jnp.stack([losses.sum(), hits.sum(), rows.weights.sum()])
 
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._enter(training=training)
         function = self._training_logits if training else self._evaluation_logits
         logits, statistics = function(self._trained, _rows(batch))
@@ -263,7 +264,7 @@ class JaxBackend(Inspectable):
         logits, _, statistics = self._losses(trained.parameters, trained.statistics, rows, training=training)
         return logits, statistics
 
-    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def activations(self, batch: DeviceBatch) -> dict[str, Array]:
         self._enter(training=False)
         features = self._activations(self._trained, _rows(batch))
         # A compiled function sorts what it returns by name.
@@ -273,7 +274,7 @@ class JaxBackend(Inspectable):
     def _activations_replica(self, trained: Trained, rows: Rows) -> dict[str, jax.Array]:
         return self._forward(trained.parameters, trained.statistics, rows.images, None, training=False)[1]
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
         return {name: local_rows(array) for name, array in batch.arrays.items()}
 
     def _enter(self, *, training: bool) -> None:

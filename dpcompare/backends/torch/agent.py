@@ -12,17 +12,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Any
 
 from torch.distributed import TCPStore, run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 from dpcompare.system.processes import AGENT_PID, SIGNALED
+from dpcompare.system.type_names import PassedOn
 
 
 def bound_store(
-    host_name: str, port: int, world_size: int, is_master: bool, *arguments: Any, **options: Any
+    host_name: str, port: int, world_size: int, is_master: bool, *arguments: PassedOn, **options: PassedOn
 ) -> TCPStore:
     """A TCPStore that listens on the master's address only; its arguments are those of a rendezvous."""
     if not is_master:

@@ -35,6 +35,7 @@ from dpcompare.models.layers.in_torch import import_timm
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.models.state import State, TrainingState
+from dpcompare.system.type_names import Array
 
 MOST_ENDS_KEPT = 10_000
 """Most steps of a window whose times are kept; a longer window has none."""
@@ -157,7 +158,7 @@ class TorchBackend(Inspectable):
     def feed(self, reads: Iterable[HostRead]) -> Iterator[DeviceBatch]:
         return self.device_feed.batches(reads, self.input_threads)
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> torch.Tensor:
         self._enter(training=True)
         self._step += 1
         if self._observes_gradients:
@@ -203,7 +204,7 @@ class TorchBackend(Inspectable):
         self._stepped.step()
         return sum(loss_sums)
 
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> torch.Tensor:
         self._enter(training=False)
         return torch.stack([self._evaluate(part) for part in self._evaluated_at_once(batch)]).sum(0)
 
@@ -222,7 +223,7 @@ class TorchBackend(Inspectable):
             correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._enter(training=training)
         with torch.no_grad():
             if training:
@@ -243,7 +244,7 @@ class TorchBackend(Inspectable):
         rows = len(batch.labels) // self.config.topology.replicas_per_process
         return rows * self.num_replicas if self._has_sync_kernels else rows
 
-    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def activations(self, batch: DeviceBatch) -> dict[str, Array]:
         self._enter(training=False)
         outputs: dict[str, torch.Tensor] = {}
         hooks = [
@@ -260,7 +261,7 @@ class TorchBackend(Inspectable):
             for name, features in outputs.items()
         }
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
         return self.device_feed.read_back(batch)
 
     def _enter(self, *, training: bool) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
-import numpy.typing as npt
 import torch
 
 from dpcompare.backends.torch.parallel import Parallel
 from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.models.state import AVERAGE
+from dpcompare.system.type_names import Array
 
 
 class Kernel(torch.optim.Optimizer):
@@ -87,9 +87,9 @@ def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels
 def load_slots(
     optimizer: Kernel,
     parameters: Mapping[str, torch.nn.Parameter],
-    slots: Mapping[str, npt.NDArray[Any]],
+    slots: Mapping[str, Array],
     steps_taken: int,
-    copy_into: Callable[[torch.Tensor, npt.NDArray[Any]], None],
+    copy_into: Callable[[torch.Tensor, Array], None],
 ) -> None:
     """Replace what an optimizer remembers by what another remembered after some steps.
 
