@@ -30,16 +30,13 @@ from dpcompare.models.custom import CustomModel
 from dpcompare.models.initial_weights import custom_weights
 from dpcompare.models.state import State, TrainingState
 from dpcompare.objects import name_of
+from dpcompare.system.type_names import FrameworkArray, FrameworkModel
 from dpcompare.training.evaluated import evaluated_model, statistics_loaders
 from dpcompare.training.schedule import learning_rate, training_reader
 
-FrameworkTensor: TypeAlias = Any
-"""A tensor of torch, TensorFlow or JAX."""
-FrameworkModel: TypeAlias = Any
-"""A torch.nn.Module, a keras.Model, or the pair of functions of `CustomModel.jax`."""
 FrameworkOptimizer: TypeAlias = Any
 """In torch a torch.optim.Optimizer, in TensorFlow and JAX an `Optimizer` of dpcompare."""
-Loss: TypeAlias = Callable[[FrameworkTensor, FrameworkTensor], FrameworkTensor]
+Loss: TypeAlias = Callable[[FrameworkArray, FrameworkArray], FrameworkArray]
 """From logits (rows, classes) and labels (rows,) to the loss of each row, (rows,)."""
 
 CLUSTER_VARIABLE = "DPCOMPARE_CLUSTER"
@@ -397,7 +394,7 @@ def _own_parts(
     return own
 
 
-def _of_rows(losses: FrameworkTensor, labels: FrameworkTensor) -> FrameworkTensor:
+def _of_rows(losses: FrameworkArray, labels: FrameworkArray) -> FrameworkArray:
     shape = tuple(getattr(losses, "shape", ()))
     if shape != tuple(labels.shape):
         raise RequestError(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,10 @@ from dpcompare.config.run import RunConfig
 from dpcompare.data.batches import BatchLoader, DeviceBatch
 from dpcompare.errors import RequestError
 from dpcompare.models.state import TrainingState
+from dpcompare.system.type_names import Array
+
+Handle: TypeAlias = Any
+"""What a step gives before its device has computed it; `Backend.read` makes numbers of it."""
 
 
 class Counters(NamedTuple):
@@ -109,18 +113,18 @@ class Backend(ABC):
         """This process's batches on its devices, read and placed ahead of their use by `input_threads` threads."""
 
     @abstractmethod
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Handle:
         """One optimizer step on the micro-batches of a global batch.
 
         Returns a handle of the sum of the losses of this process's samples; never waits for the device.
         """
 
     @abstractmethod
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> Handle:
         """Returns a handle of (sum of losses, correct, count) over this process's samples."""
 
     @abstractmethod
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         """The model's output for this process's rows, (rows, classes).
 
         With `training`, BatchNorm normalises by the batch and updates its running statistics; all processes must call
@@ -128,10 +132,10 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def read(self, handles: Sequence[Any]) -> npt.NDArray[np.float64]:
+    def read(self, handles: Sequence[Handle]) -> npt.NDArray[np.float64]:
         """The values of several handles at once: one row per handle."""
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]] | None:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array] | None:
         """images, labels, weights and any drop masks of this process's rows, read back from its devices.
 
         In the layout of a HostBatch. Of processes that have the same rows, only one returns them. None: that is not
@@ -205,7 +209,7 @@ class Inspectable(Backend):
     """A backend whose arrays can be compared with another's: what only `dpcompare verify` calls."""
 
     @abstractmethod
-    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def activations(self, batch: DeviceBatch) -> dict[str, Array]:
         """The output of each layer that has tensors, for this process's rows in evaluation.
 
         By the layer's neutral name, in the order of the layers; features are (rows, height, width, channels).

@@ -20,9 +20,10 @@ from dpcompare.config.run_fields import RunFields
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores, gpu_memory, installed_gpus, visible_gpus
+from dpcompare.system.type_names import FieldValue
 
 
-def with_named_mode(context: click.Context, named: str | None, values: dict[str, Any]) -> RunOptions:
+def with_named_mode(context: click.Context, named: str | None, values: dict[str, FieldValue]) -> RunOptions:
     """The options of a command that also takes its mode as the arms of a study do, such as `torch:ddp`.
 
     Args:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,6 +21,7 @@ from dpcompare.cli.options import GroupedCommand, RunOptions, study_options
 from dpcompare.cli.output import EXIT_FAILED, hint, if_anybody_reads, print_json, stderr_console
 from dpcompare.errors import RequestError, RunFailedError
 from dpcompare.system.terminal_text import in_one_line, pluralize
+from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
     from dpcompare.experiments.comparison import Comparison
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 @add_options(rows_of(StudyOptions))
 @study_options
 @click.pass_context
-def compare(context: click.Context, /, **values: Any) -> int:
+def compare(context: click.Context, /, **values: FieldValue) -> int:
     """Train the arms of a study round by round, each run in fresh processes, and compare them.
 
     Without arms: every mode that is usable here, with 2 replicas, and each framework's `single`. With --nodes or
@@ -65,7 +66,7 @@ def compare(context: click.Context, /, **values: Any) -> int:
     return _print_comparison(out, as_json=options.as_json)
 
 
-def study_asked_for(context: click.Context, values: Mapping[str, Any]) -> tuple[Study, Path, StudyOptions]:
+def study_asked_for(context: click.Context, values: Mapping[str, FieldValue]) -> tuple[Study, Path, StudyOptions]:
     """The study that the options of the command ask for, new or resumed, its directory, and the study's own options.
 
     Raises:

@@ -11,6 +11,7 @@ import click
 
 from dpcompare.cli.option_values import WarmupSteps
 from dpcompare.errors import RequestError, closest
+from dpcompare.system.type_names import FieldValue
 
 
 class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only since click 8.3
@@ -18,7 +19,9 @@ class Numbers(click.ParamType):  # type: ignore[type-arg]  # generic only since 
 
     name = "numbers"
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
+    def convert(
+        self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None
+    ) -> tuple[int, ...]:
         parts = value.split(",") if isinstance(value, str) else value
         try:
             parts = parts if isinstance(parts, (list, tuple)) else [parts]

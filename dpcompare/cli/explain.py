@@ -18,6 +18,7 @@ from dpcompare.cli.option_values import interpreters, measured_link, require_tru
 from dpcompare.cli.options import OPTIONS, GroupedCommand, RunOptions, is_given
 from dpcompare.cli.output import hint, if_anybody_reads, print_json, stdout_console
 from dpcompare.errors import RequestError
+from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
@@ -48,7 +49,7 @@ def explain(
     dry_run: bool,
     markdown: bool,
     as_json: bool,
-    **values: Any,
+    **values: FieldValue,
 ) -> None:
     """Measure what bounds a run: input, exchange, waiting for the slowest, launching or computing, and what would help.
 

@@ -6,7 +6,7 @@ import dataclasses
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import click
 from pydantic.fields import FieldInfo
@@ -14,6 +14,10 @@ from pydantic_core import PydanticUndefined
 
 from dpcompare.cli.option_values import Number
 from dpcompare.config.setting import Config, Option, Scope, settings_of
+from dpcompare.system.type_names import FieldValue, PassedOn
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -49,8 +53,8 @@ def option(
     group: str = "",
     resumable: bool = False,
     scope: Scope = "arm",
-    **settings: Any,
-) -> Any:
+    **settings: PassedOn,
+) -> FieldValue:
     """A field of a dataclass of options that are not fields of the config, with its row.
 
     Args:
@@ -65,7 +69,7 @@ def option(
     return dataclasses.field(default=settings.get("default", absent), metadata=row)
 
 
-def rows_of(options: type[Any]) -> tuple[OptionRow, ...]:
+def rows_of(options: type[DataclassInstance]) -> tuple[OptionRow, ...]:
     """The rows of a dataclass of options, in the order of its fields."""
     return tuple(
         OptionRow(**{**field.metadata, "name": field.name, "flags": field.metadata["flags"] or (flag_of(field.name),)})

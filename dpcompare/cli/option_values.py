@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -15,12 +14,13 @@ from click.core import ParameterSource
 from dpcompare.cli.commands import LazyGroup
 from dpcompare.config.frameworks import FRAMEWORKS, NO_FLOAT16
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.system.type_names import FieldValue
 
 
 class Number(click.types.FloatParamType):
     """A number that is neither infinite nor NaN."""
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+    def convert(self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None) -> float:
         number = super().convert(value, parameter, context)
         if not math.isfinite(number):
             self.fail(f"received {value!r}, expected a finite number", parameter, context)
@@ -32,14 +32,16 @@ class NumberWithin(click.FloatRange):
 
     name = "float"
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+    def convert(self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None) -> float:
         return super().convert(Number().convert(value, parameter, context), parameter, context)
 
 
 class Precisions(click.Choice):  # type: ignore[type-arg]  # generic only since click 8.2
     """The precisions of a run; says of float16, which one would expect among them, why it is not."""
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+    def convert(
+        self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None
+    ) -> FieldValue:
         if value == "float16":
             self.fail(NO_FLOAT16, parameter, context)
         return super().convert(value, parameter, context)
@@ -50,7 +52,9 @@ class WarmupSteps(click.ParamType):  # type: ignore[type-arg]  # generic only si
 
     name = "integer|auto"
 
-    def convert(self, value: Any, parameter: click.Parameter | None, context: click.Context | None) -> Any:
+    def convert(
+        self, value: FieldValue, parameter: click.Parameter | None, context: click.Context | None
+    ) -> FieldValue:
         if value == "auto" or isinstance(value, int):
             return value
         if not re.fullmatch(r"-?\d+", str(value)):

@@ -23,6 +23,7 @@ from dpcompare.config.run_fields import RunFields
 from dpcompare.config.setting import CLUSTERS, GROUPS, MODE, Config
 from dpcompare.config.workload import Precision, Workload
 from dpcompare.errors import RequestError, did_you_mean
+from dpcompare.system.type_names import FieldValue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +114,12 @@ class RunOptions:
         return self.fields.get("stages")
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> RunOptions:
+    def of(cls, values: Mapping[str, FieldValue]) -> RunOptions:
         """All values of a command, by the names of its options."""
         own = {name: value for name, value in values.items() if name in _OWN}
         return cls(**own, fields={name: value for name, value in values.items() if name not in _OWN})
 
-    def changed(self, **values: Any) -> RunOptions:
+    def changed(self, **values: FieldValue) -> RunOptions:
         """The same with other values of some options."""
         own = {name: value for name, value in values.items() if name in _OWN}
         fields = {name: value for name, value in values.items() if name not in _OWN}
@@ -152,7 +153,7 @@ OPTIONS = (
 )
 
 
-def values_of(part: type[Config], options: RunOptions, given: Container[str] | None = None) -> dict[str, Any]:
+def values_of(part: type[Config], options: RunOptions, given: Container[str] | None = None) -> dict[str, FieldValue]:
     """Field -> value of a part of the config.
 
     Args:
@@ -173,7 +174,7 @@ def values_of(part: type[Config], options: RunOptions, given: Container[str] | N
 
 def placement_values(
     options: RunOptions, given: Container[str] | None = None, *, engine: str = "local"
-) -> dict[str, Any]:
+) -> dict[str, FieldValue]:
     """What Placement takes: the engine and its options, those of `-o NAME=VALUE` included.
 
     Args:

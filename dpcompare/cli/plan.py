@@ -15,6 +15,7 @@ from dpcompare.cli.output import print_json, stdout_console
 from dpcompare.config.engines import ENGINES
 from dpcompare.errors import RequestError
 from dpcompare.system.terminal_text import pluralize
+from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
     from dpcompare.config.run import RunConfig
@@ -53,7 +54,7 @@ def plan(
     output_format: str,
     as_json: bool,
     study: Path | None,
-    **values: Any,
+    **values: FieldValue,
 ) -> None:
     """Print the node processes of a run: devices, commands and environment.
 

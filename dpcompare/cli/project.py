@@ -12,6 +12,7 @@ from dpcompare.cli import completion
 from dpcompare.cli.option_values import Number, NumberWithin, measured_link
 from dpcompare.cli.output import json_file, plots_dir, print_sentence, writable, write
 from dpcompare.errors import RequestError
+from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
     from dpcompare.projection.document import Projection
@@ -98,7 +99,7 @@ RESTART_SECONDS = 300.0
 @click.option("--markdown", metavar="FILE", help="Tables and all sentences; - is stdout.")
 @json_file
 @plots_dir
-def project(path: Path, **values: Any) -> None:
+def project(path: Path, **values: FieldValue) -> None:
     """Predict how fast the arms of a study would train on more nodes. All figures are predicted, none is measured.
 
     \b

@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,6 +15,7 @@ from dpcompare.cli.next_commands import next_steps
 from dpcompare.cli.options import OPTIONS, GroupedCommand, is_given, run_options
 from dpcompare.cli.output import hint, if_anybody_reads, print_json
 from dpcompare.cli.resume import changed_config
+from dpcompare.system.type_names import FieldValue
 
 
 @click.command(cls=GroupedCommand)
@@ -30,7 +30,9 @@ from dpcompare.cli.resume import changed_config
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 @click.pass_context
-def run(context: click.Context, /, named_mode: str | None, resume: Path | None, as_json: bool, **values: Any) -> None:
+def run(
+    context: click.Context, /, named_mode: str | None, resume: Path | None, as_json: bool, **values: FieldValue
+) -> None:
     """Train a model with one mode of one framework, over simulated nodes of this machine.
 
     \b

@@ -26,6 +26,7 @@ from dpcompare.cli.output import (
 from dpcompare.config.modes import modes_of_each_framework
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
+from dpcompare.system.type_names import FieldValue
 
 if TYPE_CHECKING:
     from dpcompare.experiments.verify import Check
@@ -86,7 +87,7 @@ def verify(
     /,
     against: Literal["cpu"] | None,
     as_json: bool,
-    **values: Any,
+    **values: FieldValue,
 ) -> int:
     """Run every mode on the same work and compare what they compute, array by array.
 
@@ -130,7 +131,7 @@ def plan_asked_for(
     device: str | None,
     against: Literal["cpu"] | None,
     python: tuple[str, ...],
-    **workload_options: Any,
+    **workload_options: FieldValue,
 ) -> Plan:
     """What the options of the command ask to be verified.
 
@@ -172,7 +173,7 @@ def _asked_for(
     model: str,
     replicas: list[int],
     precisions: list[str],
-    asked: dict[str, Any],
+    asked: dict[str, FieldValue],
     *,
     quick: bool,
     device: str,
@@ -256,7 +257,7 @@ def _reject_with_like(context: click.Context) -> None:
 
 def _like(
     run_dir: Path,
-    asked: dict[str, Any],
+    asked: dict[str, FieldValue],
     precision: str | None,
     device: str | None,
     python: tuple[str, ...],

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from dpcompare.models.architectures import model_of
+from dpcompare.system.type_names import FieldValue
 
 DATASET = "synthetic"
 """It grows with the global batch: on many GPUs the digits are three steps, after which a run evaluates."""
@@ -24,8 +25,8 @@ MEASURED_STEPS = 170
 
 
 def gpu_defaults(
-    given: Mapping[str, Any], *, models: Collection[str], replicas: Collection[int], memory: int | None = None
-) -> dict[str, Any]:
+    given: Mapping[str, FieldValue], *, models: Collection[str], replicas: Collection[int], memory: int | None = None
+) -> dict[str, FieldValue]:
     """Fields of a `Workload` and their values, for those that were not asked for.
 
     Runs that are compared share an image size, the largest that one of their models was designed for, and a global
@@ -51,7 +52,7 @@ def gpu_defaults(
     return {name: value for name, value in defaults.items() if name not in given}
 
 
-def _length(given: Mapping[str, Any]) -> dict[str, int]:
+def _length(given: Mapping[str, FieldValue]) -> dict[str, int]:
     """Steps, and as many of them for warming up as leave most of what was asked for to be measured."""
     if "epochs" in given:  # whose steps follow from the dataset: the few of any workload
         return {}

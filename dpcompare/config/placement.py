@@ -9,6 +9,7 @@ from pydantic import SerializeAsAny, model_serializer, model_validator
 
 from dpcompare.config.engines import ENGINES, EngineOptions, EngineRow, engine_row, engines_with
 from dpcompare.config.setting import CLUSTERS, Changes, Config, Option, setting, settings_of
+from dpcompare.system.type_names import FieldValue
 
 
 class Placement(Config):
@@ -46,7 +47,7 @@ class Placement(Config):
         """The same, of the first node alone."""
         return self.changed(hosts=self.hosts[:1]) if self.hosts else self
 
-    def changed(self, **fields: Any) -> Self:
+    def changed(self, **fields: FieldValue) -> Self:
         """The same as `Config.changed`; the options of the engine are fields as well."""
         return type(self)(**self.model_dump() | fields)
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.type_names import FieldValue, PassedOn
 
 
 def one_of(what: str, known: Iterable[str], *, or_custom: bool = False) -> Callable[[str], str]:
@@ -78,7 +79,7 @@ class Config(BaseModel):
     # JSON has neither infinity nor NaN: a config with one could never be read again.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    def __init__(self, /, **values: Any) -> None:
+    def __init__(self, /, **values: FieldValue) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
@@ -89,7 +90,7 @@ class Config(BaseModel):
     # A model that holds this one must not call it, or the places of problems in a document would be lost.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
-    def changed(self, **fields: Any) -> Self:
+    def changed(self, **fields: FieldValue) -> Self:
         """A copy with other values for some fields, validated like a new one; a field that was never given stays so."""
         return type(self)(**{name: value for name, value in self if name in self.model_fields_set} | fields)
 
@@ -204,13 +205,13 @@ class Setting:
 
 
 def setting(
-    default: Any = ...,
+    default: FieldValue = ...,
     *,
     changes: Changes,
     same_training: bool = False,
     option: Option | None = None,
-    **constraints: Any,
-) -> Any:
+    **constraints: PassedOn,
+) -> FieldValue:
     """A field of a config.
 
     Args:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from dpcompare.data.augmentation import UNCHANGED, Augmentation, DropMasks, Regu
 from dpcompare.data.order import GlobalBatch, OrderDigest
 from dpcompare.data.pixels import Bytes, Tables, look_up, normalised
 from dpcompare.data.store import Split
+from dpcompare.system.type_names import FrameworkArray
 
 PREFETCH_DEPTH = 2
 """Batches prepared ahead: one in transfer, one waiting."""
@@ -53,14 +54,14 @@ BatchLoader = Callable[[], HostBatch]
 class DeviceBatch:
     """A HostBatch where its backend computes with it: the framework's own arrays, one set per replica."""
 
-    images: Any
-    labels: Any
-    weights: Any
+    images: FrameworkArray
+    labels: FrameworkArray
+    weights: FrameworkArray
     global_count: int
-    drop_masks: Any = None
+    drop_masks: FrameworkArray = None
 
     @property
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> dict[str, FrameworkArray]:
         """Its arrays by their names; without drop masks where it has none."""
         arrays = {"images": self.images, "labels": self.labels, "weights": self.weights}
         return arrays if self.drop_masks is None else arrays | {"drop_masks": self.drop_masks}

@@ -6,19 +6,19 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from dpcompare.system.terminal_text import pluralize
+from dpcompare.system.type_names import Array
 
 _BYTES = 8
 MODULUS: int = 2 ** (8 * _BYTES)
 
 
-def digest_of_rows(arrays: Mapping[str, npt.NDArray[Any]], global_count: int) -> int:
+def digest_of_rows(arrays: Mapping[str, Array], global_count: int) -> int:
     """The sum, modulo MODULUS, of a hash of each row that counts.
 
     A sum has no order: micro-batches, replicas and processes may be added in any.

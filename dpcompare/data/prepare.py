@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from dpcompare.data.built_in import BuiltIn
 from dpcompare.data.custom import Custom
@@ -13,6 +12,7 @@ from dpcompare.data.sources import Progress, Source
 from dpcompare.data.store import Store, StoreWriter
 from dpcompare.errors import RequestError
 from dpcompare.system.devices import available_cores
+from dpcompare.system.type_names import PassedOn
 
 SOURCES: tuple[type[Source], ...] = (BuiltIn, HuggingFace, Custom, Folder)
 """The first that takes a name is the dataset's."""
@@ -22,7 +22,7 @@ PIXELS_PER_MARGIN_PIXEL = 7
 squares of 256 are stored (Krizhevsky et al. 2012, section 4.1)."""
 
 
-def source_of(name: str, **how: Any) -> Source:
+def source_of(name: str, **how: PassedOn) -> Source:
     """The dataset of a name.
 
     Args:
@@ -45,7 +45,7 @@ def prepare(
     margin: int = 0,
     num_processes: int | None = None,
     progress: Progress | None = None,
-    **how: Any,
+    **how: PassedOn,
 ) -> Store:
     """`prepare_source` of the dataset of a name; see `source_of`."""
     source = source_of(str(name), **how)

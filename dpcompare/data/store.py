@@ -27,6 +27,7 @@ from dpcompare.errors import RequestError
 from dpcompare.system.cache import folder_held
 from dpcompare.system.files import sync
 from dpcompare.system.terminal_text import pluralize
+from dpcompare.system.type_names import Array, FieldValue
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -234,7 +235,7 @@ def _is_whole(split: Split, expected: SplitManifest) -> bool:
     return found == expected and np.array_equal(split.sums, sums)
 
 
-def _sha256(array: npt.NDArray[Any]) -> str:
+def _sha256(array: Array) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
 
 
@@ -360,7 +361,7 @@ class StoreWriter:
         kept.flush()
         kept_path.replace(self.images_path(split))
 
-    def finish(self, labels: Mapping[str, npt.NDArray[np.int32]], **described: Any) -> Store:
+    def finish(self, labels: Mapping[str, npt.NDArray[np.int32]], **described: FieldValue) -> Store:
         """Write labels, sums and manifest and move the store to its destination; a store already there stays."""
         splits, read = {}, {}
         for split, values in labels.items():
@@ -369,7 +370,7 @@ class StoreWriter:
             read[split] = SplitContent(images, values, sums)
             class_labels = values.astype(np.int32)
             _, *others = split_files(self._temporary, split)
-            arrays: tuple[npt.NDArray[Any], ...] = (class_labels, sums)
+            arrays: tuple[Array, ...] = (class_labels, sums)
             for path, values_of_images in zip(others, arrays, strict=True):
                 encoded = BytesIO()  # np.save into a file says less of a full disk
                 np.save(encoded, values_of_images)

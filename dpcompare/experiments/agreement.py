@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from dpcompare.backends.description import acting_on
 from dpcompare.models.architectures import MODELS
@@ -14,17 +14,20 @@ from dpcompare.results.result import RunResult
 NOT_KNOWN = "not known"
 LATER_STEPS = range(3, 7)
 
+Read: TypeAlias = Callable[[RunResult], Any]
+"""Reads what is compared of a result."""
 
-def workload_value(name: str) -> Callable[[RunResult], Any]:
+
+def workload_value(name: str) -> Read:
     """A field of the workload."""
     return lambda result: result.config["workload"].get(name)
 
 
-def setting_value(name: str) -> Callable[[RunResult], Any]:
+def setting_value(name: str) -> Read:
     return lambda result: result.settings.get(name)
 
 
-def setting_value_or_none(name: str) -> Callable[[RunResult], Any]:
+def setting_value_or_none(name: str) -> Read:
     """A setting that not every mode has."""
     return lambda result: result.settings.get(name) or "none"
 
@@ -72,12 +75,12 @@ def kinds_of_devices(names: Sequence[str]) -> list[str]:
     return sorted({name.split(":")[0] for name in names})
 
 
-def loss_of_step(step: int) -> Callable[[RunResult], Any]:
+def loss_of_step(step: int) -> Read:
     """The loss of a step, from 1; unknown where it is not finite."""
     return lambda result: result.train_loss[step - 1] if len(result.train_loss) >= step else "no such step"
 
 
-def computed(name: str) -> Callable[[RunResult], Any]:
+def computed(name: str) -> Read:
     """A figure of what was computed; some modes have none, and results of 0.1.0 neither."""
 
     def value(result: RunResult) -> Any:
@@ -97,7 +100,7 @@ def evaluation_loss(result: RunResult) -> Any:
     return NOT_KNOWN if not result.evaluations or result.evaluations[-1].loss is None else result.evaluations[-1].loss
 
 
-def count_value(name: str) -> Callable[[RunResult], Any]:
+def count_value(name: str) -> Read:
     """A count of what was computed, and what was asked for if that differs."""
 
     def value(result: RunResult) -> Any:

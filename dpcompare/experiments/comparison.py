@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, create_model
 
@@ -12,6 +12,7 @@ from dpcompare.experiments.agreement import NOT_KNOWN
 from dpcompare.experiments.figures import FIGURES
 from dpcompare.experiments.statistics import Claim, Outcome
 from dpcompare.results.clock import RunWarning, RunWarningKind
+from dpcompare.system.type_names import FieldValue
 
 
 class _Shown(BaseModel):
@@ -235,7 +236,7 @@ class RatioRow(_Shown):
     sentence: str
 
     @classmethod
-    def of(cls, claim: Claim, **further: Any) -> Self:
+    def of(cls, claim: Claim, **further: FieldValue) -> Self:
         """The row of a claim.
 
         Args:

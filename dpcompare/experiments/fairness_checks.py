@@ -6,10 +6,8 @@ among them, since what was asked for is not always what is computed. Readers see
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import Flag, auto
-from typing import Any
 
 from dpcompare._version import major_minor
 from dpcompare.config.setting import Changes
@@ -20,6 +18,7 @@ from dpcompare.experiments.agreement import (
     Agreement,
     ByRounding,
     Comparator,
+    Read,
     as_asked,
     in_few_steps_of_float64,
     in_float64,
@@ -28,7 +27,6 @@ from dpcompare.experiments.agreement import (
     on_cpu,
     same_batches,
 )
-from dpcompare.results.result import RunResult
 
 
 class Differs(Flag):
@@ -53,7 +51,7 @@ class Differs(Flag):
 class FairnessCheck:
     """One row of CHECKS."""
 
-    read: Callable[[RunResult], Any]
+    read: Read
     """Its value in a result; None: it was not recorded."""
     changes: Changes
     """What two runs that differ in it may differ in. What a profile or a device makes of the arithmetic is compared by
@@ -70,7 +68,7 @@ class FairnessCheck:
 
 def workload_check(
     name: str,
-    read: Callable[[RunResult], Any] | None = None,
+    read: Read | None = None,
     *,
     off: str | None = None,
     differs: Differs = Differs.NEVER,

@@ -6,7 +6,6 @@ import math
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from scipy.stats import t
 
@@ -22,12 +21,13 @@ from dpcompare.experiments.comparison import ClaimRow
 from dpcompare.experiments.study import Arm, Study, open_study
 from dpcompare.experiments.study_runs import Watcher, run_study
 from dpcompare.launch.inputs import prepare_inputs
+from dpcompare.system.type_names import FieldValue
 
 POWER = 0.8
 """Part of the studies that show a difference of the size that is called detectable."""
 
 
-def noise_study(rounds: int, device: str, interpreters: Mapping[str, str], workload: Mapping[str, Any]) -> Study:
+def noise_study(rounds: int, device: str, interpreters: Mapping[str, str], workload: Mapping[str, FieldValue]) -> Study:
     """The study of the first framework that is usable here.
 
     Raises:

@@ -16,6 +16,7 @@ from dpcompare.errors import RequestError, did_you_mean
 from dpcompare.models.architectures import model_of
 from dpcompare.system.devices import installed_gpus, visible_gpus
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.type_names import FieldValue
 
 BATCH = 16
 """Images per step of everything that is verified."""
@@ -125,7 +126,7 @@ def plan_groups(
     quick: bool,
     device: str = "cpu",
     against: Literal["cpu"] | None = None,
-    asked: dict[str, Any] | None = None,
+    asked: dict[str, FieldValue] | None = None,
 ) -> list[Group]:
     """What to run. Quick: `model` on one device only and few steps; tiny models on several replicas.
 
@@ -300,7 +301,7 @@ def _groups(
     *,
     quick: bool,
     device: str,
-    asked: dict[str, Any],
+    asked: dict[str, FieldValue],
 ) -> Iterator[Group]:
     """What the modes train with this many replicas."""
     few = num_replicas <= BIG_MODEL_REPLICAS["quick" if quick else "full"]
@@ -351,7 +352,9 @@ def _compiled_here() -> dict[str, str]:
     return compiled
 
 
-def _workload(model: str, optimizer: str, precision: str, *, quick: bool, asked: Mapping[str, Any] = {}) -> Workload:
+def _workload(
+    model: str, optimizer: str, precision: str, *, quick: bool, asked: Mapping[str, FieldValue] = {}
+) -> Workload:
     # The 5th step is the last of the first epoch and half empty, so that padding rows must not count.
     how = OPTIMIZERS[optimizer].verification
     fields: dict[str, Any] = {
@@ -379,7 +382,7 @@ def _accumulation(
     modes: Sequence[str],
     replicas: Sequence[int],
     precision: str,
-    asked: dict[str, Any],
+    asked: dict[str, FieldValue],
     *,
     quick: bool,
 ) -> Group:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dpcompare._version import __version__, major_minor
 from dpcompare.backends.availability import require_framework
@@ -22,6 +21,7 @@ from dpcompare.models.custom import custom_model, source_sha256
 from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.type_names import FieldValue
 
 STEPS = 6
 """Steps of every contender; the learning rate follows the schedule of the run over that many."""
@@ -98,7 +98,7 @@ def _require_same_inputs(config: RunConfig, result: RunResult) -> None:
 
 
 def group_like(
-    config: RunConfig, precision: str | None, asked: dict[str, Any], interpreters: Mapping[str, str]
+    config: RunConfig, precision: str | None, asked: dict[str, FieldValue], interpreters: Mapping[str, str]
 ) -> Group:
     """What the run trained, for a few steps: by its mode, by another framework's, and by one device.
 

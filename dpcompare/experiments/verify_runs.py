@@ -132,7 +132,7 @@ class Runs:
         return "verify was given up" if self._given_up.is_set() else None
 
 
-def until_done(futures: Sequence[Future[Any]]) -> None:
+def until_done(futures: Sequence[Future[Side]]) -> None:
     """Wait until all have ended, in whatever way.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 from dpcompare.models import efficientnet, toys
 from dpcompare.models.spec import ModelSpec
@@ -39,7 +39,7 @@ def misfits(name: str, *, image_size: int, regularization: str, weights: str) ->
         )
 
 
-def family_of(name: str, framework: str) -> Any:
+def family_of(name: str, framework: str) -> ModuleType:
     """The module with the layers of a built-in model's family, in the process of a framework.
 
     It has `build(name, image_size, num_classes)`, which gives what the backend of that framework trains: a torch

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from dpcompare.errors import RequestError
 from dpcompare.system.python_environment import find_object
+from dpcompare.system.type_names import FrameworkModel
 
-Factory = Callable[[int, int], Any]
+Factory = Callable[[int, int], FrameworkModel]
 """(image_size, num_classes) -> a model."""
 
 
@@ -36,7 +36,7 @@ class CustomModel:
     layer_names: Mapping[str, str] = field(default_factory=dict)
     """Name of a torch module -> name of the Keras layer that is its twin, where it differs."""
 
-    def build(self, framework: str, image_size: int, num_classes: int) -> Any:
+    def build(self, framework: str, image_size: int, num_classes: int) -> FrameworkModel:
         """The model of a framework.
 
         Raises:

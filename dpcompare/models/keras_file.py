@@ -23,6 +23,7 @@ from safetensors.numpy import load, save
 from dpcompare.errors import in_words
 from dpcompare.models import keras_layout
 from dpcompare.models.keras_layout import BATCH_NORM_VARIABLES, neutral_name
+from dpcompare.models.state import State
 from dpcompare.system.commands import run_command
 
 HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
@@ -35,7 +36,7 @@ def is_of_keras(content: bytes) -> bool:
     return content.startswith(HDF5_SIGNATURE) or zipfile.is_zipfile(io.BytesIO(content))
 
 
-def read_keras_file(content: bytes) -> dict[str, Any]:
+def read_keras_file(content: bytes) -> State:
     """The tensors of an HDF5 file or of Keras's archive, by framework-neutral names, in framework-neutral layouts.
 
     Raises:

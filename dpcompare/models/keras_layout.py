@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
 
 from dpcompare.models.architectures import MODELS
-
-Array = npt.NDArray[Any]
+from dpcompare.system.type_names import Array
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy.typing as npt
 
 from dpcompare.system.json_files import Count
+from dpcompare.system.type_names import Array
 
 MOST_POINTS = 64
 """The points of the curve that are kept."""
@@ -54,7 +52,7 @@ def _thinned(curve: list[tuple[int, float]]) -> Iterable[tuple[int, float]]:
     return last_of.values()
 
 
-State = dict[str, npt.NDArray[Any]]
+State = dict[str, Array]
 """Name -> tensor, on the host."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from dpcompare.errors import RequestError
@@ -36,7 +37,7 @@ class Plot:
     chart: altair.TopLevelMixin
 
 
-def load_altair() -> Any:
+def load_altair() -> ModuleType:
     """The library that charts are made with.
 
     Raises:
@@ -105,7 +106,7 @@ def _styled(plot: Plot, ink: str, background: str | None = None) -> dict[str, An
     return spec
 
 
-def colour_of_arms(alt: Any, names: list[str], arms: list[ArmRow], *, legend: bool = True) -> Any:
+def colour_of_arms(alt: ModuleType, names: list[str], arms: list[ArmRow], *, legend: bool = True) -> altair.Color:
     """The colour of each arm, which is the same in every plot of a page; and of names that are no arms."""
     places = _places(names, arms)
     colours = [COLOURS[places[name] % len(COLOURS)] for name in names]
@@ -113,7 +114,7 @@ def colour_of_arms(alt: Any, names: list[str], arms: list[ArmRow], *, legend: bo
     return alt.Color("arm:N", scale=alt.Scale(domain=names, range=colours), legend=look)
 
 
-def dash_of_arms(alt: Any, names: list[str], arms: list[ArmRow]) -> Any:
+def dash_of_arms(alt: Any, names: list[str], arms: list[ArmRow]) -> altair.StrokeDash:
     """The dashes of each arm, by which lines are distinguished in print."""
     places = _places(names, arms).values()
     dashes = [DASHES[(place // len(COLOURS) + place) % len(DASHES)] for place in places]
@@ -234,7 +235,9 @@ def loss_differences(comparison: Comparison, arms: list[ArmRow]) -> Plot | None:
     )
 
 
-def _curves(alt: Any, data: list[dict[str, Any]], names: list[str], arms: list[ArmRow], field: str, title: str) -> Any:
+def _curves(
+    alt: ModuleType, data: list[dict[str, Any]], names: list[str], arms: list[ArmRow], field: str, title: str
+) -> Any:
     base = alt.Chart(alt.Data(values=data)).encode(
         x=alt.X("step:Q", title="step"),
         y=alt.Y(f"{field}:Q", scale=alt.Scale(zero=False), title=title),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -13,6 +12,7 @@ from dpcompare.data.digest import combined
 from dpcompare.models.costs import training_flops, values_moved
 from dpcompare.system.json_files import Count, Finite, Measured, Norm, Number, Share
 from dpcompare.system.peaks import peak_of
+from dpcompare.system.type_names import FieldValue
 
 LARGEST_MEAN, LARGEST_BATCH = 1.25, 3.0
 """Times the loss of the median batch that the mean and the worst batch of an evaluation may have unmentioned."""
@@ -158,7 +158,7 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2}
 
 def utilization_figures(
     config: RunConfig, images_per_second: float | None, device_names: Sequence[str], *, tf32: bool
-) -> dict[str, Any]:
+) -> dict[str, FieldValue]:
     """The figures of a run; nothing without a speed, or for a custom model, of which nothing is known.
 
     Args:

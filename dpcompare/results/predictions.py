@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,9 @@ from safetensors.numpy import load_file
 from dpcompare.errors import RequestError
 from dpcompare.results.run_dir import PREDICTIONS_DIR, probe_path
 from dpcompare.system.files import no_link
+from dpcompare.system.type_names import Array
 
-Arrays = dict[str, npt.NDArray[Any]]
+Arrays = dict[str, Array]
 
 
 def load(run_dir: Path, ranks: Iterable[int]) -> Arrays:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from dpcompare.results.events import read_events
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.series import ProcessSeries, series_of_trainers
 from dpcompare.results.steadiness import SlowStart, SlowSteps, steady_images_per_second, steps_to_settle
+from dpcompare.system.type_names import FieldValue
 
 
 def seconds_of_steps(config: RunConfig, run_dir: Path) -> dict[int, float]:
@@ -62,7 +62,7 @@ def _slowest(processes: Sequence[ProcessSeries], steps: slice) -> tuple[ProcessS
     return max(zip(processes, durations, strict=True), key=lambda pair: sum(pair[1]))
 
 
-def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, Any]:
+def speed_figures(config: RunConfig, processes: Sequence[ProcessSeries]) -> dict[str, FieldValue]:
     """The figures of the clock over the measured steps; nothing where there are none."""
     steps = _measured_steps(config, processes)
     if steps is None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from dpcompare.system.signals import Deadline, HeldSignals
 
@@ -107,7 +107,11 @@ def signal_group(pid: int, number: signal.Signals) -> None:
         return
 
 
-def wait_for_exit(processes: Sequence[subprocess.Popen[Any]], seconds: float, signals: HeldSignals) -> bool:
+Child: TypeAlias = subprocess.Popen[Any]
+"""A child process, whatever its pipes carry."""
+
+
+def wait_for_exit(processes: Sequence[Child], seconds: float, signals: HeldSignals) -> bool:
     """Wait until child processes have ended; returns False after `seconds`, or at another Ctrl-C."""
     deadline = Deadline(seconds)
     while any(process.poll() is None for process in processes):
@@ -117,7 +121,7 @@ def wait_for_exit(processes: Sequence[subprocess.Popen[Any]], seconds: float, si
     return True
 
 
-def kill_groups(processes: Sequence[subprocess.Popen[Any]]) -> None:
+def kill_groups(processes: Sequence[Child]) -> None:
     """Kill the process groups that child processes lead, or led, and wait until the children have ended."""
     for process in processes:
         signal_group(process.pid, signal.SIGKILL)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from math import inf
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,7 +18,7 @@ from dpcompare.system.commands import run_command
 from dpcompare.system.json_files import write_document
 
 
-def import_extra(module: str, *, extra: str, needed_by: str) -> Any:
+def import_extra(module: str, *, extra: str, needed_by: str) -> ModuleType:
     """A module of a package that only an extra of dpcompare brings.
 
     Raises:
@@ -39,7 +39,7 @@ def is_custom(name: str) -> bool:
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
-def find_object(name: str, what: str) -> Any:
+def find_object(name: str, what: str) -> object:
     """The object of a name, found from the current directory too.
 
     Raises:

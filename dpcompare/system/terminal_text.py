@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 
 def pluralize(count: int, noun: str) -> str:
@@ -42,7 +42,7 @@ def printable_lines(text: str) -> str:
 class UnfailingStream:
     """A text stream that drops what cannot be written: a failure to show is never worth a failure of the work."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:

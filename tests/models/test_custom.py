@@ -148,6 +148,11 @@ def scaled(image_size, num_classes):
     module.register_buffer("scale", torch.ones(3))
     return module
 strange = CustomModel(torch=scaled)
+def untracked_norm(image_size, num_classes):
+    from torch import nn
+    norm = nn.BatchNorm2d(3, track_running_stats=False)
+    return nn.Sequential(norm, torch_model(image_size, num_classes - 1))
+untracked = CustomModel(torch=untracked_norm)
 """
 
 
@@ -161,6 +166,7 @@ strange = CustomModel(torch=scaled)
             "the torch factory of 'mine:wrong' gave a str; expected a torch.nn.Module",
             marks=pytest.mark.slow,
         ),
+        ("mine:untracked", "BatchNorm '0' of 'mine:untracked' was made with track_running_stats=False or momentum"),
         pytest.param("mine:gone", "'mine:gone' cannot be imported", marks=pytest.mark.slow),
         pytest.param("mine:strange", "no rule of initial values: scale; expected", marks=pytest.mark.slow),
     ],

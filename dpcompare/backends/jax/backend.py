@@ -30,6 +30,7 @@ from dpcompare.backends.update_rules import UpdateRules
 from dpcompare.data.batches import BatchLoader, DeviceBatch, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import State, TrainingState
+from dpcompare.system.type_names import Array
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """JAX's event of a function that was compiled, or found in the cache of those that were."""
@@ -170,7 +171,7 @@ class JaxBackend(Inspectable):
     def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
         return prefetch(batch_loaders, lambda load: self._device_feed.place(load()), self.input_threads)
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> jax.Array:
         self._set_training_mode(training=True)
         self._step += 1
         constants = np.array(self.optimizer.step_constants(self._step, learning_rate), self._dtype)
@@ -254,7 +255,7 @@ class JaxBackend(Inspectable):
         moved = {name: made[name][None] for name in statistics} if training else statistics
         return logits, losses * rows.weights, moved
 
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> jax.Array:
         self._set_training_mode(training=False)
         return self._evaluate(self._train_state, _rows(batch))
 
@@ -271,7 +272,7 @@ class JaxBackend(Inspectable):
         hits = (logits.argmax(1) == rows.labels) * rows.weights
         return jnp.stack([losses.sum(), hits.sum(), rows.weights.sum()])
 
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._set_training_mode(training=training)
         function = self._training_logits if training else self._evaluation_logits
         logits, statistics = function(self._train_state, _rows(batch))
@@ -282,7 +283,7 @@ class JaxBackend(Inspectable):
         logits, _, statistics = self._losses(train_state.parameters, train_state.statistics, rows, training=training)
         return logits, statistics
 
-    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def activations(self, batch: DeviceBatch) -> dict[str, Array]:
         self._set_training_mode(training=False)
         features = self._activations(self._train_state, _rows(batch))
         # A compiled function sorts what it returns by name.
@@ -292,7 +293,7 @@ class JaxBackend(Inspectable):
     def _activations_replica(self, train_state: TrainState, rows: Rows) -> dict[str, jax.Array]:
         return self._forward(train_state.parameters, train_state.statistics, rows.images, None, training=False)[1]
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
         return {name: local_rows(array) for name, array in batch.arrays.items()}
 
     def _set_training_mode(self, *, training: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy.typing as npt
@@ -13,13 +12,19 @@ from jax.sharding import Mesh
 from dpcompare.backends.jax.arrays import REPLICATED, SHARDED, replicate, shard
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.data.pixels import NUM_BYTES
+from dpcompare.system.type_names import Array
 
 
 class DeviceFeed:
     """Places host batches: the rows of each replica on its device."""
 
     def __init__(
-        self, mesh: Mesh, dtype: npt.DTypeLike, over_replicas: Callable[..., Any], *, device_type: str
+        self,
+        mesh: Mesh,
+        dtype: npt.DTypeLike,
+        over_replicas: Callable[..., Callable[..., jax.Array]],
+        *,
+        device_type: str,
     ) -> None:
         """Args:
         mesh: the devices of all replicas.
@@ -44,7 +49,7 @@ class DeviceFeed:
             drop_masks=None if batch.drop_masks is None else self._split(batch.drop_masks),
         )
 
-    def _split(self, rows: npt.NDArray[Any]) -> jax.Array:
+    def _split(self, rows: Array) -> jax.Array:
         return shard(self._mesh, rows.astype(self._dtype, copy=False))
 
     def _images(self, batch: HostBatch) -> jax.Array:

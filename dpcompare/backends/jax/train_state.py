@@ -13,6 +13,7 @@ from dpcompare.backends.jax.arrays import REPLICATED, SHARDED, on_host, replicat
 from dpcompare.backends.jax.optimizer import Optimizer, Slots, Tensors
 from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.models.state import State, TrainingState, is_statistic
+from dpcompare.system.type_names import Array
 
 
 class TrainState(NamedTuple):
@@ -39,7 +40,7 @@ class TrainState(NamedTuple):
         parameters = {name: value for name, value in tensors.items() if not is_statistic(name)}
         statistics = {name: value for name, value in tensors.items() if is_statistic(name)}
 
-        def remembered(slot: str, name: str) -> npt.NDArray[Any]:
+        def remembered(slot: str, name: str) -> Array:
             # torch makes its slots in the first step.
             return state.optimizer[f"{slot}.{name}"].astype(dtype) if state.step else np.zeros_like(parameters[name])
 

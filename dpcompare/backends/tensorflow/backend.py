@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from dpcompare.backends.base import Counters, Inspectable
+from dpcompare.backends.base import Counters, Handle, Inspectable
 from dpcompare.backends.custom_optimizer import CustomOptimizer
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow import runtime
@@ -35,6 +35,7 @@ from dpcompare.config.optimizers import FIRST_MOMENTS
 from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.state import Gradients, State, TrainingState
+from dpcompare.system.type_names import Array
 
 
 class TensorFlowBackend(Inspectable):
@@ -140,7 +141,7 @@ class TensorFlowBackend(Inspectable):
         return sum(function.experimental_get_tracing_count() for function in self.step_functions)
 
     @property
-    def step_functions(self) -> Sequence[Any]:
+    def step_functions(self) -> Sequence[tf.types.experimental.PolymorphicFunction]:
         """The graphs that a training step consists of."""
         return (self._train, self._accumulate, self._apply)
 
@@ -151,7 +152,7 @@ class TensorFlowBackend(Inspectable):
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         return self._device_feed.place(batch)
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Handle:
         self._set_training_mode(training=True)
         self._step += 1
         constants = tf.constant(self.optimizer.step_constants(self._step, learning_rate), tf.float64)
@@ -215,7 +216,7 @@ class TensorFlowBackend(Inspectable):
             gradients = replica.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
         self.optimizer.apply(gradients, constants)
 
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> Handle:
         self._set_training_mode(training=False)
         return self._evaluate(batch.images, batch.labels, batch.weights)
 
@@ -239,24 +240,24 @@ class TensorFlowBackend(Inspectable):
         hits = tf.cast(tf.argmax(logits, axis=1, output_type=labels.dtype) == labels, weights.dtype)
         return tf.stack([tf.reduce_sum(losses), tf.reduce_sum(hits * weights), tf.reduce_sum(weights)])
 
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._set_training_mode(training=training)
         function = self._training_logits if training else self._evaluation_logits
         return self._local_rows(function(batch.images, batch.drop_masks))
 
-    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def activations(self, batch: DeviceBatch) -> dict[str, Array]:
         return self._activations(self._local_rows(batch.images))
 
-    def _activations(self, images: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    def _activations(self, images: Array) -> dict[str, Array]:
         self._set_training_mode(training=False)
         outputs = {layer_name(self.model, layer): layer.output for layer in self.model.layers if layer.weights}
         features = keras.Model(self.model.inputs, outputs)(images, training=False)
         return {name: np.asarray(value) for name, value in features.items()}
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
         return {name: self._local_rows(array) for name, array in batch.arrays.items()}
 
-    def _local_rows(self, per_replica: Any) -> npt.NDArray[Any]:
+    def _local_rows(self, per_replica: Any) -> Array:
         """The rows of this process's replicas, one replica after another."""
         return np.concatenate([part.numpy() for part in self.strategy.experimental_local_results(per_replica)])
 

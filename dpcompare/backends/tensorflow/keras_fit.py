@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 
+from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON
@@ -44,11 +45,11 @@ class KerasFit(TensorFlowBackend):
         self._fitting: threading.Thread | None = None
 
     @property
-    def step_functions(self) -> Sequence[Any]:
+    def step_functions(self) -> Sequence[tf.types.experimental.PolymorphicFunction]:
         """None: Keras keeps its function to itself."""
         return ()
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Handle:
         self._set_training_mode(training=True)
         self._step += 1
         (batch,) = batches

@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import numpy.typing as npt
 
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
@@ -25,6 +24,7 @@ from dpcompare.models.keras_layout import (
 from dpcompare.models.spec import ModelSpec, columns
 from dpcompare.models.state import State
 from dpcompare.system.python_environment import is_custom
+from dpcompare.system.type_names import Array, FrameworkArray, PassedOn
 
 
 def build_model(workload: Workload, num_classes: int) -> keras.Model:
@@ -104,11 +104,11 @@ def _aligned(model: keras.Model, workload: Workload) -> keras.Model:
 class SharedDrop(keras.layers.Layer):
     """Dropout or stochastic depth by drop masks drawn on the host: (rows, features of all such layers)."""
 
-    def __init__(self, columns: slice, **options: Any) -> None:
+    def __init__(self, columns: slice, **options: PassedOn) -> None:
         super().__init__(**options)
         self._columns = columns
 
-    def call(self, features: Any, drop_masks: Any, training: bool = False) -> Any:
+    def call(self, features: FrameworkArray, drop_masks: FrameworkArray, training: bool = False) -> FrameworkArray:
         if not training:
             return features
         masks = keras.ops.cast(drop_masks[:, self._columns], features.dtype)
@@ -142,7 +142,7 @@ class MappedVariable:
     variable: keras.Variable
     layout: Layout
 
-    def on_host(self, tensor: Any) -> npt.NDArray[Any]:
+    def on_host(self, tensor: keras.Variable) -> Array:
         """The variable, or an optimizer's slot of it, in the framework-neutral layout."""
         return np.ascontiguousarray(self.layout.to_neutral(tensor.numpy()))
 
@@ -163,7 +163,9 @@ def load_model(model: keras.Model, state: State, name: str) -> None:
         mapped.variable.assign(mapped.layout.from_neutral(state[tensor]))
 
 
-def mapped_slots(model: keras.Model, slots: Mapping[str, Sequence[Any]]) -> dict[str, tuple[MappedVariable, Any]]:
+def mapped_slots(
+    model: keras.Model, slots: Mapping[str, Sequence[keras.Variable]]
+) -> dict[str, tuple[MappedVariable, keras.Variable]]:
     """`<slot>.<tensor>` -> the parameter that it belongs to, and the slot.
 
     Args:

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from dpcompare.backends.base import Handle
 from dpcompare.backends.description import Description
 from dpcompare.backends.tensorflow import runtime
 from dpcompare.backends.tensorflow.backend import TensorFlowBackend
 from dpcompare.data.batches import DeviceBatch, HostBatch
 from dpcompare.data.names import parts_trained
 from dpcompare.models.state import TrainingState
+from dpcompare.system.type_names import Array
 
 STEPS_PER_WORKER = 2
 """Scheduled at once: one that it makes, and one that it has next."""
@@ -69,7 +71,7 @@ class ParameterServer(TensorFlowBackend):
         self._staleness: list[int] = []
 
     @property
-    def step_functions(self) -> Sequence[Any]:
+    def step_functions(self) -> Sequence[tf.types.experimental.PolymorphicFunction]:
         return (self._update_once,)
 
     def make_strategy(self) -> tf.distribute.Strategy:
@@ -86,7 +88,7 @@ class ParameterServer(TensorFlowBackend):
     def _to_device(self, batch: HostBatch) -> DeviceBatch:
         """The batch in a part per worker; they stay on the host, since it is not known yet which worker takes which."""
 
-        def parts(rows: npt.NDArray[Any], dtype: tf.DType) -> list[npt.NDArray[Any]]:
+        def parts(rows: Array, dtype: tf.DType) -> list[Array]:
             return np.split(rows.astype(dtype.as_numpy_dtype), self.num_replicas)
 
         return DeviceBatch(
@@ -97,7 +99,7 @@ class ParameterServer(TensorFlowBackend):
             drop_masks=None if batch.drop_masks is None else parts(batch.drop_masks, self._dtype),
         )
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Handle:
         self._set_training_mode(training=True)
         self._step += 1
         (batch,) = batches
@@ -145,27 +147,27 @@ class ParameterServer(TensorFlowBackend):
             num_steps=state.step,
         )  # every worker's part is an update
 
-    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def activations(self, batch: DeviceBatch) -> dict[str, Array]:
         return self._activations(np.concatenate(batch.images))
 
-    def read(self, handles: Sequence[Any]) -> npt.NDArray[np.float64]:
+    def read(self, handles: Sequence[Handle]) -> npt.NDArray[np.float64]:
         if isinstance(handles[0], tf.Tensor):
             return super().read(handles)
         values = [np.array([update.fetch() for update in step]) for step in handles]
         self._staleness += [int(staleness) for step in values for staleness in step[:, 1]]
         return np.array([step[:, 0].sum() for step in values], np.float64)
 
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> Handle:
         self._set_training_mode(training=False)
         return self._evaluate(*(np.concatenate(parts) for parts in (batch.images, batch.labels, batch.weights)))
 
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._set_training_mode(training=training)
         function = self._training_logits if training else self._evaluation_logits
         drop_masks = None if batch.drop_masks is None else np.concatenate(batch.drop_masks)
         return function(np.concatenate(batch.images), drop_masks).numpy()
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
         return {name: np.concatenate(parts) for name, parts in batch.arrays.items()}
 
     def _optimizer_steps(self) -> int | None:

@@ -12,17 +12,17 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from typing import Any
 
 from torch.distributed import TCPStore, run
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
 
 from dpcompare.system.processes import AGENT_PID, SIGNALED
+from dpcompare.system.type_names import PassedOn
 
 
 def bound_store(
-    host_name: str, port: int, world_size: int, is_master: bool, *arguments: Any, **options: Any
+    host_name: str, port: int, world_size: int, is_master: bool, *arguments: PassedOn, **options: PassedOn
 ) -> TCPStore:
     """A TCPStore that listens on the master's address only; its arguments are those of a rendezvous."""
     if not is_master:
@@ -32,15 +32,13 @@ def bound_store(
     bound.bind((host_name, port))
     bound.listen(128)
     # The store takes over the descriptor. There is one store per agent, so no other need find it by its port.
-    options["multi_tenant"] = False
-    return TCPStore(
-        host_name, port, world_size, is_master, *arguments, master_listen_fd=os.dup(bound.fileno()), **options
-    )
+    options |= {"multi_tenant": False, "master_listen_fd": os.dup(bound.fileno())}
+    return TCPStore(host_name, port, world_size, is_master, *arguments, **options)
 
 
 if __name__ == "__main__":
     os.environ[AGENT_PID] = str(os.getpid())
-    static_tcp_rendezvous.TCPStore = bound_store
+    static_tcp_rendezvous.TCPStore = bound_store  # type: ignore[assignment, misc]  # called as the class is
     try:
         run.main()
     except ChildFailedError as failed:

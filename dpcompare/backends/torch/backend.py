@@ -35,6 +35,7 @@ from dpcompare.models.layers.in_torch import import_timm
 from dpcompare.models.sealed import read_weights
 from dpcompare.models.spec import IMAGE_CHANNELS
 from dpcompare.models.state import State, TrainingState
+from dpcompare.system.type_names import Array
 
 MOST_ENDS_KEPT = 10_000
 """Most steps of a window whose times are kept; a longer window has none."""
@@ -108,7 +109,8 @@ class TorchBackend(Inspectable):
         channels_last = self.config.tuning["memory_layout"] == "NHWC"
         self.features_layout = torch.channels_last if channels_last else torch.contiguous_format
         self.device_feed = DeviceFeed(self.device, self.precision.dtype, self.features_layout)
-        self.model = model.to(self.device, memory_format=self.parallel.parameter_layout(self.features_layout))
+        layout = self.parallel.parameter_layout(self.features_layout)
+        self.model = model.to(self.device, memory_format=layout)  # type: ignore[call-overload]  # it takes both at once
         if self._has_sync_kernels:
             self.model = import_timm().layers.convert_sync_batchnorm(self.model)
         elif workload.batchnorm == "sync":
@@ -145,7 +147,9 @@ class TorchBackend(Inspectable):
         return self.blank_images(self.rows_trained_at_once)
 
     def _compiled(self, computation: nn.Module) -> nn.Module:
-        return torch.compile(computation, mode=self._compile_mode) if self._compile_mode else computation
+        if not self._compile_mode:
+            return computation
+        return torch.compile(computation, mode=self._compile_mode)  # type: ignore[return-value]  # a module of a module
 
     @property
     def _compile_mode(self) -> str | None:
@@ -162,7 +166,7 @@ class TorchBackend(Inspectable):
     def prefetch_to_device(self, batch_loaders: Iterable[BatchLoader]) -> Iterator[DeviceBatch]:
         return self.device_feed.batches(batch_loaders, self.input_threads)
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> torch.Tensor:
         self._set_training_mode(training=True)
         self._step += 1
         if self._observes_gradients:
@@ -208,7 +212,7 @@ class TorchBackend(Inspectable):
         self._stepped.step()
         return sum(loss_sums)
 
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> torch.Tensor:
         self._set_training_mode(training=False)
         return torch.stack([self._evaluate(part) for part in self._evaluated_at_once(batch)]).sum(0)
 
@@ -227,7 +231,7 @@ class TorchBackend(Inspectable):
             correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._set_training_mode(training=training)
         with torch.no_grad():
             if training:
@@ -248,7 +252,7 @@ class TorchBackend(Inspectable):
         rows = len(batch.labels) // self.config.topology.replicas_per_process
         return rows * self.num_replicas if self._has_sync_kernels else rows
 
-    def activations(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def activations(self, batch: DeviceBatch) -> dict[str, Array]:
         self._set_training_mode(training=False)
         outputs: dict[str, torch.Tensor] = {}
         hooks = [
@@ -265,7 +269,7 @@ class TorchBackend(Inspectable):
             for name, features in outputs.items()
         }
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
         return self.device_feed.read_back(batch)
 
     def _set_training_mode(self, *, training: bool) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from dpcompare.backends.torch.model import batch_norms
+from dpcompare.backends.torch.model import BatchNorm, batch_norms
 
 
 class RunningVariance:
@@ -42,7 +42,7 @@ class RunningVariance:
 
     def restart(self) -> None:
         """Count updates from 0, from the present values, which follow the shared rule."""
-        self._start = [norm.running_var.clone() for norm in self._norms]
+        self._start = [_running_variance(norm).clone() for norm in self._norms]
         self._updates = 0
         self._torchs_own: list[torch.Tensor] | None = None
 
@@ -53,20 +53,20 @@ class RunningVariance:
 
     def use_for_evaluation(self) -> None:
         """Replace the running variances by those of the shared rule."""
-        self._torchs_own = [norm.running_var.clone() for norm in self._norms]
+        self._torchs_own = [_running_variance(norm).clone() for norm in self._norms]
         if not self._updates:
             return
         for norm, start, positions in zip(self._norms, self._start, self._positions, strict=True):
             n = self._rows * positions
-            rest_of_start = (1 - norm.momentum) ** self._updates * start
-            norm.running_var.sub_(rest_of_start).mul_((n - 1) / n).add_(rest_of_start)
+            rest_of_start = (1 - _momentum(norm)) ** self._updates * start
+            _running_variance(norm).sub_(rest_of_start).mul_((n - 1) / n).add_(rest_of_start)
 
     def use_for_training(self) -> None:
         """Put torch's values back."""
         if self._torchs_own is None:
             return
         for norm, value in zip(self._norms, self._torchs_own, strict=True):
-            norm.running_var.copy_(value)
+            _running_variance(norm).copy_(value)
         self._torchs_own = None
 
 
@@ -90,6 +90,16 @@ def _positions(model: nn.Module, norms: Mapping[str, nn.Module], image: torch.Te
     return found
 
 
+def _running_variance(norm: BatchNorm) -> torch.Tensor:
+    assert norm.running_var is not None  # `custom_shapes` refuses others
+    return norm.running_var
+
+
+def _momentum(norm: BatchNorm) -> float:
+    assert norm.momentum is not None
+    return norm.momentum
+
+
 AllReduceSum = Callable[[torch.Tensor], torch.Tensor]
 """Sums a tensor over all replicas, differentiably."""
 
@@ -102,16 +112,17 @@ class GlobalBatchNorm(nn.Module):
     biased one.
     """
 
-    def __init__(
-        self, norm: nn.BatchNorm2d | nn.SyncBatchNorm, all_reduce_sum: AllReduceSum, num_replicas: int
-    ) -> None:
+    running_mean: torch.Tensor
+    running_var: torch.Tensor
+
+    def __init__(self, norm: BatchNorm, all_reduce_sum: AllReduceSum, num_replicas: int) -> None:
         """Take the place of `norm`: same parameters and buffers, and timm's activation behind it."""
         super().__init__()
         self.weight, self.bias = norm.weight, norm.bias
         self.register_buffer("running_mean", norm.running_mean)
         self.register_buffer("running_var", norm.running_var)
         self.act = getattr(norm, "act", None) or nn.Identity()
-        self._epsilon, self._momentum = norm.eps, norm.momentum
+        self._epsilon, self._momentum = norm.eps, _momentum(norm)
         self._all_reduce_sum = all_reduce_sum
         self._num_replicas = num_replicas
 

@@ -19,7 +19,7 @@ from dpcompare.models.architectures import MODELS
 from dpcompare.models.costs import balanced_cuts, seconds_of_stages
 
 # Running statistics do not enter a training step; they are broadcast when they are read. (torch 2.15 renamed it.)
-BUFFERS_STAY = {
+BUFFERS_STAY: dict[str, Any] = {
     "forward_sync_buffers"
     if "forward_sync_buffers" in signature(nn.parallel.DistributedDataParallel.__init__).parameters
     else "broadcast_buffers": False
@@ -112,7 +112,9 @@ class DistributedDataParallel(Parallel):
         return _AllReduce.apply(tensor, self.replicas_group)
 
     def gradient_sync(self, *, enabled: bool) -> AbstractContextManager[None]:
-        return nullcontext() if enabled and self.config.sync_gradients else self.replicated.no_sync()
+        if enabled and self.config.sync_gradients:
+            return nullcontext()
+        return self.replicated.no_sync()  # type: ignore[operator]  # torch's wrapper has it, other modules do not
 
     def broadcast_buffers(self, model: nn.Module) -> None:
         for buffer in model.buffers():

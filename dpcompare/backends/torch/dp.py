@@ -22,7 +22,9 @@ class DataParallel(Parallel):
         )
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor if self.num_replicas == 1 else self.replicated.all_reduce_sum(tensor)
+        if self.num_replicas == 1:
+            return tensor
+        return self.replicated.all_reduce_sum(tensor)  # type: ignore[operator]  # a ThreadedDataParallel
 
     def replicate(self, computation: nn.Module, model: nn.Module) -> nn.Module:
         if self.num_replicas == 1:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
-import numpy.typing as npt
 import torch
 
 from dpcompare.data.batches import BatchLoader, DeviceBatch, HostBatch, prefetch
 from dpcompare.data.pixels import NUM_BYTES
+from dpcompare.system.type_names import Array
 
 
 class DeviceFeed:
@@ -51,7 +50,7 @@ class DeviceFeed:
         flips = None if batch.flips is None else self._move(batch.flips)
         return look_up(self._move(batch.pixels), self._move(batch.tables), flips)
 
-    def _move(self, array: npt.NDArray[Any]) -> torch.Tensor:
+    def _move(self, array: Array) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         if self._device.type == "cpu":
             return tensor
@@ -59,7 +58,7 @@ class DeviceFeed:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
     @staticmethod
-    def read_back(batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def read_back(batch: DeviceBatch) -> dict[str, Array]:
         """The arrays of a batch in the layout of a HostBatch; see `Backend.to_host`."""
         arrays = batch.arrays | {"images": batch.images.permute(0, 2, 3, 1), "labels": batch.labels.int()}
         return {name: array.contiguous().cpu().numpy() for name, array in arrays.items()}

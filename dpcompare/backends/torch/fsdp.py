@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -16,6 +15,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from dpcompare.backends.torch.backend import TorchBackend
 from dpcompare.backends.torch.ddp import DistributedDataParallel
 from dpcompare.config.optimizers import OPTIMIZERS
+from dpcompare.system.type_names import Array
 
 
 class FullyShardedDataParallel(DistributedDataParallel):
@@ -33,7 +33,8 @@ class FullyShardedDataParallel(DistributedDataParallel):
         for layer in _layers(model):
             fully_shard(layer, mesh=mesh)
         # The last layers' too, which it would otherwise leave gathered: what reads the model expects shards.
-        return fully_shard(computation, mesh=mesh, reshard_after_forward=True)
+        sharded: nn.Module = fully_shard(computation, mesh=mesh, reshard_after_forward=True)  # type: ignore[assignment]
+        return sharded  # the class of the module and FSDPModule in one
 
     @property
     def optimizer_kernels(self) -> str:
@@ -49,7 +50,7 @@ class FullyShardedDataParallel(DistributedDataParallel):
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
-        self.replicated.set_requires_gradient_sync(enabled)
+        self.replicated.set_requires_gradient_sync(enabled)  # type: ignore[operator]  # an FSDPModule
         yield
 
     def full_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -62,7 +63,7 @@ class FullyShardedDataParallel(DistributedDataParallel):
         distributed.all_reduce(tensor)
         return tensor
 
-    def copy_into(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
+    def copy_into(self, tensor: torch.Tensor, values: Array) -> None:
         if not isinstance(tensor, DTensor):
             return super().copy_into(tensor, values)
         full = torch.from_numpy(values).to(tensor.device, tensor.dtype)

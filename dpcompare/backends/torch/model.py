@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from dpcompare.models.custom import custom_model
 from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.spec import IMAGE_CHANNELS, columns
 from dpcompare.system.python_environment import is_custom
+
+BatchNorm: TypeAlias = nn.BatchNorm2d | nn.SyncBatchNorm
+"""torch's own kinds."""
 
 
 def build_model(workload: Workload, num_classes: int) -> nn.Module:
@@ -39,7 +42,8 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
     """Name -> shape of every tensor of a custom model, which is also tried on two images.
 
     Raises:
-        RequestError: it is not a torch model, or gives something else than logits.
+        RequestError: it is not a torch model, gives something else than logits, or has a BatchNorm without the running
+            statistics that all frameworks share.
     """
     model = custom_model(name).build("torch", image_size, num_classes)
     if not isinstance(model, nn.Module):
@@ -52,6 +56,12 @@ def custom_shapes(name: str, image_size: int, num_classes: int) -> dict[str, tup
         raise RequestError(
             f"model: {name!r} gives {tuple(logits.shape)} for 2 images in torch; expected logits (2, {num_classes})"
         )
+    for layer, norm in batch_norms(model).items():
+        if norm.running_var is None or norm.momentum is None:
+            raise RequestError(
+                f"model: BatchNorm {layer!r} of {name!r} was made with track_running_stats=False or momentum=None; "
+                "expected running statistics with a momentum, as the other frameworks keep them"
+            )
     return {
         key: tuple(tensor.shape)
         for key, tensor in model.state_dict().items()
@@ -96,7 +106,7 @@ def set_drop_masks(model: nn.Module, drop_masks: torch.Tensor | None) -> None:
             layer.drop_masks = drop_masks
 
 
-def batch_norms(model: nn.Module) -> dict[str, nn.BatchNorm2d | nn.SyncBatchNorm]:
+def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
     """Name -> module of every BatchNorm of a model that is torch's own."""
     kinds = (nn.BatchNorm2d, nn.SyncBatchNorm)
     return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}

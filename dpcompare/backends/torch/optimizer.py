@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
 
-import numpy.typing as npt
 import torch
 
 from dpcompare.backends.custom_optimizer import CustomOptimizer
@@ -14,6 +13,7 @@ from dpcompare.backends.update_rules import UpdateRules, decays
 from dpcompare.config.optimizers import ADAM_BETAS, ADAM_EPSILON, SGD_MOMENTUM, require_all_kernels
 from dpcompare.errors import RequestError
 from dpcompare.models.state import AVERAGE
+from dpcompare.system.type_names import Array
 
 
 class Kernel(torch.optim.Optimizer):
@@ -69,7 +69,7 @@ class Adam(Kernel, torch.optim.Adam):
             memory["step"] = torch.tensor(float(steps_taken), device=device)
 
 
-KERNELS: dict[str, type[Kernel]] = {"sgd": Sgd, "adam": Adam}
+KERNELS: dict[str, type[Sgd | Adam]] = {"sgd": Sgd, "adam": Adam}
 require_all_kernels({name: tuple(kernel.slots.values()) for name, kernel in KERNELS.items()}, "torch")
 
 
@@ -155,9 +155,9 @@ def build_optimizer(name: str, parameters: Iterable[torch.nn.Parameter], kernels
 def load_slots(
     optimizer: Kernel,
     parameters: Mapping[str, torch.nn.Parameter],
-    slots: Mapping[str, npt.NDArray[Any]],
+    slots: Mapping[str, Array],
     steps_taken: int,
-    copy_into: Callable[[torch.Tensor, npt.NDArray[Any]], None],
+    copy_into: Callable[[torch.Tensor, Array], None],
 ) -> None:
     """Replace what an optimizer remembers by what another remembered after some steps.
 
@@ -204,11 +204,13 @@ class RuledUpdates:
 
     @torch.no_grad()
     def _clip(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        clip_norm = self._rules.clip_norm
+        assert clip_norm is not None  # or this hook is not registered
         gradients = self._held(each.grad for each in _parameters(optimizer) if each.grad is not None)
         device = gradients[0].device
         norms = torch.stack([norm.to(device) for norm in torch._foreach_norm(gradients)])
         norm = self._parallel.all_reduce_shards(norms.square().sum()).sqrt()
-        scale = self._rules.clip_norm / norm.clamp(min=self._rules.clip_norm)
+        scale = clip_norm / norm.clamp(min=clip_norm)
         for device, device_gradients in _by_device(gradients):
             torch._foreach_mul_(device_gradients, scale.to(device))
 

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy.typing as npt
 import torch
 from torch import nn
 
 from dpcompare.backends.cuda_wheels import driver_version
 from dpcompare.config.run import PreparedRun
+from dpcompare.system.type_names import Array
 
 
 class Parallel:
@@ -136,7 +136,7 @@ class Parallel:
         """A tensor of model or optimizer, gathered where processes hold shards of it; all of them must call it."""
         return tensor.detach()
 
-    def copy_into(self, tensor: torch.Tensor, values: npt.NDArray[Any]) -> None:
+    def copy_into(self, tensor: torch.Tensor, values: Array) -> None:
         """Replace what a tensor, or this process's shard of it, holds by these values of the full tensor."""
         with torch.no_grad():
             tensor.copy_(torch.from_numpy(values))

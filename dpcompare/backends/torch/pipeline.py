@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,6 +21,7 @@ from dpcompare.data.batches import DeviceBatch
 from dpcompare.models.architectures import MODELS
 from dpcompare.models.layers.in_torch import Layer
 from dpcompare.models.state import TrainingState
+from dpcompare.system.type_names import Array
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
 
@@ -113,7 +113,7 @@ class PipelineBackend(TorchBackend):
         before.train(training)
         return features.to("meta")
 
-    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> Any:
+    def train_step(self, batches: Sequence[DeviceBatch], learning_rate: float) -> torch.Tensor:
         self._set_training_mode(training=True)
         self._step += 1
         self.optimizer.zero_grad(set_to_none=True)
@@ -163,7 +163,7 @@ class PipelineBackend(TorchBackend):
         self._loss_sums.append(loss_sum.detach())
         return loss_sum / self._global_count
 
-    def evaluate_step(self, batch: DeviceBatch) -> Any:
+    def evaluate_step(self, batch: DeviceBatch) -> torch.Tensor:
         self._set_training_mode(training=False)
         logits = self._pass_along(batch)
         if not self.parallel.is_last:
@@ -173,7 +173,7 @@ class PipelineBackend(TorchBackend):
         correct = (logits.argmax(1) == batch.labels) * batch.weights
         return torch.stack([losses.sum(), correct.sum(), batch.weights.sum()])
 
-    def logits(self, batch: DeviceBatch, *, training: bool) -> npt.NDArray[Any]:
+    def logits(self, batch: DeviceBatch, *, training: bool) -> Array:
         self._set_training_mode(training=training)
         logits = self._pass_along(batch).to(self.precision.dtype)
         if training:
@@ -194,7 +194,7 @@ class PipelineBackend(TorchBackend):
             distributed.send(features, dst=self.process_rank + 1)
         return features
 
-    def to_host(self, batch: DeviceBatch) -> dict[str, npt.NDArray[Any]]:
+    def to_host(self, batch: DeviceBatch) -> dict[str, Array]:
         """Only the last stage reports its replica's rows; the others have none."""
         arrays = super().to_host(batch)
         return arrays if self.parallel.is_last else {name: array[:0] for name, array in arrays.items()}

@@ -34,7 +34,7 @@ class Precision:
             # torch 2.9 has both these switches and newer ones, which a custom model's module may have set: where they
             # say "tf32", a convolution would take it in spite of the switches below.
             if hasattr(backend, "fp32_precision"):
-                backend.fp32_precision = "none"
+                backend.fp32_precision = "none"  # type: ignore[attr-defined]  # as just asked
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self._config.allows_tf32
 
     def computation(self, module: nn.Module, device_type: str) -> Computation:

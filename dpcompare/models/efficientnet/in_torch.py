@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
 
 from torch import nn
 
 from dpcompare.models.layers.in_torch import Layer, import_timm
+from dpcompare.system.type_names import FrameworkModel
 
 DROP_PLACES = {"dropout": "global_pool.dropout"}
 """Drop -> the layer of the module that it is, where that has another name."""
@@ -16,7 +16,7 @@ DROP_PLACES = {"dropout": "global_pool.dropout"}
 def build(name: str, image_size: int, num_classes: int) -> nn.Module:
     """A model, with weights that are still to be replaced by the initial ones."""
     # tf_: padding as TensorFlow's "same"; torchvision's model pads strided convolutions differently.
-    model: Any = import_timm().create_model(
+    model: FrameworkModel = import_timm().create_model(
         f"tf_{name.replace('-', '_')}", num_classes=num_classes, drop_rate=0.0, drop_path_rate=0.0
     )
     # timm's dropout is a function call between pooling and classifier, not a layer that could be replaced.
@@ -25,7 +25,7 @@ def build(name: str, image_size: int, num_classes: int) -> nn.Module:
     return built
 
 
-def layers_of(model: Any) -> list[Layer]:
+def layers_of(model: FrameworkModel) -> list[Layer]:
     """What a model does, cut between its layers."""
     blocks = [block for blocks in model.blocks for block in blocks]
     return [

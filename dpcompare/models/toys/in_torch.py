@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from torch import nn
 from torch.nn import functional
@@ -16,7 +16,7 @@ DROP_PLACES: Mapping[str, str] = {}
 
 def build(name: str, image_size: int, num_classes: int) -> nn.Module:
     """A toy, with weights that are still to be replaced by the initial ones."""
-    models = {
+    models: Mapping[str, Callable[[], nn.Module]] = {
         "toy-cnn": lambda: ToyCnn(image_size, num_classes),
         "toy-bn": lambda: ToyBn(num_classes),
         "mlp": lambda: Mlp(image_size, num_classes),
