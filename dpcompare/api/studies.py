@@ -175,7 +175,7 @@ class Study:
 
         Args:
             rounds: more than it had; default: as many.
-            retry_failed: whether failed runs are made again.
+            retry_failed: whether failed runs are repeated.
         """
         return _made({"resume": self.path, "repeats": rounds, "retry_failed": retry_failed})
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
         ("+words.fixed.md", True),
         ("12.numbers.md", True),
         ("+words.md", False),
-        ("+words.mended.md", False),
+        ("+words.fixed.md", False),
     ],
 )
 def test_a_change_has_the_name_of_one(tmp_path, name, is_taken):

@@ -158,7 +158,7 @@ class JaxBackend(Inspectable):
         names = {f"jit({function.__name__})" for function in steps}
         self._num_compilations = 0
 
-        def on_event(event: str, seconds: float, **about: Any) -> None:
+        def on_event(event: str, duration_secs: float, **about: str | int) -> None:
             if event == COMPILED and about.get("fun_name") in names:
                 self._num_compilations += 1
 
