@@ -15,8 +15,8 @@ from dpcompare.cli.compare import _next_steps
 from dpcompare.experiments.analysis import analyse
 from dpcompare.experiments.collection import collect
 from dpcompare.results.result import RunResult
-from tests.experiments.test_learning import ddp, multiworker, saved
 from tests.support.command import dpcompare, invoke, start
+from tests.support.learning import ddp, multiworker, saved
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 

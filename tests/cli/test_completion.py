@@ -14,9 +14,9 @@ from dpcompare.cli import main
 from dpcompare.cli.completion import SHELLS
 from dpcompare.config.modes import MODES
 from dpcompare.experiments.study import Study, open_study
-from tests.experiments.test_fairness import result
-from tests.experiments.test_study import arm
 from tests.support.command import invoke
+from tests.support.results import result
+from tests.support.studies import arm
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,8 +17,8 @@ from dpcompare.config.workload import Workload
 from dpcompare.experiments.study import Study
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.run_dir import RESULT_FILE
-from tests.experiments.test_fairness import result
 from tests.support.command import invoke
+from tests.support.results import result
 
 TINY = ["--model", "mlp", "--image-size", "8", "--steps", "4", "--warmup-steps", "1", "--device", "cpu"]
 SECONDS = StepSeconds(median=0.1, p95=0.1, mean=0.1, mad=0.0)

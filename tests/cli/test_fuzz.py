@@ -31,8 +31,8 @@ from stress.fuzz_files import FILE_TARGETS
 from stress.fuzz_mutations import mutated
 from stress.fuzz_oracle import Judge, answered, limited, little_memory
 from stress.fuzz_words import WORD_TARGETS
-from tests.experiments.test_analysis import runs
-from tests.results.test_checkpoint import equal, made, sealed
+from tests.support.arms import runs
+from tests.support.checkpoints import equal, made, sealed
 from tests.support.events import trained
 
 

@@ -13,8 +13,8 @@ from dpcompare.cli.output import stderr_console, stdout_console
 from dpcompare.cli.progress import RunProgress, StudyProgress, data_progress
 from dpcompare.experiments.study import Study, open_study
 from dpcompare.system.terminal_text import keep_stderr_from_failing
-from tests.experiments.test_study import arm
 from tests.support.events import ready, trained
+from tests.support.studies import arm
 
 
 class LostStream(io.TextIOBase):

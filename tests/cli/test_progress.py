@@ -13,10 +13,10 @@ from dpcompare.launch.remembered import remember_first_step
 from dpcompare.results.events import Evaluated, EventLog, EventTail, Failed
 from dpcompare.results.series import RunState
 from dpcompare.system.cache import only_one
-from tests.experiments.test_fairness import result
-from tests.experiments.test_study import arm
 from tests.support.command import invoke
 from tests.support.events import ready, trained
+from tests.support.results import result
+from tests.support.studies import arm
 
 
 def train(rank, losses, *, step):

@@ -7,8 +7,8 @@ import pytest
 from dpcompare.cli import next_commands as module
 from dpcompare.cli.compare import compare
 from dpcompare.cli.run import run
-from tests.experiments.test_fairness import result
 from tests.support.command import invoke
+from tests.support.results import result
 
 
 def said_after(monkeypatch, *arguments, usable=True):

@@ -17,32 +17,11 @@ from dpcompare.results.run_dir import event_path
 from stress.injection import write_sitecustomize
 from tests.support.command import invoke
 from tests.support.marks import with_mark
+from tests.support.modes import ALL_MODES, DEFAULT_MODES, OTHER_MODES, marked
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, global_batch_size=32, steps=8, warmup_steps=2)
 
 
-def marked(framework, mode, nodes, devices):
-    name = f"{framework}-{mode}-{nodes}x{devices}"
-    return pytest.param((framework, mode, nodes, devices), id=name, marks=getattr(pytest.mark, framework))
-
-
-def rows(*, by_default):
-    """Every mode that runs on CPU devices, on two replicas; on one where it is asynchronous: its losses then vary."""
-    return [
-        marked(
-            framework,
-            mode,
-            len(row.roles) + 1 if row.roles else 2 if row.multi_node else 1,
-            2 if row.is_pipeline or (row.multi_device and not row.multi_node) else 1,
-        )
-        for (framework, mode), row in MODES.items()
-        if row.by_default == by_default and "cpu" in row.device_types
-    ]
-
-
-DEFAULT_MODES = rows(by_default=True)
-OTHER_MODES = [with_mark(arm, pytest.mark.slow) for arm in rows(by_default=False)]
-ALL_MODES = DEFAULT_MODES + OTHER_MODES
 ONE_PER_LAUNCH = {
     (framework, MODES[framework, mode].launch): arm for arm in reversed(ALL_MODES) for framework, mode, *_ in arm.values
 }

@@ -20,9 +20,9 @@ from dpcompare.results.events import Started
 from dpcompare.results.history import close_attempt
 from dpcompare.results.run_dir import CONFIG_FILE, checkpoint_path, checkpoint_paths
 from stress.injection import write_sitecustomize
-from tests.contract.test_modes import ALL_MODES
 from tests.support.command import dpcompare, invoke, start
 from tests.support.marks import with_mark
+from tests.support.modes import ALL_MODES
 
 # The others take about half a minute each.
 DEFAULT_AND_SLOW_MODES = [

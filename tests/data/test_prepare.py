@@ -19,8 +19,8 @@ from dpcompare.data.store import sweep
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import folder_held
 from dpcompare.system.processes import is_alive
-from tests.launch.test_local import wait_until
 from tests.support.command import with_default_signals
+from tests.support.processes import wait_until
 
 
 def counts(store):

@@ -6,12 +6,7 @@ import pytest
 from dpcompare.experiments.accuracy_statistics import LearningPair, learning_claims, paired_difference, spread
 from dpcompare.experiments.statistics import Plan
 from stress import check_accuracy as calibration
-
-# Accuracies of eight seeds. Figures by scipy.stats.ttest_rel and ttest_1samp, another way to the same.
-SEEDS = [0.80, 0.82, 0.79, 0.81, 0.83, 0.80, 0.78, 0.81]
-BETTER = [0.83, 0.84, 0.83, 0.84, 0.85, 0.83, 0.82, 0.83]
-NEARLY = [0.802, 0.819, 0.791, 0.809, 0.831, 0.80, 0.779, 0.811]
-NOISY = [0.84, 0.79, 0.83, 0.77, 0.86, 0.78, 0.80, 0.82]
+from tests.support.learning import BETTER, NEARLY, NOISY, SEEDS
 
 
 def claim(first, second, *, measure="accuracy", plan=Plan(rounds=8), margin=0.01, **changes):  # noqa: B008 (it is frozen)
@@ -19,6 +14,7 @@ def claim(first, second, *, measure="accuracy", plan=Plan(rounds=8), margin=0.01
     return learning_claims([pair], plan, margin)[0]
 
 
+# Figures by scipy.stats.ttest_rel and ttest_1samp, another way to the same.
 @pytest.mark.parametrize(
     ("figures", "changes", "outcome", "sentence"),
     [

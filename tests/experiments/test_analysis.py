@@ -4,55 +4,18 @@ import math
 
 import pytest
 
-from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import RunConfig
-from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.analysis import analyse, widest_interval
-from dpcompare.experiments.collection import ArmRuns, Collection, collect
+from dpcompare.experiments.collection import collect
 from dpcompare.experiments.statistics import Plan
 from dpcompare.report.formats import as_markdown, parse_condition
 from dpcompare.report.page import as_html
 from dpcompare.report.text import as_text, within
 from dpcompare.results.computed import Evaluation
-from dpcompare.results.result import NodeRecord, StepSeconds
-from dpcompare.results.steadiness import SlowSteps
+from dpcompare.results.result import NodeRecord
 from dpcompare.system.gpu_state import GpuReading, GpuState
-from tests.experiments.test_fairness import gpu, on_gpus, result
-
-
-def runs(framework, mode, speeds, *, replicas=2, mean_ms=None, **changes):
-    """An arm with a run per speed; None where a run failed."""
-    found = []
-    for number, speed in enumerate(speeds):
-        mean = (mean_ms[number] if mean_ms else 3200 / (speed or 1)) / 1000
-        step = StepSeconds(median=mean, p95=mean, mean=mean, mad=0.0)
-        fields = {"num_nodes": replicas, "num_replicas": replicas, "step_seconds": step, "data_wait_fraction": 0.1}
-        made = result(framework, mode, images_per_second=speed, **fields | changes)
-        found.append(None if speed is None else made)
-    nodes = replicas if mode in ("ddp", "multiworker") else 1
-    config = RunConfig(
-        framework=framework,
-        mode=mode,
-        workload=Workload(),
-        cluster=Cluster.partition(nodes, replicas // nodes, device="cpu", num_cores=2),
-    )
-    positions = list(range(1, len(speeds) + 1))
-    return ArmRuns(
-        name=f"{framework} {mode} {replicas}x1",
-        config=config,
-        runs=found,
-        run_dirs=[f"runs/{n}" for n in positions],
-        positions=positions,
-    )
-
-
-FAST = [130.0, 129.0, 131.0, 130.5, 129.5, 130.0]
-SLOW = [100.0, 101.0, 99.0, 100.5, 99.5, 100.2]
-
-
-def compared(*arms, repeats=6, subject=()):
-    return analyse(Collection(arms=list(arms), repeats=repeats, subject=subject))
+from tests.support.arms import FAST, SLOW, compared, renamed, runs, single, stalled
+from tests.support.results import gpu, on_gpus, result
 
 
 def test_the_headline_is_the_largest_difference():
@@ -94,11 +57,6 @@ def test_a_partial_study_counts_its_rounds_once():
     pair = runs("torch", "ddp", [130.0, None]), runs("tensorflow", "multiworker", [100.0, None])
     shown = compared(*pair, repeats=2)
     assert shown.headline == "PARTIAL (1 of 2 rounds are complete). Nothing is ranked yet."
-
-
-def single(speeds, **changes):
-    changes = {"num_nodes": 1, "num_processes": 1, "device_names": ["cpu:0"]} | changes
-    return runs("torch", "single", speeds, replicas=1, **changes)
 
 
 def test_strong_scaling_is_against_one_device_with_the_same_settings():
@@ -322,18 +280,6 @@ def test_a_gpu_that_was_slowed_down_is_named_with_its_round():
     assert f"- SLOWED DOWN torch ddp 2x1: {sentence}" in as_markdown(shown)
 
 
-def stalled(arm, number, mean=0.5):
-    """The arm with a run that one step of 20 s has made slow; the others were as fast as ever."""
-    before = arm.runs[number - 1]
-    slow = SlowSteps(
-        largest_seconds=20.0, first=15, last=15, count=1, lost_seconds=19.7, images_per_second_without=110.9
-    )
-    step = before.step_seconds.model_copy(update={"median": 0.29, "mean": mean})
-    changes = {"images_per_second": 22.0, "steady_images_per_second": before.images_per_second}
-    arm.runs[number - 1] = before.model_copy(update={"slow_steps": slow, "step_seconds": step} | changes)
-    return arm
-
-
 def test_a_stall_is_named_everywhere_and_changes_no_claim():
     quiet = compared(runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW))
     shown = compared(stalled(runs("torch", "ddp", FAST), 3), runs("tensorflow", "multiworker", SLOW))
@@ -412,11 +358,6 @@ def test_a_study_that_lacks_a_run_without_sync_is_partial():
     arm = runs("torch", "ddp", FAST)
     arm.without_sync = [*arm.runs[:5], None]
     assert compared(arm).headline.startswith("PARTIAL (5 of 6 rounds are complete).")
-
-
-def renamed(name, arm):
-    arm.name = name
-    return arm
 
 
 def test_a_clear_claim_among_many_says_of_how_many():

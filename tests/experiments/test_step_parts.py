@@ -4,28 +4,12 @@ import numpy as np
 import pytest
 
 from dpcompare.experiments.variants import JUDGED, StepParts
-
-STEPS = 60
-
-
-def constant(*processes):
-    return [[seconds] * STEPS for seconds in processes]
+from tests.support.step_parts import STEPS, SYNCHRONOUS, constant
 
 
 def rounds(*, num_rounds=6, **variants):
     names = {name: name.replace("_", " ") for name in variants}
     return [{names[name]: seconds for name, seconds in variants.items()} for _ in range(num_rounds)]
-
-
-SYNCHRONOUS = {
-    # Process 1 needs 100 ms to compute, the other 80, of which 30 are for the images; input takes 20, the exchange 50.
-    "as_it_is": constant(0.170, 0.170),
-    "no_exchange": constant(0.100, 0.120),
-    "no_input": constant(0.150, 0.150),
-    "computing_alone": constant(0.080, 0.100),
-    "larger_batch": constant(0.170, 0.190),
-    "one_device": constant(0.060),
-}
 
 
 def of(seconds, *, alone="computing alone", waits_within=False):

@@ -2,27 +2,14 @@
 
 import pytest
 
-from dpcompare.config.cluster import Cluster
-from dpcompare.config.run import RunConfig
-from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
 from dpcompare.experiments.arms import estimate_seconds
 from dpcompare.experiments.collection import collect
 from dpcompare.experiments.statistics import Plan
-from dpcompare.experiments.study import Arm, Study, ablated, hold, open_study
-from tests.experiments.test_fairness import result
+from dpcompare.experiments.study import Study, ablated, hold, open_study
 from tests.support.recorded import INPUTS
-
-
-def arm(name="torch single 1x1", mode="single", framework="torch", nodes=1, devices=1, **workload):
-    chosen = Workload(**{"model": "mlp", "image_size": 8, "steps": 4, "warmup_steps": 1} | workload)
-    cluster = Cluster.partition(nodes, devices, device="cpu", num_cores=2)
-    return Arm(name=name, config=RunConfig(framework=framework, mode=mode, workload=chosen, cluster=cluster))
-
-
-def study(**changes):
-    arms = tuple(arm(name=f"arm {letter}") for letter in "abcd")
-    return Study(**{"arms": arms, "repeats": 40} | changes)
+from tests.support.results import result
+from tests.support.studies import arm, study
 
 
 def test_every_arm_runs_once_in_a_round_in_an_order_of_its_own():

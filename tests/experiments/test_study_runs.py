@@ -11,9 +11,9 @@ from dpcompare.report.formats import as_markdown
 from dpcompare.report.page import as_html
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.result import NodeRecord
-from tests.experiments.test_fairness import result
-from tests.experiments.test_study import arm, study
 from tests.support.command import invoke
+from tests.support.results import result
+from tests.support.studies import arm, study
 
 
 def test_a_half_written_result_counts_as_not_made(tmp_path):

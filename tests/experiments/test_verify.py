@@ -30,10 +30,9 @@ from dpcompare.models.architectures import MODELS
 from dpcompare.results import predictions as arrays
 from dpcompare.results.run_dir import CONFIG_FILE
 from tests.support.command import invoke
+from tests.support.contenders import ALL, BOTH
 from tests.support.faults import FAULTS
 
-BOTH = ("torch", "tensorflow")
-ALL = ("single", "dp", "ddp", "mirrored", "multiworker")
 OF_JAX = ("single", "spmd", "multiprocess")
 
 

@@ -8,8 +8,8 @@ from dpcompare.cli.verify import verify as verify_command
 from dpcompare.experiments.verify_groups import not_compared, plan_groups
 from dpcompare.experiments.verify_runs import config_of
 from stress.injection import injected, write_sitecustomize
-from tests.experiments.test_verify import ALL, BOTH
 from tests.support.command import invoke
+from tests.support.contenders import ALL, BOTH
 
 
 def test_a_plan_covers_every_mode_at_every_number_of_replicas():

@@ -27,15 +27,7 @@ from dpcompare.launch.inputs import (
 )
 from dpcompare.models.sealed import is_whole
 from dpcompare.system.cache import cache_dir
-
-
-def config(**workload):
-    chosen = Workload(**{"model": "mlp", "image_size": 8} | workload)
-    return RunConfig(framework="torch", mode="single", workload=chosen, cluster=Cluster.partition(device="cpu"))
-
-
-def inputs(**workload):
-    return prepare_inputs(config(**workload)).inputs
+from tests.support.inputs import config, inputs
 
 
 def test_equal_requests_share_their_files():
@@ -168,7 +160,7 @@ import resource, sys
 from pathlib import Path
 from dpcompare.config.workload import Workload
 from dpcompare.errors import RequestError
-from tests.launch.test_inputs import inputs
+from tests.support.inputs import inputs
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), int(sys.argv[1])))
 try:
     inputs(image_size=32)
@@ -269,7 +261,7 @@ def test_a_damaged_store_is_replaced_once_whoever_finds_it(tmp_path, monkeypatch
         images.seek(200)
         images.write(b"damaged")
     code = (
-        "import tests.launch.test_inputs as t; from unittest import mock; import dpcompare.launch.inputs as i\n"
+        "import tests.support.inputs as t; from unittest import mock; import dpcompare.launch.inputs as i\n"
         "with mock.patch.object(i, 'prepare_source', wraps=i.prepare_source) as prepared:\n"
         "    print(t.inputs(dataset='synthetic-mini', warmup_steps=1).store_sha256, prepared.call_count)"
     )

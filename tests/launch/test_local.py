@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -12,25 +11,11 @@ import pytest
 
 from dpcompare.launch import local as launcher
 from dpcompare.launch.outcome import Deadlines, LaunchOutcome
-from dpcompare.launch.plan import NodeProcess, TrainingProcess
 from dpcompare.results.events import Started, StepsTrained
 from dpcompare.system.ports import free_ports
 from dpcompare.system.signals import terminated_as_interrupted
 from tests.support.command import with_default_signals
-
-
-def node(rank, code, **env):
-    process = TrainingProcess(process_rank=rank, local_rank=0, devices=(f"cpu:{rank}",))
-    argv = (sys.executable, "-c", textwrap.dedent(code))
-    return NodeProcess(node_rank=rank, argv=argv, env=env, processes=(process,))
-
-
-GENEROUS = Deadlines(start=60, progress=60)
-
-
-def launch(run_dir, *nodes, observe=lambda event: None, deadlines=GENEROUS, **options):
-    (run_dir / "logs").mkdir(exist_ok=True)
-    return launcher.launch(nodes, run_dir, deadlines, observe, **options)
+from tests.support.processes import SLEEP_AND_TELL, launch, node, wait_until
 
 
 def is_running(pid):
@@ -38,18 +23,6 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def wait_until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-SLEEP_AND_TELL = (
-    "import os, pathlib, time; pathlib.Path(os.environ['PID_FILE']).write_text(str(os.getpid())); time.sleep(60)"
-)
 
 
 def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
@@ -76,7 +49,7 @@ INTERRUPTED_IN_A_FORK = """
 import os, signal, sys
 from pathlib import Path
 from dpcompare.launch import local as launcher
-from tests.launch.test_local import GENEROUS, SLEEP_AND_TELL, launch, node
+from tests.support.processes import GENEROUS, SLEEP_AND_TELL, launch, node
 os.register_at_fork(after_in_parent=lambda: signal.raise_signal(signal.SIGINT))
 try:
     launch(Path.cwd(), *(node(rank, SLEEP_AND_TELL, PID_FILE=f"pid{rank}") for rank in range(2)))
@@ -104,7 +77,7 @@ import signal, sys, threading
 from pathlib import Path
 from dpcompare.launch import local as launcher
 from dpcompare.system.signals import terminated_as_interrupted
-from tests.launch.test_local import SLEEP_AND_TELL, launch, node
+from tests.support.processes import SLEEP_AND_TELL, launch, node
 
 class InterruptingLock:
     '''Popen's, which gets a signal between its return from `acquire` and the `try` that would release it.'''

@@ -27,8 +27,8 @@ from dpcompare.results.result import RunResult
 from dpcompare.results.run_dir import log_path
 from dpcompare.system.ports import free_ports
 from stress.injection import write_sitecustomize
-from tests.launch.test_local import node
 from tests.support.marks import with_mark
+from tests.support.processes import node
 
 WORKLOAD = Workload(model="toy-cnn", image_size=32, steps=8, warmup_steps=2)
 

@@ -18,9 +18,9 @@ from dpcompare.projection.remedies import floors_of
 from dpcompare.report.explained import as_markdown, as_text
 from dpcompare.results.events import EventLog
 from dpcompare.system.gpu_state import GpuReading, GpuState
-from tests.experiments.test_fairness import result
-from tests.experiments.test_step_parts import SYNCHRONOUS, constant
 from tests.support.events import ready, trained
+from tests.support.results import result
+from tests.support.step_parts import SYNCHRONOUS, constant
 
 STEPS = 20
 GRADIENT_BYTES = 4 * (16 * 16 * 3 * 512 + 512 + 512 * 10 + 10)

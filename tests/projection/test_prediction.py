@@ -27,9 +27,9 @@ from dpcompare.results.events import EventLog
 from dpcompare.results.result import StepSeconds
 from dpcompare.results.run_dir import CONFIG_FILE
 from dpcompare.system.devices import available_cores
-from tests.experiments.test_fairness import result
 from tests.support.command import invoke
 from tests.support.events import ready, trained
+from tests.support.results import result
 
 BUCKETS = (2_050_088, 26_247_632, 2_562_616)
 OBSERVED = Gradients(

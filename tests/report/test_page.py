@@ -13,7 +13,7 @@ from dpcompare.report.charts import COLOURS, write_files
 from dpcompare.report.page import _inline, as_html
 from dpcompare.report.plots import make_plots
 from dpcompare.results.result import PeakMemory
-from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
+from tests.support.arms import FAST, SLOW, compared, runs, single
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 HOSTILE = 'evil"><img src=x onerror=alert(1)><script>alert(2)</script>\x1b[31m'

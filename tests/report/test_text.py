@@ -8,8 +8,8 @@ from dpcompare.experiments.comparison import Group
 from dpcompare.experiments.sentences import measured_in_words
 from dpcompare.report.formats import as_markdown, columns
 from dpcompare.report.text import arms_by_value, as_text, figure_lines
-from tests.experiments.test_analysis import FAST, SLOW, compared, runs, single
-from tests.experiments.test_fairness import result
+from tests.support.arms import FAST, SLOW, compared, runs, single
+from tests.support.results import result
 
 LONG = "tensorflow multiworker 2x1 global_batch_size=64 profile=native augment=flip+contrast"
 

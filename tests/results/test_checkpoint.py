@@ -17,7 +17,6 @@ from safetensors.numpy import save, save_file
 from dpcompare.results import checkpoint as checkpoints
 from dpcompare.results.checkpoint import (
     BrokenCheckpointError,
-    Checkpoint,
     decode,
     encode,
     load_checkpoint,
@@ -25,23 +24,7 @@ from dpcompare.results.checkpoint import (
     save_checkpoint,
 )
 from dpcompare.results.run_dir import checkpoint_path, checkpoint_paths
-
-TRAINING = "a" * 64
-
-
-def made(step=3, **changes):
-    fields = {
-        "model": {"weight": np.arange(6.0).reshape(2, 3), "bias": np.float32([1.5, -0.0])},
-        "optimizer": {"momentum.weight": np.full((2, 3), 1 / 3)},
-    }
-    return Checkpoint(step=step, training=TRAINING, **fields | changes)
-
-
-def equal(first, second):
-    return (first.step, first.training) == (second.step, second.training) and all(
-        a.keys() == b.keys() and all(a[name].tobytes() == b[name].tobytes() for name in a)
-        for a, b in ((first.model, second.model), (first.optimizer, second.optimizer))
-    )
+from tests.support.checkpoints import TRAINING, equal, made, sealed
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
@@ -125,7 +108,7 @@ import os, sys
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from dpcompare.results.checkpoint import save_checkpoint
-from tests.results.test_checkpoint import made
+from tests.support.checkpoints import made
 stop_at, calls = int(sys.argv[2]), 0
 
 def counted(call):
@@ -261,16 +244,6 @@ def test_file_and_folder_are_on_the_disk_before_the_old_one_goes(tmp_path, monke
 class Evil:
     def __reduce__(self):
         return os.system, ("touch evil",)
-
-
-def sealed(header):
-    """A file with this header whose checksum is right, as anybody can compute it."""
-    import hashlib
-
-    encoded = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
-    content = len(encoded).to_bytes(8, "little") + encoded + bytes(8)
-    checksum = hashlib.sha256(content).hexdigest().encode()
-    return content.replace(b'"checksum":"' + b"0" * 64, b'"checksum":"' + checksum, 1)
 
 
 def sealed_headers():

@@ -16,9 +16,9 @@ from dpcompare.results.series import ProcessSeries
 from stress.clock_faults import HALF_SPEED
 from stress.disturbances import Stopper
 from stress.injection import injected, write_sitecustomize
-from tests.experiments.test_fairness import result
-from tests.launch.test_local import launch, node
 from tests.support.events import ready, trained
+from tests.support.processes import launch, node
+from tests.support.results import result
 
 REPOSITORY = Path(__file__).parents[2]
 

@@ -5,7 +5,7 @@ import pytest
 from dpcompare.results.clock import MachineLoad
 from dpcompare.results.result import NodeRecord
 from dpcompare.system.cores import CoresUsed
-from tests.experiments.test_fairness import result
+from tests.support.results import result
 
 
 def load(run, others, *, stolen=0.0, cores=2, planned=None, seconds=10.0, throttles=None):

@@ -9,9 +9,8 @@ from dpcompare.experiments.collection import collect
 from dpcompare.report.formats import as_json
 from stress import accuracy_studies
 from stress.accuracy_studies import STUDIES, commands, problems, recomputed, shortened
-from tests.experiments.test_accuracy_statistics import BETTER, SEEDS
-from tests.experiments.test_learning import compared, ddp, multiworker, saved
 from tests.support.command import invoke
+from tests.support.learning import BETTER, SEEDS, compared, ddp, multiworker, saved
 
 
 @pytest.mark.torch

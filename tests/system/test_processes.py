@@ -14,7 +14,7 @@ import pytest
 from dpcompare.errors import RequestError
 from dpcompare.system.cache import is_held, only_one
 from dpcompare.system.processes import die_with_parent, is_alive
-from tests.launch.test_local import launch, node, wait_until
+from tests.support.processes import launch, node, wait_until
 
 SLEEP = "import time; time.sleep(60)"
 
