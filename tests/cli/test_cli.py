@@ -284,13 +284,13 @@ def test_a_mode_can_be_named_as_the_arms_of_a_study(tmp_path):
         ("torch:ddp", ["--stages", "2"], (1, 2)),
     ],
 )
-def test_simulated_devices_that_nobody_asked_for_are_two_replicas(mode, given, devices):
+def test_simulated_devices_are_two_replicas_by_default(mode, given, devices):
     planned = invoke("plan", mode, *given, *([] if "--gpus" in given else ["--device", "cpu"]), "--json").json
     nodes = planned["config"]["cluster"]["nodes"]
     assert (len(nodes), len(nodes[0]["devices"])) == devices
 
 
-def test_a_framework_that_is_not_installed_is_refused_with_its_extra(tmp_path):
+def test_a_missing_framework_is_refused_with_its_extra(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "empty"], check=True)
     python = str(tmp_path / "empty" / "bin" / "python")
     refused = dpcompare("run", *TORCH, DPCOMPARE_TORCH_PYTHON=python)
@@ -330,7 +330,7 @@ def test_the_help_shows_the_defaults_of_the_fields():
         assert f"; on GPUs {on_gpus}]" in shown[name]
 
 
-def test_the_defaults_on_gpus_in_the_help_are_those_that_are_taken():
+def test_the_help_shows_the_defaults_on_gpus_that_are_taken():
     assert gpu_defaults({}, models=["efficientnet-b2"], replicas=[1]).keys() - {"steps"} == ON_GPUS.keys() - {"epochs"}
 
 
@@ -385,7 +385,7 @@ def test_modes_lists_every_mode():
         assert f" {mode} " in listed.stdout
 
 
-def test_flag_before_environment_before_config_file_before_default(tmp_path):
+def test_flag_before_environment_before_file_before_default(tmp_path):
     (tmp_path / "config.toml").write_text('model = "mlp"\nseed = 1\nimage_size = 40\n')
     arguments = ["plan", *TORCH, "--json", "--config", "config.toml", "--seed", "3"]
     planned = invoke(*arguments, DPCOMPARE_SEED="2", DPCOMPARE_IMAGE_SIZE="48").json
@@ -410,7 +410,7 @@ def test_data_prepare_describes_the_store(photos):
 
 
 @pytest.mark.torch
-def test_a_run_prints_its_result_to_stdout_and_the_rest_to_stderr(tmp_path):
+def test_a_runs_result_goes_to_stdout_and_the_rest_to_stderr(tmp_path):
     done = dpcompare("run", *TORCH, *TINY, "--run-dir", "one", "--json")
     assert done.code == 0
     assert done.json["status"] == "completed"
@@ -469,7 +469,7 @@ MULTIWORKER = ["--framework", "tensorflow", "--mode", "multiworker", "--nodes", 
         ),
     ],
 )
-def test_an_interrupted_run_ends_with_130_and_keeps_what_it_measured(tmp_path, mode, number):
+def test_an_interrupted_run_ends_with_130_and_keeps_its_figures(tmp_path, mode, number):
     saving = ("--steps", "1000000", "--checkpoint-every", "10")
     process = start("run", *mode, *TINY[:4], *saving, "--run-dir", "run", "--json")
     for rank in range(2):

@@ -434,7 +434,7 @@ def test_another_terminal_can_watch(finished):
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.usefixtures("warm")
-def test_rounds_are_added_until_intervals_are_narrow_or_the_time_is_up(tmp_path):
+def test_rounds_are_added_until_precise_or_the_time_is_up(tmp_path):
     arguments = ["--arm", "torch:single", "--arm", "torch:single,seed=0", *TINY, "--out", tmp_path / "out", "--json"]
     done = invoke("compare", *arguments, "--until", "0.0001%", "--budget", "0.001s")  # less than any round takes
     assert done.code == 0, done.stderr

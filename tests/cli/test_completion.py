@@ -58,7 +58,7 @@ def test_values_are_completed(words, answers):
     assert asked(*words) == answers
 
 
-def test_warnings_about_variables_do_not_disturb_the_line_that_is_typed():
+def test_warnings_do_not_disturb_the_line_that_is_typed():
     assert asked("dat", DPCOMPARE_NODE="2") == ["data"]
 
 
@@ -187,7 +187,7 @@ def test_completion_imports_no_framework_and_nothing_slow(tmp_path, words, answe
     assert not imported & {"torch", "tensorflow", "keras", "rich", "scipy", "numpy", "altair"}
 
 
-def test_the_list_of_commands_imports_neither_a_command_nor_the_classes_of_the_config():
+def test_the_list_of_commands_imports_no_command_and_no_config():
     command = [sys.executable, "-X", "importtime", "-m", "dpcompare", "--help"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert "compare" in done.stdout

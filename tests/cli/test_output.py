@@ -82,7 +82,7 @@ with if_anybody_reads():
 @pytest.mark.parametrize(
     ("output", "says"), [("pipe", ""), ("/dev/full", "could not write the output: No space left on device\n")]
 )
-def test_a_summary_that_nobody_can_read_does_not_make_a_run_a_failed_one(output, says):
+def test_a_summary_that_nobody_can_read_fails_no_run(output, says):
     reading, writing = os.pipe()
     os.close(reading)
     stdout = writing if output == "pipe" else os.open(output, os.O_WRONLY)

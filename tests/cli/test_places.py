@@ -66,7 +66,7 @@ def test_a_name_that_is_too_long_is_refused(command):
     assert "Traceback" not in refused.stderr
 
 
-def test_a_loopback_interface_that_is_down_is_told_before_anything_starts(tmp_path):
+def test_a_loopback_that_is_down_is_told_before_anything_starts(tmp_path):
     made = subprocess.run(["unshare", "--user", "--map-root-user", "--net", "true"], capture_output=True)
     if made.returncode:
         pytest.skip("no network namespaces here")

@@ -89,7 +89,7 @@ def test_public_names_are_all_there():
         _ = dpcompare.nonsense
 
 
-def test_every_mode_belongs_to_a_known_framework_and_says_what_it_is():
+def test_every_mode_has_a_known_framework_and_says_what_it_is():
     for (framework, _), mode in MODES.items():
         assert framework in FRAMEWORKS
         assert mode.target.startswith(f"{framework}.")

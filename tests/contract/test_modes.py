@@ -133,7 +133,7 @@ def test_a_stall_of_a_real_run_is_told_by_report(launched, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ONE_PER_LAUNCH.values())
-def test_processes_that_fork_from_a_framework_train_what_launched_ones_do(launched, trained, arm):
+def test_forked_processes_train_what_launched_ones_do(launched, trained, arm):
     """What the tests below of variants of a mode rest on."""
     started, forked = launched(*arm)[0], trained(*arm)
     assert forked.train_loss == started.train_loss
@@ -215,7 +215,7 @@ def test_other_precisions_and_profiles_stay_close_to_float32(trained, framework,
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_micro_batches_replicas_and_one_large_batch_are_the_same_in_float64(trained):
+def test_micro_batches_and_replicas_are_one_batch_in_float64(trained):
     """Dropout included: what is dropped of a sample does not depend on where and with whom it is trained."""
     workload = WORKLOAD.model_copy(
         update={"model": "mlp", "precision": "float64", "schedule": "cosine", "regularization": "shared"}
@@ -335,7 +335,7 @@ B2 = Workload(
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
+def test_efficientnet_b2_is_the_same_with_its_regularization(trained):
     regularized = B2.model_copy(update={"regularization": "shared"})
     torch, tensorflow = (trained(framework, "single", 1, 1, regularized) for framework in ("torch", "tensorflow"))
     assert torch.train_loss[0] == pytest.approx(tensorflow.train_loss[0], abs=1e-12)
@@ -349,7 +349,7 @@ def test_efficientnet_b2_is_the_same_with_dropout_and_stochastic_depth(trained):
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_efficientnet_b2_on_two_replicas_is_the_same_in_both_frameworks(trained):
+def test_efficientnet_b2_is_the_same_on_two_replicas(trained):
     """In one mode of each, with processes; that the others compute what these do, `verify`'s checks of toy-bn show."""
     results = [trained(*arm, B2) for arm in (("torch", "ddp", 2, 1), ("tensorflow", "multiworker", 2, 1))]
     assert np.ptp([result.train_loss[0] for result in results]) < 1e-12
@@ -360,7 +360,7 @@ def test_efficientnet_b2_on_two_replicas_is_the_same_in_both_frameworks(trained)
 @pytest.mark.torch
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_real_photographs_are_evaluated_once_each_on_four_replicas(trained, clothing):
+def test_four_replicas_evaluate_each_photograph_once(trained, clothing):
     workload = WORKLOAD.model_copy(update={"dataset": str(clothing)})
     for arm in (
         ("torch", "ddp", 2, 2),

@@ -119,7 +119,7 @@ def test_an_interrupted_preparation_leaves_nothing(preparing, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]
 
 
-def test_a_killed_preparation_leaves_no_process_and_its_files_to_the_next(preparing, tmp_path):
+def test_a_killed_preparation_leaves_no_process(preparing, tmp_path):
     children = Path(f"/proc/{preparing.pid}/task/{preparing.pid}/children").read_text().split()
     assert len(children) > 1
     preparing.kill()
@@ -296,7 +296,7 @@ def test_the_clothing_photographs(clothing, tmp_path):
     assert len(store.manifest.classes) == 10
 
 
-def test_names_that_are_not_utf8_are_refused_or_written_in_another_way(photos, tmp_path):
+def test_names_that_are_not_utf8_are_refused_or_rewritten(photos, tmp_path):
     root = tmp_path / "named"
     shutil.copytree(photos, root)
     bad = os.fsencode(root / "cat") + b"/x\xe9.png"

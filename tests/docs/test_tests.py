@@ -1,4 +1,4 @@
-"""What holds of all modules of tests: where helpers stand."""
+"""What holds of all modules of tests: where helpers stand, and how long the names of tests are."""
 
 import ast
 from pathlib import Path
@@ -30,3 +30,10 @@ def test_no_module_of_tests_imports_another():
     """What several share stands in tests/support/ or in a conftest.py."""
     found = [(str(path), name) for path, tree in parsed() for name in imported(tree)]
     assert not [(path, name) for path, name in found if any(part.startswith("test_") for part in name.split("."))]
+
+
+def test_the_name_of_a_test_has_at_most_60_characters():
+    """A report shows it on one line, behind the path of its file."""
+    functions = [(str(path), node) for path, tree in parsed() for node in ast.walk(tree)]
+    names = [(path, node.name) for path, node in functions if isinstance(node, ast.FunctionDef)]
+    assert not [(path, name) for path, name in names if name.startswith("test_") and len(name) > 60]

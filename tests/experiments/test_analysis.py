@@ -46,7 +46,7 @@ def test_a_knob_that_changed_between_rounds_is_found():
     assert "initial weights" in shown.claims[0].sentence
 
 
-def test_a_round_that_is_not_there_makes_the_study_partial_and_is_left_out_of_its_pairs():
+def test_a_missing_round_makes_the_study_partial():
     shown = compared(runs("torch", "ddp", [*FAST, None]), runs("tensorflow", "multiworker", [*SLOW, 99.0]), repeats=7)
     assert shown.partial
     assert shown.headline.startswith("PARTIAL (6 of 7 rounds are complete).")
@@ -59,7 +59,7 @@ def test_a_partial_study_counts_its_rounds_once():
     assert shown.headline == "PARTIAL (1 of 2 rounds are complete). Nothing is ranked yet."
 
 
-def test_strong_scaling_is_against_one_device_with_the_same_settings():
+def test_strong_scaling_is_against_one_device_alike():
     shown = compared(single(SLOW), runs("torch", "ddp", [2 * speed * 0.9 for speed in SLOW]))
     scaling = shown.arms[1].scaling
     assert (scaling.kind, scaling.suspicious) == ("strong", False)
@@ -68,7 +68,7 @@ def test_strong_scaling_is_against_one_device_with_the_same_settings():
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bfloat16"}, {"weights_sha256": "other"}])
-def test_a_round_with_other_settings_makes_no_scaling_and_is_told(changes):
+def test_a_round_with_other_settings_is_told_without_scaling(changes):
     mixed = runs("torch", "ddp", FAST)
     mixed.runs[3] = runs("torch", "ddp", FAST, **changes).runs[3]
     shown = compared(single(SLOW), mixed)
@@ -93,7 +93,7 @@ def test_a_study_of_scaling_alone_has_its_answer_as_headline():
     assert emulated.arms[1].scaling is not None
 
 
-def test_arms_that_never_ran_in_the_same_round_are_not_one_arm_alone():
+def test_arms_without_a_common_round_are_not_one_arm_alone():
     shown = compared(single([*SLOW[:1], None]), runs("torch", "ddp", [None, *FAST[:1]]), repeats=2)
     assert shown.arms[1].scaling is None
     assert len(shown.claims) == 1
@@ -219,7 +219,7 @@ def test_results_of_several_machines_are_merged(tmp_path):
         collect([tmp_path / "one"], subject=["colour"])
 
 
-def test_the_widest_interval_is_of_arms_that_run_and_may_be_compared():
+def test_the_widest_interval_is_of_comparable_arms_that_run():
     fair = [runs("torch", "ddp", FAST), runs("tensorflow", "multiworker", SLOW)]
     assert widest_interval(compared(*fair)) == pytest.approx(0.0127, abs=1e-4)  # 96% of one pair
     assert widest_interval(compared(fair[0], runs("torch", "ddp", SLOW, precision="bfloat16"))) is None

@@ -11,7 +11,7 @@ from dpcompare.system.gpu_state import GpuReading
 from tests.support.results import gpu, on_gpus, result
 
 
-def test_one_rule_for_the_warm_up_may_find_another_number_of_steps_in_each_run():
+def test_one_rule_for_warm_up_may_find_other_steps_in_each_run():
     by_rule, fixed = (
         [result(workload={"warmup_steps": warmup}, measured_steps=steps) for steps in (35, 40)]
         for warmup in ("auto", 5)
@@ -30,7 +30,7 @@ def test_a_strict_pair_of_both_frameworks_is_comparable():
     assert sheet.summary == f"COMPARABLE (of {len(CHECKS)} settings, all are equal that must be)"
 
 
-def test_replicas_on_one_gpu_are_compared_with_nothing_not_even_with_others_on_one():
+def test_replicas_on_one_gpu_are_compared_with_nothing():
     shared = result()
     shared = shared.model_copy(
         update={"config": shared.config | {"cluster": shared.config["cluster"] | {"shared": True}}}
@@ -126,7 +126,7 @@ def test_a_variable_inherited_from_the_shell_is_named(other):
     ]
 
 
-def test_variables_that_both_sides_have_or_that_change_no_speed_are_no_reason():
+def test_variables_of_both_sides_or_without_effect_are_no_reason():
     both = inherited(OMP_DYNAMIC="FALSE")
     quiet = inherited(OMP_DYNAMIC="FALSE", TF_CPP_MIN_LOG_LEVEL="3", TORCH_HOME="/data")
     assert compare([result(settings=both), result("tensorflow", "multiworker", settings=quiet)]).reasons == []
@@ -155,7 +155,7 @@ def test_the_losses_of_float64_agree_more_closely():
     assert [row.knob for row in compare(pair).rows if row.reason] == ["first loss"]
 
 
-def test_a_schedule_that_ends_elsewhere_has_other_losses_later_on():
+def test_a_schedule_that_ends_elsewhere_changes_later_losses():
     cosine = {"workload": {"precision": "float64", "schedule": "cosine"}, "precision": "float64"}
     pair = [result(**cosine), result(**cosine, train_loss=[2.0, 2.0, 2.1, 2.1])]
     assert "later losses" not in {row.knob for row in compare(pair).rows if row.reason}
@@ -270,7 +270,7 @@ def test_gpus_that_were_never_read_are_not_called_equal():
 
 
 @pytest.mark.parametrize("epsilon", [None, 1e-3])
-def test_a_model_without_batchnorm_has_no_epsilon_that_could_differ_or_be_unknown(epsilon):
+def test_a_model_without_batchnorm_has_no_epsilon_to_compare(epsilon):
     """Older releases wrote that of EfficientNet for every model."""
     one, other = (result(workload={"model": "mlp"}, settings={"batchnorm_epsilon": each}) for each in ("none", epsilon))
     assert "BatchNorm epsilon" not in {row.knob for row in compare([one, other]).rows if row.reason}

@@ -93,7 +93,7 @@ def test_the_same_sentence_is_everywhere():
         ("from file", "shared by all arms; it determines the sample order and the "),
     ],
 )
-def test_what_varies_with_weights_of_a_file_is_said_in_every_report(classifier, expected, capsys):
+def test_every_report_says_what_varies_with_weights_of_a_file(classifier, expected, capsys):
     workload = {"weights": "photos.safetensors", "augment": ["flip"]}
     arms = [ddp(workload=workload), multiworker(workload=workload)]
     for each in arms:
@@ -134,7 +134,7 @@ def test_seeds_that_differ_within_a_round_are_no_pair():
     assert compared(*same_seed).learning is None  # rounds that repeat one training
 
 
-def test_what_decides_speed_alone_is_no_reason_and_what_is_learned_is_one():
+def test_what_decides_speed_alone_is_no_reason():
     slower = compared(ddp(), multiworker(emulated=True, profile="native", measured_steps=39))
     assert slower.claims[0].outcome == "NOT COMPARABLE"
     assert slower.headline.startswith("NOT COMPARABLE: the speeds of no two arms may be compared")
@@ -147,7 +147,7 @@ def test_what_decides_speed_alone_is_no_reason_and_what_is_learned_is_one():
     assert of_accuracy(about_it)[0].outcome == "higher"
 
 
-def test_one_device_is_compared_with_several_where_batchnorm_sees_as_many_images():
+def test_one_device_is_compared_where_batchnorm_sees_as_much():
     def one(**changes):
         return varied(single(SPEEDS), NEARLY, **changes)
 
@@ -160,7 +160,7 @@ def test_one_device_is_compared_with_several_where_batchnorm_sees_as_many_images
     assert without.outcome == "the same within the margin"
 
 
-def test_running_statistics_that_move_twice_a_step_are_those_of_another_model():
+def test_statistics_that_move_twice_a_step_are_of_another_model():
     def one(**workload):
         return varied(single(SPEEDS), NEARLY, workload={"accumulate": 2} | workload)
 
@@ -192,7 +192,7 @@ def test_the_arm_that_needs_less_training_time_is_there_first():
     assert {"accuracy-over-step", "accuracy-over-seconds"} <= set(re.findall(r'id="plot-([\w-]+)"', page))
 
 
-def test_an_arm_that_never_gets_there_is_censored_and_makes_no_ratio():
+def test_an_arm_that_never_gets_there_makes_no_ratio():
     first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7), [NEVER] * 2 + [EARLY] * 6, SECONDS)
     shown = compared(first, second)
@@ -214,7 +214,7 @@ def test_a_seed_that_takes_long_is_not_trimmed():
     assert made.ratio == pytest.approx(1.5 ** (2 / 12))
 
 
-def test_a_round_that_was_resumed_makes_no_ratio_of_times_and_is_told():
+def test_a_resumed_round_is_told_without_a_ratio_of_times():
     first = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7), [LATE] * 8, SECONDS)
     costs = [cost.model_copy(update={"seconds": None}) for cost in second.runs[2].evaluation_costs]
@@ -264,7 +264,7 @@ def test_every_report_says_what_an_arm_needed(varies, capsys):
     assert sentence in as_html(shown)
 
 
-def test_accuracies_of_one_seed_are_said_to_be_so_beside_a_target_too():
+def test_accuracies_of_one_seed_are_told_beside_a_target_too():
     arms = [evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS), evaluated(multiworker(target=0.7), [NEVER] * 8, SECONDS)]
     for each in arms:
         each.varies_seed = False
@@ -302,7 +302,7 @@ def test_the_energy_to_the_target_is_told_where_it_is_counted(tmp_path, capsys):
     assert "3.0 s of training, 300 J" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_resumed_run_that_ends_at_once_says_what_is_not_known_of_it(tmp_path, capsys):
+def test_a_resumed_run_that_ends_at_once_says_what_is_unknown(tmp_path, capsys):
     run = evaluated(ddp(target=0.7), [EARLY] * 8, SECONDS).runs[0]
     costs = [cost.model_copy(update={"seconds": None}) for cost in run.evaluation_costs]
     resumed = {"evaluation_costs": costs, "images_per_second": None, "measured_steps": 0}
@@ -320,7 +320,7 @@ def test_several_studies_are_said_not_to_be_judged_together():
     assert shown.not_judged[0].endswith("report each study alone.")
 
 
-def test_runs_that_end_at_their_target_are_compared_by_time_and_not_by_accuracy(capsys):
+def test_runs_that_end_at_their_target_are_compared_by_time(capsys):
     first = evaluated(ddp(target=0.7, stop_at_target=True), [EARLY] * 8, SECONDS)
     second = evaluated(multiworker(target=0.7, stop_at_target=True), [EARLY] * 8, [2 * each for each in SECONDS])
     second.runs = [run.model_copy(update={"train_loss": run.train_loss[:30]}) for run in second.runs]
@@ -343,7 +343,7 @@ def predicted(*classes):
     return Predictions(classes=["cat", "dog", "hen"], labels=LABELS, predicted=np.array(classes))
 
 
-def test_predictions_are_counted_per_class_and_compared_sample_by_sample(monkeypatch):
+def test_predictions_are_counted_by_class_and_compared_by_sample(monkeypatch):
     first, second = ddp(), multiworker()
     right, wrong = predicted(0, 0, 1, 1, 2, 2), predicted(0, 1, 1, 1, 0, 0)
     first.predictions = [right, wrong]

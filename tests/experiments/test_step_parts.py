@@ -36,7 +36,7 @@ def test_every_part_of_a_synchronous_step_is_found_at_its_size():
     assert parts.slowest_ratio == pytest.approx(1.25)
 
 
-def test_input_and_exchange_that_hide_each_other_are_saved_only_together():
+def test_input_and_exchange_hide_each_other_and_save_together():
     """Each takes 50 ms beside 100 of computing, and the two go on at once."""
     beside = {"as_it_is": constant(0.150), "no_exchange": constant(0.150), "no_input": constant(0.150)}
     alone = {"computing_alone": constant(0.100), "larger_batch": constant(0.400)}
@@ -60,13 +60,13 @@ def test_a_single_device_has_input_launching_and_computing():
     assert milliseconds(parts) == {"input": 60.0, "launching": 30.0, "computing": 10.0}
 
 
-def test_a_mode_without_a_step_without_exchange_is_held_against_one_device():
+def test_a_step_that_must_exchange_is_held_against_one_device():
     seconds = {"as_it_is": constant(0.1), "no_input": constant(0.09), "one_device": constant(0.05)}
     parts = of(rounds(**seconds, larger_batch=constant(0.14)), alone="one device")
     assert milliseconds(parts) == {"input": 10.0, "devices": 40.0, "launching": 20.0, "computing": 30.0}
 
 
-def test_what_did_not_complete_is_left_out_and_nothing_else_is_taken_for_it():
+def test_what_did_not_complete_is_left_out_unreplaced():
     left = {name: value for name, value in SYNCHRONOUS.items() if name not in ("one_device", "computing_alone")}
     found = of(rounds(**left)).shares
     assert found.keys() == {"input", "exchange"}

@@ -110,7 +110,7 @@ def _collected(begun, folder):
     return collect([folder]).arms
 
 
-def test_intervals_that_ended_the_rounds_are_judged_more_strictly(tmp_path):
+def test_intervals_that_ended_rounds_are_judged_more_strictly(tmp_path):
     begun = study(repeats=8, stopped_by="every interval is within 2%")
     begun.save(tmp_path)
     plan = _collected(begun, tmp_path)[0].plan
@@ -135,7 +135,7 @@ def test_adding_rounds_is_one_look_unless_it_is_broken_off(tmp_path):
     assert (broken_off.repeats, broken_off.adding, broken_off.looks) == (7, False, (7,))
 
 
-def test_a_collected_study_claims_nothing_before_its_rounds_are_made(tmp_path):
+def test_a_study_claims_nothing_before_its_rounds_are_made(tmp_path):
     begun = study(repeats=8, looks=(6,))
     begun.save(tmp_path)
     begun.run_dir(tmp_path, 1, begun.arms[0]).mkdir(parents=True)

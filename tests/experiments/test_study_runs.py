@@ -35,7 +35,7 @@ def test_rounds_are_added_one_by_one(tmp_path, monkeypatch):
     assert ended.stopped_by == "there was nothing to wait for: no two arms that run may be compared"
 
 
-def test_rounds_that_are_added_to_a_finished_study_are_another_look(tmp_path, monkeypatch):
+def test_rounds_added_to_a_finished_study_are_another_look(tmp_path, monkeypatch):
     monkeypatch.setattr(study_runs, "run_study", lambda study, *arguments, **options: None)
     monkeypatch.setattr(study_runs, "results", lambda study, folder: [(study.arms[0], 6, result())])
     widths = iter([0.05, 0.03, 0.019])

@@ -77,7 +77,7 @@ def test_versions_are_judged_by_what_was_tested(versions, status, text):
     assert text in finding.found + finding.remedy
 
 
-def test_frameworks_are_asked_whether_they_were_built_for_the_gpus(tmp_path, monkeypatch, install_gpus):
+def test_frameworks_are_asked_if_they_were_built_for_gpus(tmp_path, monkeypatch, install_gpus):
     """Builds and driver are imitated: torch has machine code for one of two kinds of GPUs, TensorFlow PTX."""
     listing = "GPU 0: NVIDIA H100 (UUID: GPU-aaaa)\nGPU 1: NVIDIA T4 (UUID: GPU-bbbb)\n"
     install_gpus(listing)
@@ -186,9 +186,7 @@ def test_every_pair_of_gpus_is_tried(install_gpus, monkeypatch):
     ],
     ids=["MIG", "mixed"],
 )  # fmt: skip
-def test_gpus_that_no_run_can_have_together_are_a_note_and_modes_are_tried_on_one(
-    install_gpus, monkeypatch, listing, why
-):
+def test_gpus_that_no_run_can_combine_are_a_note(install_gpus, monkeypatch, listing, why):
     tried = []
     install_gpus(listing)
     monkeypatch.setattr(

@@ -129,7 +129,7 @@ def test_a_pipe_in_the_place_of_weights_is_replaced():
     assert path.read_bytes() == content
 
 
-def test_what_a_shared_cache_holds_can_be_read_by_all_whom_the_umask_lets():
+def test_a_shared_cache_is_read_by_all_whom_the_umask_lets():
     umask = os.umask(0o002)
     try:
         found = inputs(seed=40, image_size=10)
@@ -190,7 +190,7 @@ def test_a_prepared_store_of_another_size_is_refused(photos, tmp_path):
         inputs(dataset=str(tmp_path / "store"))
 
 
-def test_crop_needs_a_margin_which_a_store_of_the_users_may_not_have(photos, tmp_path):
+def test_crop_needs_a_margin_that_a_users_store_may_lack(photos, tmp_path):
     prepare(photos, tmp_path / "store", 8)
     crop = config(dataset=str(tmp_path / "store"), augment=("crop",), steps=6)
     for check in (check_inputs, prepare_inputs):
@@ -202,7 +202,7 @@ def test_crop_needs_a_margin_which_a_store_of_the_users_may_not_have(photos, tmp
     assert open_store(found.store).split("train").images.shape[1:] == (11, 11, 3)
 
 
-def test_crop_of_a_folder_is_prepared_with_a_margin_beside_the_store_without_one(photos):
+def test_crop_of_a_folder_is_prepared_in_a_store_of_its_own(photos):
     without, with_crop = (inputs(dataset=str(photos), augment=names, steps=6) for names in ((), ("crop",)))
     assert without.store != with_crop.store
     assert [open_store(each.store).manifest.margin for each in (without, with_crop)] == [0, 1]
@@ -229,7 +229,7 @@ def test_an_epoch_that_is_all_warm_up_is_refused(photos):
         inputs(dataset=str(photos), warmup_steps=5)
 
 
-def test_few_images_leave_a_step_to_be_measured_where_no_warm_up_was_asked_for(photos):
+def test_few_images_leave_a_step_to_be_measured(photos):
     workload = Workload(model="mlp", image_size=8, dataset=str(photos), global_batch_size=4)
     cluster = Cluster.partition(1, 1, device="cpu")
     prepared = prepare_inputs(RunConfig(framework="torch", mode="single", workload=workload, cluster=cluster))

@@ -25,7 +25,7 @@ def is_running(pid):
         return False
 
 
-def test_all_nodes_run_to_their_end_with_their_own_environment_and_log(tmp_path):
+def test_all_nodes_end_with_their_own_environment_and_log(tmp_path):
     code = "import os; print('node', os.environ['NAME'])"
     outcome = launch(tmp_path, node(0, code, NAME="zero"), node(1, code, NAME="one"))
     assert outcome.nodes == {0: 0, 1: 0}
@@ -116,7 +116,7 @@ except (KeyboardInterrupt, TimeoutError) as error:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGALRM"])
-def test_a_signal_that_comes_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
+def test_a_signal_within_poll_does_not_leave_its_lock_taken(tmp_path, name):
     """The trap: what a handler raises there makes the next wait for that process last for ever."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED_IN_POLL, name],

@@ -83,7 +83,7 @@ def test_torch_and_jax_listen_on_loopback_only(tmp_path, framework, mode, change
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
-def test_tensorflow_serves_files_in_a_network_of_its_own_where_nothing_else_is_asked_for(tmp_path):
+def test_tensorflow_serves_files_in_a_network_by_default(tmp_path):
     if reason := why_not_permitted():
         pytest.skip(f"no network namespaces here: {reason}")
     reached = []

@@ -32,7 +32,7 @@ def commands(tmp_path, monkeypatch):
     return write
 
 
-def test_the_end_of_a_run_does_not_wait_for_a_controller_that_is_away(tmp_path, commands, monkeypatch):
+def test_the_end_of_a_run_waits_for_no_absent_controller(tmp_path, commands, monkeypatch):
     for name, seconds in (("STATE_SECONDS", 0.2), ("CANCEL_SECONDS", 0.3), ("JOB_POLL_SECONDS", 0.1)):
         monkeypatch.setattr(slurm_job, name, seconds)
     for name in ("scontrol", "scancel"):

@@ -43,7 +43,7 @@ def published_file(path, model="efficientnet-b0", num_classes=1000, seed=7):
     return weights
 
 
-def test_a_timm_file_with_other_classes_gets_a_head_drawn_from_the_seed(tmp_path):
+def test_a_file_of_other_classes_gets_a_head_from_the_seed(tmp_path):
     theirs = published_file(tmp_path / "b0.safetensors")
     workload = B0.model_copy(update={"weights": str(tmp_path / "b0.safetensors"), "seed": 3})
     path = prepared(workload, 10, tmp_path / "cache")
@@ -238,7 +238,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint, tmp_path, monkeypatch):
         prepared(B0.model_copy(update={"weights": "imagenet"}), 10, tmp_path / "cache")
 
 
-def test_without_network_the_error_says_what_to_download_and_where_to_put_it(tmp_path, monkeypatch):
+def test_without_network_the_error_says_what_to_download(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     workload = B0.model_copy(update={"weights": "imagenet"})

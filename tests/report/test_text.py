@@ -24,7 +24,7 @@ def study(rounds):
     return compared(*arms, repeats=rounds)
 
 
-def test_arms_stand_below_the_number_of_their_devices_with_their_scaling():
+def test_arms_stand_below_their_devices_with_their_scaling():
     lines = as_text(study(6), 100).splitlines()
     assert lines[0] == "efficientnet-b2 · digits 64 px · batch 32 · float32 · 2 CPU cores, devices simulated"
     assert lines[0] == as_markdown(study(6)).splitlines()[2]
@@ -54,7 +54,7 @@ def renamed(names):
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
-def test_no_line_is_wider_than_the_terminal_and_no_figure_is_broken(width):
+def test_no_line_exceeds_the_terminal_and_no_figure_is_broken(width):
     shown = study(6)
     long = shown.model_copy(
         update={

@@ -67,7 +67,7 @@ def test_only_the_newest_are_kept(tmp_path):
     assert [path.name for path in checkpoint_paths(tmp_path)] == [f"step-{step:010d}.safetensors" for step in (9, 2)]
 
 
-def test_damaged_ones_of_later_steps_do_not_take_the_place_of_good_ones(tmp_path):
+def test_damaged_ones_of_later_steps_do_not_displace_good_ones(tmp_path):
     for step in (90, 100):
         save_checkpoint(made(step), tmp_path, keep=2)
     checkpoint_path(tmp_path, 100).write_bytes(b"damaged")
@@ -357,7 +357,7 @@ def test_loading_hostile_files_executes_and_reaches_nothing(tmp_path):
     assert not Path("evil").exists()
 
 
-def test_a_tensor_that_is_neither_models_nor_optimizers_is_refused():
+def test_a_tensor_of_neither_model_nor_optimizer_is_refused():
     blank = save({"other.w": np.zeros(1)}, metadata={"format": "1", "step": "1", "training": "", "checksum": "0" * 64})
     import hashlib
 

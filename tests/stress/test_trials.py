@@ -107,7 +107,7 @@ def test_trials_side_by_side_do_not_see_what_others_leave():
     assert not Path("/dev/shm/dpcompare-test").exists()
 
 
-def test_of_ten_trials_side_by_side_nine_are_isolated_where_their_fault_allows_it():
+def test_nine_of_ten_parallel_trials_are_isolated():
     tasks = tasks_of(arguments_of(["--trials", "400", "--jobs", "3"]), there=set())
     for task in tasks:
         fault = ALL_FAULTS[task.fault]
